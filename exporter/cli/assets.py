@@ -16,12 +16,12 @@ from exporter.cli.flags import FAILED, PROGRAM, Parser, say
 DESCRIPTION = """\
 Writes the files that go with the exporter:
 
-    grafana/dashboards/            dashboards, to import or to provision
-    grafana/provisioning/          provisioning of these dashboards and of a data source
+    grafana/dashboards/            dashboards
+    grafana/provisioning/          provisioning for the dashboards and a data source
     prometheus/rules/              recording rules and alerts, for rule_files
-    prometheus/scrape/             scrape configurations: fixed hosts, Slurm, Kubernetes, agents
-    prometheus/alertmanager.yaml   routes for the alerts
-    systemd/                       a service for a machine and all its jobs
+    prometheus/scrape/             scrape configurations for fixed hosts, Slurm, Kubernetes and agents
+    prometheus/alertmanager.yaml   an example of routes for the alerts
+    systemd/                       a service for a machine and all of its jobs
 
     training-exporter assets --output=/etc/training-exporter
 """
@@ -34,9 +34,9 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     Raises:
         ConfigurationError: The command line is wrong.
     """
-    parser = Parser(f"{PROGRAM} assets", DESCRIPTION)
-    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="directory to write to")
-    parser.add_argument("--force", action="store_true", help="replace files that have been changed")
+    parser = Parser(f"{PROGRAM} assets", DESCRIPTION, " --output DIR")
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="write to this directory")
+    parser.add_argument("--force", action="store_true", help="overwrite files that have been changed")
     flags = parser.parse_flags(arguments)
     output: Path = flags.output
     found = [Path(folder, name) for folder, _, names in os.walk(SOURCE, followlinks=True) for name in names]

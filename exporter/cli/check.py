@@ -29,9 +29,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from exporter.cli.configuration import Configuration
+from exporter.cli.configuration import Configuration, resolve
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
-from exporter.cli.resolve import resolve
 from exporter.cli.silence import look, remedy
 from exporter.config.options import format_duration
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError
@@ -43,7 +42,7 @@ from exporter.web.listen import bind, parse_addresses
 from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
-Finds out why nothing shows up. Changes nothing; the exit status is 1 when something fails.
+Checks everything between a training process and Prometheus. Changes nothing. Exits with 1 if a check fails.
 
     training-exporter check
     training-exporter check --check.python=/opt/conda/bin/python
@@ -319,9 +318,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     add_flags(parser)
     own = parser.add_argument_group("check")
     own.add_argument(
-        "--check.format", choices=("text", "json"), default="text", help="text (default) or json"
+        "--check.format", choices=("text", "json"), default="text", help="output format (default text)"
     )
-    own.add_argument("--check.python", metavar="PATH", help="the job's interpreter, to be asked too")
+    own.add_argument("--check.python", metavar="PATH", help="also check this Python, the job's")
     given = parser.parse_flags(arguments)
     findings = list(_examine(given, environ))
     failed = any(finding.status == "FAIL" for finding in findings)

@@ -1,21 +1,24 @@
-"""The configuration: what a user may set, with its defaults.
+"""The configuration: everything that can be set, put together from the flags, the environment, the file and the defaults.
 
-Used in the sidecar; made by `resolve` from a file and a command line, read by `serve`. `config.schema.json`,
-`config.example.yaml` and the documentation are generated from it: an option's help is its comment in the example.
-Durations are seconds here and `500ms 15s 1m30s 1h` in the file, sizes are bytes here and `64KiB 10MB` in the file.
+Used in the sidecar and by every subcommand that takes its flags; put together again at every reload. A flag wins over the
+environment (`EXPORTER_FEED_DIR` alone), that over the file, and that over the default. A relative path in a file is
+relative to the file, one on the command line or in the environment to the working directory. `config.schema.json` and
+`config.example.yaml` are generated from these definitions: an option's help is its comment in the example.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from exporter.cli.flags import DEFAULT_ADDRESS
-from exporter.cli.logs import Form, Level
-from exporter.cli.sections import Energy, Goodput, GpuSection
+from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
+from exporter.cli.sections import Energy, Exposition, Feed, Goodput, GpuSection, Log, State, Web
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
+from exporter.config.loader import load_file, parse
 from exporter.config.options import (
     REQUIRED,
     UNCHANGED,
@@ -25,39 +28,15 @@ from exporter.config.options import (
     Notation,
     Range,
     Ratio,
-    Size,
     option,
+    options_of,
 )
-from exporter.errors import DefinitionError
+from exporter.errors import ConfigurationError, DefinitionError, Problem
 from exporter.feed.overrides import MAX_RULES
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
-from exporter.web.listen import parse_addresses
+from exporter.replay.machines import is_machine_file, load_machine
 
-
-def _address(text: str) -> str:
-    parse_addresses([text])
-    return text
-
-
-def _path(text: str) -> str:
-    if f"{text}/".startswith(("/-/", "/config/")):
-        raise ValueError(text)
-    return text
-
-
-Address = Annotated[
-    str,
-    Notation(
-        "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)",
-        r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$",
-        _address,
-    ),
-]
-UrlPath = Annotated[
-    str,
-    Notation("a path such as /metrics, other than the exporter's own", r"^(/|(/[A-Za-z0-9_.~-]+)+)$", _path),
-]
 Interval = Annotated[Duration, Range(0.1, 86400)]
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 ClassName = Annotated[
@@ -73,100 +52,13 @@ StatPattern = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
-    """Where the exporter answers."""
-
-    listen_address: tuple[Address, ...] = option(
-        (DEFAULT_ADDRESS,), "Addresses to listen on; without a host, all of the machine's.", restart=True
-    )
-    config_file: Path | None = option(
-        None,
-        "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
-        "Read again whenever it changes.",
-        restart=True,
-    )
-    telemetry_path: UrlPath = option(
-        "/metrics", "Path of the metrics; / takes the place of the status page.", restart=True
-    )
-    enable_lifecycle: bool = option(
-        False, "Whether POST /-/reload reads this file again, as SIGHUP does.", restart=True
-    )
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Whether there is an address, and none twice."""
-        if not self.listen_address:
-            yield "listen_address", "needs at least one address"
-        fixed = [address for address in self.listen_address if not address.endswith(":0")]
-        for address in sorted({address for address in fixed if fixed.count(address) > 1}):
-            yield "listen_address", f'"{address}" is listed twice'
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """What comes from the training processes."""
-
-    dir: Path | None = option(
-        None,
-        "Directory through which training processes hand over what they record; the same as their "
-        "EXPORTER_FEED_DIR. By default /dev/shm/exporter-<uid>.",
-        restart=True,
-    )
-    interval: Annotated[Duration, Range(0.1, 60)] = option(
-        1.0, "How often the directory is read; while the next scrape is known to be far, every 5 s at least."
-    )
-    stale_after: Annotated[Duration, Range(1, 3600)] = option(
-        10.0,
-        "A living process that has not refreshed its file for so long has no windowed values any more.",
-        restart=True,
-    )
-    linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
-        900.0, "How long the totals of a process stay after its end, unless its rank restarts.", restart=True
-    )
-    max_file_size: Annotated[Size, Range(64 * 1024, 2**30)] = option(
-        16 * 2**20, "A larger file is refused and counted, never read.", restart=True
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What outlives the exporter."""
-
-    dir: Path | None = option(
-        None,
-        "Directory of the totals that continue over restarts; shared storage where jobs move between "
-        "nodes. By default the feed directory.",
-        restart=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Lines on standard error."""
-
-    level: Level = option("info", "The lowest level that is shown.")
-    format: Form = option("logfmt", "How a line looks.")
-
-
-@dataclass(frozen=True, slots=True)
-class Exposition:
-    """What a scrape may hold."""
-
-    max_series: Annotated[int, Range(100, 1_000_000)] = option(
-        15_000,
-        "Series beyond this are left out and counted by exporter_series_dropped_total, so that a "
-        "runaway label does not fail the whole scrape.",
-        restart=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class CollectorSettings:
     """One background collector; its own options come after these."""
 
-    enabled: bool = option(REQUIRED, "Whether it runs.")
-    interval: Interval = option(REQUIRED, "Time from the start of one collection to the next.")
+    enabled: bool = option(REQUIRED, "Run this collector.")
+    interval: Interval = option(REQUIRED, "Time from the start of one collection to the start of the next.")
     deadline: Interval = option(
-        REQUIRED, "A collection that takes longer has failed; nothing else waits for it."
+        REQUIRED, "A collection that takes longer has failed. Nothing else waits for it."
     )
 
     def own_options(self) -> dict[str, Any]:
@@ -214,24 +106,24 @@ class Rule:
 
     match: StatPattern = option(
         REQUIRED,
-        "Names of Stats; * and ? stand for any characters. A later rule wins over an earlier one.",
+        "Pattern of the Stats' names, with * and ?. A later rule wins over an earlier one.",
         example="training.batch.*",
     )
-    enabled: bool = option(UNCHANGED, "false: the Stat is neither kept nor published.", example=True)
+    enabled: bool = option(UNCHANGED, "false: do not keep or publish these Stats.", example=True)
     aggregations: frozenset[Aggregation] = option(
         UNCHANGED,
-        "What is computed over each window.",
+        "Aggregations to compute over each window.",
         example=frozenset({Aggregation.MEAN, Aggregation.P95, Aggregation.HISTOGRAM}),
     )
     window_seconds: Annotated[Duration, Range(SHORTEST_WINDOW_SECONDS)] | None = option(
-        UNCHANGED, "Length of a window; null for windows that only count.", example=30.0
+        UNCHANGED, "Length of a window. null for windows that end by count only.", example=30.0
     )
     window_samples: Annotated[int, Range(1, 1_000_000_000)] | None = option(
-        UNCHANGED, "Samples that close a window; null for windows that only time.", example=None
+        UNCHANGED, "Samples that end a window. null for windows that end by time only.", example=None
     )
     buckets: tuple[float, ...] = option(
         UNCHANGED,
-        "Upper bounds of the histogram, ascending, without +Inf. Take effect when a process starts.",
+        "Upper bounds of the histogram, ascending, without +Inf. They take effect when a process starts.",
         example=(0.05, 0.1, 0.5, 1.0),
     )
 
@@ -263,18 +155,21 @@ class EventRule:
 
     match: Glob = option(
         REQUIRED,
-        "Types of events; * and ? stand for any characters. A later rule wins over an earlier one.",
+        "Pattern of the events' types, with * and ?. A later rule wins over an earlier one.",
         example="checkpoint.*",
     )
-    enabled: bool = option(UNCHANGED, "false: they are neither counted nor handed to anybody.", example=True)
-    severity: Literal["debug", "info", "warning", "error", "critical"] = option(
-        UNCHANGED, "The least severity that is recorded.", example="info"
+    enabled: bool = option(
+        UNCHANGED, "false: do not count these events or hand them to handlers.", example=True
     )
-    sample: Ratio = option(UNCHANGED, "Share of them that handlers are told; all of them count.", example=1.0)
+    severity: Literal["debug", "info", "warning", "error", "critical"] = option(
+        UNCHANGED, "Lowest severity to record.", example="info"
+    )
+    sample: Ratio = option(
+        UNCHANGED, "Share of the events to hand to handlers. All of them are counted.", example=1.0
+    )
     per_second: Annotated[float, Range(0, 1_000_000)] | None = option(
         UNCHANGED,
-        "How many of one type and severity handlers are told each second; all of them count. null "
-        "for any number.",
+        "Events of one type and severity to hand to handlers each second. All of them are counted. null for no limit.",
         example=100.0,
     )
 
@@ -287,26 +182,27 @@ class EventRule:
 class Configuration:
     """Everything that can be set; works as it is, without a file."""
 
-    web: Web = option(Web(), "Where the exporter answers.")
-    feed: Feed = option(Feed(), "What comes from the training processes.")
-    state: State = option(State(), "What outlives the exporter.")
-    log: Log = option(Log(), "Lines on standard error.")
-    exposition: Exposition = option(Exposition(), "What a scrape may hold.")
+    web: Web = option(Web(), "The HTTP server.")
+    feed: Feed = option(Feed(), "Data from the training processes.")
+    state: State = option(State(), "State that outlives the exporter.")
+    log: Log = option(Log(), "Log lines on standard error.")
+    exposition: Exposition = option(Exposition(), "Limits of a scrape.")
     collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
-        default_factory=lambda: DEFAULT_COLLECTORS, metadata={"help": "What is collected in the background."}
+        default_factory=lambda: DEFAULT_COLLECTORS,
+        metadata={"help": "Collectors that run in the background."},
     )
-    gpu: GpuSection = option(GpuSection(), "Which GPUs are watched, and how closely.")
-    energy: Energy = option(Energy(), "What energy is, and what it costs: carbon, water, money.")
+    gpu: GpuSection = option(GpuSection(), "Which GPUs to watch, and how closely.")
+    energy: Energy = option(Energy(), "Energy of the runs, and what it costs: carbon, water and money.")
     goodput: Goodput = option(Goodput(), "How the time of a training is counted.")
     events: tuple[EventRule, ...] = option(
         (),
-        "Which events of the training processes are recorded and handed to their handlers; a process "
-        "reads the rules at its start and whenever they change. What its code says goes first.",
+        "Which events of the training processes to record and to hand to their handlers. A process reads these "
+        "rules at its start and whenever they change. Its code takes precedence.",
     )
     recording: tuple[Rule, ...] = option(
         (),
-        "Other aggregations, windows and buckets for the Stats of the training processes, without "
-        "touching their code; a process reads them at its start and whenever they change.",
+        "Aggregations, windows and buckets for the Stats of the training processes, in place of those in their "
+        "code. A process reads these rules at its start and whenever they change.",
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -321,3 +217,74 @@ class Configuration:
         """Every rule for the training processes, as JSON."""
         rules: tuple[EventRule | Rule, ...] = (*self.events, *self.recording)
         return [rule.as_override() for rule in rules]
+
+
+def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configuration:
+    """Put the configuration together; reads the file, and a machine to replay, each time.
+
+    Raises:
+        ConfigurationError: All problems of the file, the environment and the flags.
+    """
+    problems: list[Problem] = []
+    configuration = Configuration()
+
+    def take(source: str, text: str, hint: Any) -> Any:
+        try:
+            return parse(text, source, hint)
+        except ConfigurationError as error:
+            problems.extend(error.problems)
+            return None
+
+    file = value_of(flags, "--config.file")
+    if file is not None and take("--config.file", file, Path) is not None:
+        try:
+            configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
+        except ConfigurationError as error:
+            problems.extend(error.problems)
+    changes: dict[str, dict[str, Any]] = {"web": {}, "feed": {}, "state": {}, "gpu": {}, "log": {}}
+    if environ.get(FEED_DIRECTORY_VARIABLE):
+        variable = f"${FEED_DIRECTORY_VARIABLE}"
+        changes["feed"]["dir"] = take(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
+    for flag in FLAGS:
+        section, _, name = flag.removeprefix("--").partition(".")
+        key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
+        if value is None or section == "config":
+            continue
+        if not isinstance(value, bool):
+            options = options_of(type(getattr(configuration, section)))
+            hint = next(option.hint for option in options if option.name == key)
+            if isinstance(value, list):
+                value = tuple(take(flag, each, get_args(hint)[0]) for each in value)
+            else:
+                value = take(flag, value, hint)
+        changes[section][key] = None if flag == "--gpu.replay" and value == "" else value
+    made = {
+        section: dataclasses.replace(getattr(configuration, section), **keys)
+        for section, keys in changes.items()
+    }
+    if not problems:
+        problems += [Problem("--web.listen-address", None, None, text) for _, text in made["web"].problems()]
+    gpu = made["gpu"]
+    if gpu.enabled and gpu.replay is not None:
+        try:
+            load_machine(gpu.replay)
+        except ConfigurationError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigurationError(problems)
+    return dataclasses.replace(configuration, **made)
+
+
+def _relative_to(directory: Path, configuration: Configuration) -> Configuration:
+    """Resolve the paths of a file against the file's own directory."""
+    changes: dict[str, Any] = {}
+    for section in dataclasses.fields(configuration):
+        value = getattr(configuration, section.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            given = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+            paths = {name: directory / path for name, path in given.items() if isinstance(path, Path)}
+            changes[section.name] = dataclasses.replace(value, **paths)
+    gpu = configuration.gpu
+    if gpu.replay is not None and is_machine_file(gpu.replay):
+        changes["gpu"] = dataclasses.replace(gpu, replay=str(directory / gpu.replay))
+    return dataclasses.replace(configuration, **changes)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter.cli import run
+from exporter.cli.configuration import resolve
 from exporter.cli.flags import (
     PROGRAM,
     REFUSED,
@@ -28,7 +29,6 @@ from exporter.cli.flags import (
     say,
 )
 from exporter.cli.processes import end_as, own_command
-from exporter.cli.resolve import resolve
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
@@ -36,8 +36,7 @@ from exporter.web.listen import bind, parse_addresses, url
 from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
-Serves the metrics of a small simulated training job on a described machine with GPUs: no GPU, no torch, nothing
-to install.
+Serves the metrics of a small simulated training job on a machine with replayed GPUs. Needs no GPU and no torch.
 
     training-exporter demo
     training-exporter demo --gpu.replay=h100-lost
@@ -61,8 +60,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     add_flags(parser)
     own = parser.add_argument_group("demo")
     for flag, metavar, kind, default, text in (
-        ("duration", "DURATION", str, "0s", "end after so long (default 0s: until Ctrl-C)"),
-        ("speed", "X", float, 1.0, "how much faster than a minute a cycle is"),
+        ("duration", "DURATION", str, "0s", "end after this time (default 0s: run until Ctrl-C)"),
+        ("speed", "X", float, 1.0, "speed of the simulation (default 1: a cycle takes a minute)"),
     ):
         own.add_argument(f"--demo.{flag}", metavar=metavar, type=kind, default=default, help=text)
     flags = parser.parse_flags(arguments)

@@ -1,6 +1,6 @@
 """Flags in Prometheus' style: how a command line is taken apart, before anything is known of what it means.
 
-Used by every subcommand, and light, since the job of `run` waits for it: what the flags mean is in `resolve`.
+Used by every subcommand, and light, since the job of `run` waits for it: what the flags mean is in `configuration`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,29 @@ FAILED, REFUSED, JOINED = 1, 2, 3
 """Exit statuses: of a failure; of a start that could not be; of a sidecar of `run` where another one serves already."""
 
 FLAGS: Mapping[str, tuple[str, str, str]] = {
-    "--config.file": ("configuration", "FILE", "configuration (YAML); works without one"),
+    "--config.file": ("configuration", "FILE", "read the configuration from this YAML file (default: none)"),
     "--web.listen-address": (
         "web",
         "ADDRESS",
-        f"address to listen on, repeatable (default {DEFAULT_ADDRESS})",
+        f"listen on this address; repeatable (default {DEFAULT_ADDRESS})",
     ),
-    "--web.config.file": ("web", "FILE", "TLS and passwords, as in Prometheus' exporter-toolkit"),
-    "--web.telemetry-path": ("web", "PATH", "path of the metrics (default /metrics)"),
-    "--web.enable-lifecycle": ("web", "", "POST /-/reload reads the file again"),
+    "--web.config.file": ("web", "FILE", "read TLS and password settings, in exporter-toolkit's format"),
+    "--web.telemetry-path": ("web", "PATH", "serve the metrics at this path (default /metrics)"),
+    "--web.enable-lifecycle": ("web", "", "let POST /-/reload reload the configuration"),
     "--feed.dir": (
         "directories",
         "DIR",
-        f"where training processes hand over what they record (default ${FEED_DIRECTORY_VARIABLE}, else in /dev/shm)",
+        f"directory shared with the training processes (default ${FEED_DIRECTORY_VARIABLE} or /dev/shm/exporter-UID)",
     ),
-    "--state.dir": ("directories", "DIR", "where totals outlive restarts (default the feed directory)"),
+    "--state.dir": (
+        "directories",
+        "DIR",
+        "directory for totals that outlive restarts (default: the feed directory)",
+    ),
     "--gpu.replay": (
         "GPUs",
         "NAME|FILE",
-        "play a described machine in place of NVIDIA's library (h100, t4, ...; docs/replay.md); empty for none",
+        "play a described machine (h100, t4, ...) instead of reading GPUs; see docs/replay.md",
     ),
     "--log.level": ("logs", "LEVEL", "debug, info, warn or error (default info)"),
     "--log.format": ("logs", "FORMAT", "logfmt or json (default logfmt)"),
@@ -55,7 +59,7 @@ def mistake(source: str, message: str) -> ConfigurationError:
 
 
 def say(line: str) -> None:
-    """One line on standard error; a closed or full one is nobody's business."""
+    """Write a line to standard error, unless that is closed or full."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
             print(f"exporter: {line}", file=sys.stderr, flush=True)
@@ -67,9 +71,10 @@ class Parser(argparse.ArgumentParser):
     Raises `ConfigurationError` where argparse would print its usage and exit.
     """
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, arguments: str = "") -> None:
         super().__init__(
             prog=prog,
+            usage=f"{prog} [flags]{arguments}",
             description=description,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,

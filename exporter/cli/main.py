@@ -23,16 +23,16 @@ from exporter.version import __version__
 COMMANDS = ("run", "check", "demo", "push", "assets")
 
 _DESCRIPTION = """\
-Prometheus exporter that runs beside a training job.
+Prometheus exporter for training jobs.
 
-  training-exporter [flags]                     serve the metrics of this machine and of the jobs on it
+  training-exporter [flags]                     serve the metrics of this machine and of its jobs
   training-exporter run [flags] COMMAND ARG...  run a job with the exporter beside it
-  training-exporter check [flags]               find out why nothing shows up
-  training-exporter demo [flags]                serve a small simulated job
-  training-exporter push [flags] TARGET         put the metrics into a file, a Pushgateway or an OTLP endpoint
-  training-exporter assets --output DIR         write dashboards, rules, scrape configurations and a service
+  training-exporter check [flags]               find out why metrics are missing
+  training-exporter demo [flags]                serve the metrics of a small simulated job
+  training-exporter push [flags] TARGET         push the metrics to a file, a Pushgateway or an OTLP endpoint
+  training-exporter assets --output DIR         write dashboards, rules, scrape configurations and a systemd unit
 
-The same as python -m exporter, except that nothing else called exporter can take its place.
+Each command has its own --help. `python -m exporter` is the same program.
 """
 _SHORTAGES = {errno.EPIPE, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
@@ -80,7 +80,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
 
 
 def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    from exporter.cli.resolve import resolve  # noqa: PLC0415  (as above)
+    from exporter.cli.configuration import resolve  # noqa: PLC0415  (as above)
 
     parser = Parser(PROGRAM, _DESCRIPTION)
     add_flags(parser)
@@ -89,7 +89,9 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         "--version", action="version", version=f"training-exporter, version {__version__} ({python})"
     )
     parser.add_argument(
-        "--config.check", action="store_true", help="check the configuration, say ok or all problems, and end"
+        "--config.check",
+        action="store_true",
+        help="check the configuration, print ok or every problem, and exit",
     )
     # What `run` and `demo` start the exporter with.
     parser.add_argument("--run.attached", action="store_true", help=argparse.SUPPRESS)

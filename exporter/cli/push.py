@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import http.client
 import os
+import socket
 import tempfile
+import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
+
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from exporter.cli import signals
 from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, say
-from exporter.cli.otlp import Otlp
 from exporter.cli.signals import ENDING
+from exporter.version import __version__
 
 DESCRIPTION = """\
-Pushes the exporter's metrics to a file for node_exporter, a Pushgateway or an OTLP endpoint. Removes the file or the
-group at the end, and while there are no metrics.
+Pushes the exporter's metrics to a file for node_exporter, a Pushgateway or an OTLP endpoint. Removes the file or group
+when it ends and while the exporter does not answer.
 
     training-exporter push /var/lib/node_exporter/training.prom
     training-exporter push --interval=1m http://gateway:9091/metrics/job/training/instance/node7
@@ -83,6 +90,90 @@ class Gateway:
         request = urllib.request.Request(self._url, body, headers, method=method)  # noqa: S310  # http, see target_of
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310  # likewise
             answer.read()
+
+
+class Otlp:
+    """An OTLP endpoint, `http://HOST:4318` or with a path of its own, through OpenTelemetry's exporter over HTTP.
+
+    Names stay as Prometheus shows them. What is not on the page is not sent: a gap stays a gap. Start times are 0, OTLP's
+    word for unknown: totals go on over restarts of the exporter. Retries, compression, certificates, headers and the
+    resource are OpenTelemetry's, by its variables. `source`, the page's address, names this instance.
+    """
+
+    def __init__(self, endpoint: str, source: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415  (an extra)
+        from opentelemetry.sdk.metrics import export  # noqa: PLC0415  (likewise)
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (likewise)
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415  (likewise)
+
+        url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/metrics"
+        self._exporter = metric_exporter.OTLPMetricExporter(endpoint=url, timeout=TIMEOUT_SECONDS)
+        page = urlsplit(source)
+        here = page.hostname in {"127.0.0.1", "::1", "localhost"}
+        instance = f"{socket.gethostname()}:{page.port}" if here else page.netloc
+        about = {"service.name": "training-exporter", "service.instance.id": instance}
+        if "OTEL_SERVICE_NAME" in os.environ:
+            del about["service.name"]
+        self._resource = Resource.create(about)
+        self._scope = InstrumentationScope("training-exporter", __version__)
+        self._sdk = export
+        self._cumulative = export.AggregationTemporality.CUMULATIVE
+
+    def put(self, page: bytes) -> None:
+        """Send a page; raises OSError, after OpenTelemetry has logged why."""
+        sdk, now = self._sdk, time.time_ns()
+        families = text_string_to_metric_families(page.decode())
+        metrics = [metric for family in families for metric in self._metrics(family, now)]
+        scope = sdk.ScopeMetrics(self._scope, metrics, "")
+        data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
+        if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
+            raise OSError("the endpoint has not taken it")
+
+    def remove(self) -> None:
+        """Nothing: what is not sent is a gap."""
+
+    def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
+        """A family of the page as metrics; a summary becomes two sums, as the SDK has none."""
+        sdk = self._sdk
+        if family.type == "histogram":
+            points = [self._histogram_point(samples, now) for samples in _series(family)]
+            data = sdk.Histogram(points, self._cumulative)
+            yield sdk.Metric(family.name, family.documentation, "", data)
+            return
+        by_name: dict[str, list[Any]] = {}
+        for sample in family.samples:
+            point = sdk.NumberDataPoint(sample.labels, 0, now, sample.value)
+            by_name.setdefault(sample.name, []).append(point)
+        for name, points in by_name.items():
+            counts = family.type in {"counter", "summary"}
+            data = sdk.Sum(points, self._cumulative, is_monotonic=True) if counts else sdk.Gauge(points)
+            yield sdk.Metric(name, family.documentation, "", data)
+
+    def _histogram_point(self, samples: Sequence[Sample], now: int) -> Any:
+        """Cumulative buckets up to a bound become counts between bounds; the last is beyond all bounds."""
+        buckets = sorted((float(each.labels["le"]), each.value) for each in samples if "le" in each.labels)
+        totals = {each.name.rpartition("_")[2]: each.value for each in samples if "le" not in each.labels}
+        below = [0.0, *(count for _, count in buckets)]
+        return self._sdk.HistogramDataPoint(
+            attributes={name: value for name, value in samples[0].labels.items() if name != "le"},
+            start_time_unix_nano=0,
+            time_unix_nano=now,
+            count=int(totals["count"]),
+            sum=totals.get("sum"),
+            bucket_counts=[int(high - low) for low, high in pairwise(below)],
+            explicit_bounds=[bound for bound, _ in buckets[:-1]],
+            min=None,
+            max=None,
+        )
+
+
+def _series(family: Metric) -> Iterator[Sequence[Sample]]:
+    """The samples of a histogram by series."""
+    found: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
+    for sample in family.samples:
+        labels = sorted((name, value) for name, value in sample.labels.items() if name != "le")
+        found.setdefault(tuple(labels), []).append(sample)
+    yield from found.values()
 
 
 class Target(Protocol):
@@ -150,11 +241,21 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     Raises:
         ConfigurationError: The command line is wrong.
     """
-    parser = Parser(f"{PROGRAM} push", DESCRIPTION)
-    parser.add_argument("--from", metavar="URL", default=_FROM, help=f"the page ({_FROM})")
-    parser.add_argument("--interval", metavar="DURATION", default="15s", help="between two pushes (15s)")
-    parser.add_argument("--name", metavar="PATTERN", action="append", default=[], help="these families only")
-    parser.add_argument("--once", action="store_true", help="push once and leave it there")
+    parser = Parser(f"{PROGRAM} push", DESCRIPTION, " TARGET")
+    parser.add_argument(
+        "--from", metavar="URL", default=_FROM, help=f"read the metrics here (default {_FROM})"
+    )
+    parser.add_argument(
+        "--interval", metavar="DURATION", default="15s", help="time between pushes (default 15s)"
+    )
+    parser.add_argument(
+        "--name",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="push these families only; repeatable, * matches any characters",
+    )
+    parser.add_argument("--once", action="store_true", help="push once, and do not remove it")
     parser.add_argument(
         "target",
         nargs="+",
@@ -200,7 +301,7 @@ def target_of(words: Sequence[str], source: str = _FROM) -> Target:
     text = words[-1]
     if len(words) == 2 and words[0] == "otlp" and _is_web(text):
         try:
-            return Otlp(text, source, TIMEOUT_SECONDS)
+            return Otlp(text, source)
         except ImportError as error:
             remedy = f"pip install 'training-exporter[otlp]' ({error})"
             raise mistake("otlp", f"OpenTelemetry's exporter is not installed: {remedy}") from None

@@ -60,7 +60,7 @@ POLL_SECONDS = 0.1
 QUIET_SECONDS = 2.0
 
 DESCRIPTION = f"""\
-Runs COMMAND with the exporter beside it, and ends as COMMAND ends: by its signal, or with its exit status.
+Runs COMMAND with the exporter beside it. Ends as COMMAND ends: with its exit status, or by its signal.
 
     {PROGRAM} run python train.py
     {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
@@ -106,14 +106,14 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     own.add_argument(
         "--run.name",
         metavar="NAME",
-        help="the run's name, under which it goes on after a restart (default $EXPORTER_RUN, Slurm's job id, else a "
-        "new name for each launch, such as train-20261122-1721-3f)",
+        help="name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm "
+        "job id, or a new name for each launch, such as train-20261122-1721-3f)",
     )
     own.add_argument(
         "--run.linger",
         metavar="DURATION",
         default="30s",
-        help="how long to wait at most, after the job, for the next scrape of a scraper that comes regularly "
+        help="how long to wait for a final scrape after the job ends, if a scraper has come regularly "
         f"(default 30s; {ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ARG...", help="the job")
@@ -153,7 +153,7 @@ def _directory_and_page(given: argparse.Namespace, environ: Mapping[str, str]) -
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
     if any(value_of(given, flag) is not None for flag in FLAGS):
         # Only then, since the job would be kept waiting for the import of all that could be configured.
-        from exporter.cli.resolve import resolve  # noqa: PLC0415
+        from exporter.cli.configuration import resolve  # noqa: PLC0415
 
         configuration = resolve(given, environ)
         directory, web = configuration.feed.dir, configuration.web

@@ -1,7 +1,8 @@
-"""The sections of the configuration about energy, goodput and GPUs.
+"""The sections of the configuration: what a user may set, with its defaults and its comment in the example.
 
 Used in the sidecar by `configuration`. Nothing has a default that stands for a place, a supplier or a device: what is
-not said is absent from the metrics.
+not said is absent from the metrics. Durations are seconds here and `500ms 15s 1m30s 1h` in the file, sizes are bytes here
+and `64KiB 10MB` in the file.
 """
 
 from __future__ import annotations
@@ -11,102 +12,207 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from exporter.cli.flags import DEFAULT_ADDRESS
+from exporter.cli.logs import Form, Level
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.config.options import REQUIRED, Duration, Notation, Range, option
+from exporter.config.options import REQUIRED, Duration, Notation, Range, Size, option
 from exporter.ledger.energy.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
 from exporter.ledger.families.run_info import PeakSetting
 from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.replay.machines import is_machine_file, unknown_machine
+from exporter.web.listen import parse_addresses
 
+
+def _address(text: str) -> str:
+    parse_addresses([text])
+    return text
+
+
+def _path(text: str) -> str:
+    if f"{text}/".startswith(("/-/", "/config/")):
+        raise ValueError(text)
+    return text
+
+
+_ADDRESS_TEXT = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)"
+_ADDRESS = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
+_PATH_TEXT = "a path such as /metrics, other than the exporter's own"
+Address = Annotated[str, Notation(_ADDRESS_TEXT, _ADDRESS, _address)]
+UrlPath = Annotated[str, Notation(_PATH_TEXT, r"^(/|(/[A-Za-z0-9_.~-]+)+)$", _path)]
 Watts = Annotated[float, Range(0, 1e6)]
 Amount = Annotated[float, Range(0, 1e9)]
 Litres = Annotated[float, Range(0, 1000)]
 Currency = Annotated[str, Notation("a currency by its three letters, such as EUR", "^[A-Z]{3}$")]
 
-_DEVICE = (
-    "Name of the device as exporter_energy_source_info has it, * for any characters; or node for the machine "
-    "as a whole. The first that fits wins."
-)
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """The HTTP server."""
+
+    listen_address: tuple[Address, ...] = option(
+        (DEFAULT_ADDRESS,),
+        "Addresses to listen on. An address without a host means all interfaces.",
+        restart=True,
+    )
+    config_file: Path | None = option(
+        None,
+        "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
+        "Read again whenever it changes.",
+        restart=True,
+    )
+    telemetry_path: UrlPath = option(
+        "/metrics", "Path of the metrics. / replaces the status page.", restart=True
+    )
+    enable_lifecycle: bool = option(
+        False, "Let POST /-/reload read this file again, as SIGHUP does.", restart=True
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Whether there is an address, and none twice."""
+        if not self.listen_address:
+            yield "listen_address", "needs at least one address"
+        fixed = [address for address in self.listen_address if not address.endswith(":0")]
+        for address in sorted({address for address in fixed if fixed.count(address) > 1}):
+            yield "listen_address", f'"{address}" is listed twice'
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Data from the training processes."""
+
+    dir: Path | None = option(
+        None,
+        "Directory through which training processes hand over what they record: the value of their "
+        "EXPORTER_FEED_DIR. The default is /dev/shm/exporter-<uid>.",
+        restart=True,
+    )
+    interval: Annotated[Duration, Range(0.1, 60)] = option(
+        1.0, "How often to read the directory. While no scrape is due soon, every 5 s."
+    )
+    stale_after: Annotated[Duration, Range(1, 3600)] = option(
+        10.0,
+        "Age of its file at which the windowed values of a living process are dropped.",
+        restart=True,
+    )
+    linger: Annotated[Duration, Range(0, 30 * 86400)] = option(
+        900.0,
+        "How long to keep the totals of a process after its end, unless its rank restarts.",
+        restart=True,
+    )
+    max_file_size: Annotated[Size, Range(64 * 1024, 2**30)] = option(
+        16 * 2**20, "Largest file to read. Larger files are refused and counted.", restart=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """State that outlives the exporter."""
+
+    dir: Path | None = option(
+        None,
+        "Directory for totals that continue over restarts. Use shared storage if jobs move between "
+        "nodes. The default is the feed directory.",
+        restart=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Log lines on standard error."""
+
+    level: Level = option("info", "Lowest level to log.")
+    format: Form = option("logfmt", "Format of a line.")
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """Limits of a scrape."""
+
+    max_series: Annotated[int, Range(100, 1_000_000)] = option(
+        15_000,
+        "Largest number of series in a scrape. The rest is dropped and counted in "
+        "exporter_series_dropped_total, so that a runaway label does not fail the whole scrape.",
+        restart=True,
+    )
+
+
+_DEVICE = "Pattern of the device's name in exporter_energy_source_info, or node for the whole machine. The first match wins."
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePriceSetting:
-    """What a device is rented for."""
+    """Rent of a device."""
 
     device: str = option(REQUIRED, _DEVICE, example="*H100*")
-    per_hour: Amount = option(REQUIRED, "Price of one for an hour.", example=2.5)
+    per_hour: Amount = option(REQUIRED, "Price of one device for an hour.", example=2.5)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbodiedCarbonSetting:
-    """What making a device has emitted."""
+    """Carbon emitted by making a device."""
 
     device: str = option(REQUIRED, _DEVICE, example="*H100*")
-    kilograms: Amount = option(REQUIRED, "CO2 equivalent of one.", example=164.0)
+    kilograms: Amount = option(REQUIRED, "Kilograms of CO2 equivalent of one device.", example=164.0)
     lifetime: Annotated[Duration, Range(3600)] = option(
-        REQUIRED, "Time of use over which it is spread.", example=4 * 365 * 86400.0
+        REQUIRED, "Time in use over which to spread them.", example=4 * 365 * 86400.0
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What energy is, and what it costs."""
+    """Energy of the runs, and what it costs."""
 
-    enabled: bool = option(
-        True, "Whether energy is divided among the runs; collectors.rapl reads the CPUs' counters."
-    )
-    interval: Annotated[Duration, Range(0.1, 300)] = option(
-        5.0, "Time from the start of one division to the next."
-    )
+    enabled: bool = option(True, "Divide energy among the runs. collectors.rapl reads the CPUs' counters.")
+    interval: Annotated[Duration, Range(0.1, 300)] = option(5.0, "How often to divide it.")
     whole_machine: bool = option(
         False,
-        "true: while one run is alone on the machine, all of its energy is that run's. Otherwise what "
-        "its processes are seen to use.",
+        "Attribute all of the machine's energy to a run while it is alone on the machine. Otherwise a run "
+        "is attributed what its processes use.",
     )
     lock_dir: Path = option(
         Path("/dev/shm"),  # noqa: S108  (see exporter.ledger.energy.node_lock)
-        "Directory in which the exporters of a machine agree on the one that counts its energy; "
-        "containers must share it.",
+        "Directory in which the exporters of a machine agree on the one that counts its energy. "
+        "Containers must share it.",
         restart=True,
     )
     cpu_idle_watts: Watts | None = option(
-        None, "Power of one CPU package without work, where somebody has measured it.", restart=True
+        None, "Measured power of one CPU package without work.", restart=True
     )
     cpu_tdp_watts: Watts | None = option(
         None,
-        "Thermal design power of all CPU packages together. Makes a model stand in where no counter can "
-        "be read, with source=tdp_model; such models are wrong by up to 40 %.",
+        "Thermal design power of all CPU packages together. Enables a model where no counter can be read, "
+        "with source=tdp_model. Such models are wrong by up to 40 %.",
         restart=True,
     )
     pue: Annotated[float, Range(1, 10)] | None = option(
-        None, "Power usage effectiveness: what the site draws for each joule here."
+        None, "Power usage effectiveness: joules that the site draws for each joule of the machines."
     )
     carbon_intensity: Annotated[float, Range(0, 10_000)] | None = option(
         None, "Grams of CO2 equivalent per kWh of electricity."
     )
     carbon_intensity_file: Path | None = option(
         None,
-        "File with the same instead, read whenever it changes: one number, or CSV lines or a JSON list of "
-        "time and number; times in ISO 8601 with a zone, or Unix seconds.",
+        "File with the carbon intensity instead, read whenever it changes: one number, or CSV lines or a JSON "
+        "list of time and number. Times are ISO 8601 with a zone, or Unix seconds.",
     )
-    carbon_zone: str = option("", "Whose grid that is; a label.")
+    carbon_zone: str = option("", "Name of the grid; a label.")
     carbon_factor: Literal["direct", "lifecycle"] | None = option(
-        None, "What that counts: emissions when made, or of the whole life."
+        None, "Emissions that the intensity counts: those of operation, or of the whole life cycle."
     )
     carbon_kind: Literal["average", "marginal"] | None = option(
-        None, "Of which kWh: an average one, or one more."
+        None, "Whether the intensity is that of the average kWh or of one more."
     )
-    currency: Currency | None = option(None, "Of all prices; a label.")
+    currency: Currency | None = option(None, "Currency of all prices; a label.")
     electricity_price: Amount | None = option(None, "Price of a kWh.")
     device_prices: tuple[DevicePriceSetting, ...] = option(
-        (), "Rent of devices, for the time in which a run has them."
+        (), "Rent of devices for the time in which a run uses them."
     )
-    site_water: Litres | None = option(None, "Litres of water per kWh that the machines use (WUE).")
+    site_water: Litres | None = option(None, "Litres of water per kWh of the machines (WUE).")
     source_water: Litres | None = option(
-        None, "Litres of water per kWh of electricity where it is made (EWIF)."
+        None, "Litres of water per kWh of electricity at the power plant (EWIF)."
     )
     embodied_carbon: tuple[EmbodiedCarbonSetting, ...] = option(
-        (), "Carbon of making the devices, spread over their lifetime."
+        (), "Carbon emitted by making the devices, spread over their lifetime."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -138,19 +244,18 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class PeakFlopsSetting:
-    """What a device could do at best."""
+    """Peak performance of a device."""
 
     device: str = option(
         REQUIRED,
-        "Name of the device as gpu_info has it, * for any characters. The first that fits wins, and goes "
-        "before the table.",
+        "Pattern of the device's name in gpu_info. The first match wins over the built-in table.",
         example="*H100*",
     )
     flops: Annotated[float, Range(1, 1e21)] = option(
         REQUIRED, "Dense floating-point operations per second.", example=9.89e14
     )
     dtype: Literal["bf16", "fp16", "fp8", "tf32"] | None = option(
-        None, "Of which data type; null for whatever the run uses.", example="bf16"
+        None, "Data type that they are of. null means any that the run uses.", example="bf16"
     )
 
 
@@ -160,22 +265,22 @@ class Goodput:
 
     validation: Literal["badput", "productive"] = option(
         "badput",
-        "Whether validation and test are time lost or part of the work; holds from the next attempt on.",
+        "Whether validation and test count as lost time or as work. Takes effect at the next attempt.",
     )
     new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = option(
         3600.0,
-        "Without a session tag, a process that begins so long after the end of the last one of its run, at "
-        "step 0 and without loading a checkpoint, begins another task; the time between is nobody's.",
+        "Without a session tag, a process begins a new task if it starts this long after the end of its run's last "
+        "process, at step 0 and without loading a checkpoint. The time between belongs to no task.",
     )
     hang_after: Annotated[Duration, Range(1, 86400)] = option(
         60.0,
-        "When no step has ended for so long, and for hang_steps usual steps, the run hangs: its last values "
-        "(loss, learning rate, ...) are absent until the next step. Phases that take long by nature have five times "
+        "A run hangs if no step has ended for this long and for hang_steps usual steps. Its last values (loss, "
+        "learning rate, ...) are then absent until the next step. Phases that take long by nature have five times "
         "as long.",
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(10.0, "See hang_after.", example=20.0)
     peak_flops: tuple[PeakFlopsSetting, ...] = option(
-        (), "What devices could do at best, where the table of the exporter lacks them."
+        (), "Peak performance of devices that the built-in table lacks."
     )
 
     def options(self) -> GoodputOptions:
@@ -194,16 +299,16 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class GpuSection(GpuOptions):
-    """Which GPUs are watched, how closely, and when they are published."""
+    """Which GPUs to watch, and how closely."""
 
-    enabled: bool = option(True, "false: never start the process that loads NVIDIA's library.")
+    enabled: bool = option(True, "Start the process that loads NVIDIA's library.")
     interval: Annotated[Duration, Range(0.1, 3600)] = option(
         2.0,
-        "Time from one publication to the next, up to 5 s while the next scrape is known to be far;"
-        " a GPU that is lost or returns is published at once.",
+        "How often to publish. While no scrape is due soon, every 5 s. A GPU that is lost or returns is published "
+        "at once.",
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = option(
-        5.0, "A publication that takes longer has failed; nothing else waits for it."
+        5.0, "A publication that takes longer has failed. Nothing else waits for it."
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:

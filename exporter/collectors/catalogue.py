@@ -84,8 +84,8 @@ def _entry(
 
 def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
     return (
-        Setting("device_include", EVERYTHING, "Patterns of the devices to show."),
-        Setting("device_exclude", exclude, "Patterns of those to leave out all the same."),
+        Setting("device_include", EVERYTHING, "Patterns of devices to show."),
+        Setting("device_exclude", exclude, "Patterns of devices to leave out."),
     )
 
 
@@ -94,65 +94,65 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         CpuCollector,
         "CPU time by mode, utilization, load averages, boot time.",
         Setting(
-            "per_core", default=False, help="One series per CPU and mode instead of the sum over the CPUs."
+            "per_core", default=False, help="One series per CPU and mode instead of the sum over all CPUs."
         ),
     ),
     _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
-    _entry(MemoryCollector, "What memory is used for, swap, page faults, out-of-memory kills, /dev/shm."),
+    _entry(MemoryCollector, "Use of memory, swap, page faults, out-of-memory kills, /dev/shm."),
     _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
     _entry(HardwareCollector, "CPUs, temperatures, memory errors.", times=SLOW),
-    _entry(ClockCollector, "Whether a time daemon keeps the kernel's clock.", times=SLOW),
-    _entry(CgroupCollector, "The job's own limits on CPU and memory, and how near it is to them."),
+    _entry(ClockCollector, "Whether the kernel's clock is synchronized.", times=SLOW),
+    _entry(CgroupCollector, "The job's cgroup: its CPU and memory limits, and its use of them."),
     _entry(
         DiskCollector,
-        "What disks read and write, and how long that takes.",
-        Setting("partitions", default=False, help="Also partitions, whose I/O their disk counts as well."),
+        "Reads and writes of the disks, and their time.",
+        Setting("partitions", default=False, help="Also show partitions. Their disk counts the same I/O."),
         *_devices(DISKS_EXCLUDE),
     ),
     _entry(
         # One pool for all that are made: a reload must not call what hangs once more; so below.
         partial(FilesystemCollector, pool=StatvfsPool()),
-        "Size, free space and state of the mounted filesystems.",
-        Setting("mount_points_include", EVERYTHING, "Patterns of the mount points to show."),
+        "Size, free space and state of mounted filesystems.",
+        Setting("mount_points_include", EVERYTHING, "Patterns of mount points to show."),
         Setting(
             "mount_points_exclude",
             MOUNT_POINTS_EXCLUDE,
-            "Patterns of mount points to leave out all the same; * stands for / too, ? for a blank.",
+            "Patterns of mount points to leave out. * also matches /; use ? for a space.",
         ),
-        Setting("fs_types_include", EVERYTHING, "Patterns of the kinds of filesystem to show."),
-        Setting("fs_types_exclude", FS_TYPES_EXCLUDE, "Patterns of kinds to leave out all the same."),
+        Setting("fs_types_include", EVERYTHING, "Patterns of filesystem types to show."),
+        Setting("fs_types_exclude", FS_TYPES_EXCLUDE, "Patterns of filesystem types to leave out."),
         times=MEDIUM,
     ),
-    _entry(NfsCollector, "What goes over each NFS mount, and how long the servers take."),
-    _entry(LustreCollector, "What goes over each Lustre mount."),
+    _entry(NfsCollector, "Traffic of each NFS mount, and the response time of its server."),
+    _entry(LustreCollector, "Traffic of each Lustre mount."),
     _entry(
         NetworkCollector,
-        "What the network interfaces carry and lose, and TCP's sockets and retransmissions.",
+        "Traffic and losses of the network interfaces, and TCP retransmissions.",
         *_devices(INTERFACES_EXCLUDE),
     ),
     _entry(
         RdmaCollector,
-        "What InfiniBand and RoCE ports carry, and what goes wrong on their links.",
+        "Traffic and link errors of InfiniBand and RoCE ports.",
         *_devices(()),
     ),
     _entry(
         partial(CheckpointDirsCollector, pool=StatvfsPool()),
-        "Room that is left in the directories of checkpoints.",
-        Setting("paths", (), "The directories, each as the exporter sees it.", kind="path"),
+        "Free space in the checkpoint directories.",
+        Setting("paths", (), "Directories, as the exporter sees them.", kind="path"),
         times=MEDIUM,
     ),
     _entry(
         ProcessCollector,
-        "What the processes of the job use, by rank and role; also needed to divide energy among runs.",
+        "Resources that the job's processes use, by rank and role. Needed to divide energy among runs.",
     ),
     _entry(
         ProcessMemoryCollector,
-        "Unique and proportional memory of the job's processes, as far as their page tables are quick to read.",
+        "Unique and proportional memory of the job's processes, within a time budget.",
         times=MEDIUM,
     ),
     _entry(
         RaplCollector,
-        "Energy and power of CPUs and memory; every 10 s or more often, since the registers wrap.",
+        "Energy and power of CPUs and memory. Read at least every 10 s, since the registers wrap.",
     ),
 )
 """What runs by itself; collectors of other people come by `EXTRA`."""
@@ -192,13 +192,13 @@ EXTRA = CollectorEntry(
     "extra",
     extra_collectors,
     (),
-    "Collectors of other people: those listed here, and those that installed packages offer.",
+    "Third-party collectors: those listed here, and those that installed packages offer.",
     *MEDIUM,
     (
         Setting(
             "classes",
             (),
-            "Classes whose objects have collect() as prometheus_client wants it: module:Class.",
+            "Collector classes as prometheus_client defines them, module:Class.",
             kind="class",
         ),
     ),

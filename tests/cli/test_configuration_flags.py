@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from serve_support import exporter
 
-from exporter.cli.configuration import Configuration
+from exporter.cli.configuration import Configuration, resolve
 from exporter.cli.flags import Parser, add_flags
 from exporter.cli.main import main
-from exporter.cli.resolve import resolve
 from exporter.errors import ConfigurationError
 
 
