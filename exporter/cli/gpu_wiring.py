@@ -39,7 +39,7 @@ class KeptGpus:
     """Watches the GPUs and keeps what it counts.
 
     Args:
-        make: Makes the collector of the GPUs, and does not start it.
+        gpus: The collector of the GPUs, not started.
         keeper: Where the counters are kept.
         counts: Whether this exporter counts the energy of this machine's GPUs; not asked where nobody else sees them.
         released: Whether NVML was let go of, on request.
@@ -50,14 +50,13 @@ class KeptGpus:
 
     def __init__(
         self,
-        make: Callable[[], GpuCollector],
+        gpus: GpuCollector,
         keeper: Keeper,
         *,
         counts: Callable[[], bool],
         released: bool = False,
     ) -> None:
-        self._make = make
-        self._gpus = make()
+        self._gpus = gpus
         self._page = keeper.page(self.name)
         self._counts = counts
         self.released = released
@@ -130,11 +129,6 @@ class KeptGpus:
             except CollectError as error:
                 told.fail(error)
             if self._rows is not None:
-                if self._begun:
-                    # It has counted from nothing: one that continues takes its place.
-                    self._gpus.stop()
-                    self._gpus, self._begun = self._make(), False
-                    self._gpus.rest(rests=self._rests)
                 self._gpus.restore(totals_of(self._rows, time.time()))
         if not self._begun:
             self._begun = True

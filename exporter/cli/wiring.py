@@ -200,7 +200,7 @@ class Wiring:
         visible = visible_devices()
         on_change = lambda: self._scheduler.run_soon(KeptGpus.name)  # noqa: E731  (it is a value, not a definition)
         made = KeptGpus(
-            lambda: GpuCollector(settings, visible=visible, on_change=on_change, **replayed),
+            GpuCollector(settings, visible=visible, on_change=on_change, **replayed),
             self._pages,
             counts=self._lock.acquire,
             released=self.gpu is not None and self.gpu.released,

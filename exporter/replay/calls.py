@@ -159,18 +159,16 @@ class Asked:
         moment: Seconds on the timeline.
         wall: Unix seconds.
         driver: Version of the driver.
-        returned: What the description says that this call gives; None where the readings count.
     """
 
     gpu: ReplayedGpu
     moment: float
     wall: float
     driver: str
-    returned: float | None
 
     def maybe(self, name: str) -> float | None:
-        """A reading now, or what the description says instead."""
-        return self.gpu.readings.at(name, self.moment) if self.returned is None else self.returned
+        """A reading now; None where there is none."""
+        return self.gpu.readings.at(name, self.moment)
 
     def reading(self, name: str) -> float:
         """The same where it must be there.
@@ -273,7 +271,7 @@ def _memory_v2(asked: Asked, result: Any) -> None:
 
 
 def _fan_speed(asked: Asked, fan: Any, result: Any) -> None:
-    fans = asked.gpu.readings.at("fans", asked.moment) or 0
+    fans = asked.maybe("fans") or 0
     if asked.maybe("fan_speed") is None or not 0 <= number(fan) < fans:
         raise RefusedError("invalid_argument" if fans else "not_supported")
     put(result, asked.reading("fan_speed"))
@@ -292,7 +290,7 @@ def _pci_info(asked: Asked, result: Any) -> None:
 
 
 def _nvlink_state(asked: Asked, link: Any, result: Any) -> None:
-    links = asked.gpu.readings.at("nvlinks", asked.moment) or 0
+    links = asked.maybe("nvlinks") or 0
     if not 0 <= number(link) < links:
         raise RefusedError("invalid_argument" if links else "not_supported")
     active = asked.maybe("nvlinks_active")
@@ -326,14 +324,14 @@ def _field_values(asked: Asked, count: Any, array: Any) -> None:
 
 
 def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> float | None:
-    described = asked.gpu.readings.at(f"field.{field}", asked.moment)
+    described = asked.maybe(f"field.{field}")
     if described is not None:
         return described
     if field not in LINK_FIELDS:
         return asked.maybe(readings[field]) if field in readings else None
-    active = asked.gpu.readings.at("nvlinks_active", asked.moment)
+    active = asked.maybe("nvlinks_active")
     if active is None:
-        active = asked.gpu.readings.at("nvlinks", asked.moment) or 0
+        active = asked.maybe("nvlinks") or 0
     value = asked.maybe(LINK_FIELDS[field])
     if value is None:
         return None
@@ -346,7 +344,7 @@ def _processes(asked: Asked, count: Any, array: Any) -> None:
     """Success only when there is none, or room for all."""
     running = asked.gpu.processes(asked.moment)
     space = behind(count).value
-    put(count, len(running) if asked.returned is None or array is None else asked.returned)
+    put(count, len(running))
     if running and (array is None or space < len(running)):
         raise RefusedError("insufficient_size")
     for place, process in enumerate(running):
@@ -377,7 +375,7 @@ def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> No
 def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
     """A first call without an array succeeds with the number."""
     reading, seconds, length = SAMPLES.get(number(kind), ("", 1.0, 0))
-    if not reading or not asked.gpu.readings.at("sample_buffers", asked.moment):
+    if not reading or not asked.maybe("sample_buffers"):
         raise RefusedError("not_supported")
     asked.reading(reading)
     times = _times(asked.wall, number(since), seconds, length)
@@ -388,9 +386,8 @@ def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, a
         times = times[: len(array)]
         for place, time in enumerate(times):
             then = asked.moment - (asked.wall - time / 1e6)
-            value = asked.gpu.readings.at(reading, then) if asked.returned is None else asked.returned
             array[place].timeStamp = time
-            array[place].sampleValue.uiVal = int(value or 0)
+            array[place].sampleValue.uiVal = int(asked.gpu.readings.at(reading, then) or 0)
     put(count, len(times))
 
 

@@ -144,7 +144,6 @@ class TimelineEntry:
     hang: tuple[str, ...] = ()
     delay: Mapping[str, Duration] = field(default_factory=dict)
     crash: tuple[str, ...] = ()
-    returns: Numbers = field(default_factory=dict)
     set: Readings = _NONE
     fields: Numbers = field(default_factory=dict)
     gpm: Numbers = field(default_factory=dict)
@@ -157,7 +156,7 @@ class TimelineEntry:
         """Whether its functions and errors are NVML's."""
         if self.until is not None and self.until <= self.at:
             yield "until", f"is over before it begins, at {self.at:g}s"
-        for name in ("errors", "hang", "delay", "crash", "returns"):
+        for name in ("errors", "hang", "delay", "crash"):
             for symbol in getattr(self, name):
                 if symbol not in SYMBOLS and not (symbol == EVERY_CALL and name in {"errors", "hang"}):
                     yield name, f'no function "{symbol}" is replayed, {_nearest(symbol)}'
@@ -165,9 +164,6 @@ class TimelineEntry:
             if error.lower() not in CODES and error.lower() != "success":
                 known = [known.upper() for known in (*CODES, "success")]
                 yield "errors", f'{symbol}: no error "{error}", {suggest(error.upper(), known)}'
-        for symbol, number in self.returns.items():
-            if isinstance(number, Signal) or number is None:
-                yield "returns", f"{symbol}: a function returns a plain number; readings can move"
         if self.driver is not None and not _is_version(self.driver):
             yield "driver", 'is a version such as "580.95.05"'
         yield from _number_keys(self)

@@ -159,7 +159,7 @@ class ReplayLibrary:
             present = self._machine.present(self._moment)
             place = number(arguments[0])
             index = present[place].index if 0 <= place < len(present) else None
-        returned = self._suffer(symbol, index)
+        self._suffer(symbol, index)
         if symbol != "nvmlInitWithFlags":
             if self._initialised_at is None:
                 raise RefusedError("uninitialized")
@@ -169,7 +169,7 @@ class ReplayLibrary:
             getattr(self, f"_{_OF_LIBRARY[symbol]}")(*arguments)
             return
         moment = self._moment
-        asked = Asked(gpu, moment, self._clock.wall(), self._machine.driver(moment), returned)
+        asked = Asked(gpu, moment, self._clock.wall(), self._machine.driver(moment))
         if instance is not None:
             self._on_instance(symbol, instance, asked, arguments[1])
         elif symbol in CALLS:
@@ -177,9 +177,8 @@ class ReplayLibrary:
         else:
             getattr(self, f"_{_OF_GPU[symbol]}")(asked, *arguments[1:])
 
-    def _suffer(self, symbol: str, index: int | None) -> float | None:
-        """What the timeline does to a call; gives what the call returns, if that is described."""
-        returned: float | None = None
+    def _suffer(self, symbol: str, index: int | None) -> None:
+        """What the timeline does to a call."""
         for fault in self._machine.under_way(index, self._moment):
             entry = fault.entry
             if symbol in entry["crash"]:
@@ -194,9 +193,6 @@ class ReplayLibrary:
                 error = fault.errors.get(EVERY_CALL, "gpu_is_lost" if entry["removed"] else None)
             if error is not None:
                 raise RefusedError(error)
-            if returned is None:
-                returned = entry["returns"].get(symbol)
-        return returned
 
     # Handles: an address that says what it is, as no one looks behind it.
 

@@ -54,7 +54,6 @@ def test_a_value_of_another_kind_is_found_at_its_place() -> None:
         ('delay: {"*": 1s}', 'no function "*" is replayed'),
         ("gpus: [2]", "there is no GPU 2, only 2 of them"),
         ("at: 5s, until: 3s", "is over before it begins"),
-        ("returns: {nvmlDeviceGetPowerUsage: {idle: 5}}", "a function returns a plain number"),
         ("fields: {power: 5}", '"power" is no id'),
         ("driver: new", "is a version"),
         ("set: {energy: {idle: 5, bits: 32}}", "only a counter has a width"),

@@ -26,9 +26,7 @@ BUSY = "gpu_utilization_busy_seconds_total"
 @contextmanager
 def kept(tmp_path: Path, pages: StateStore, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
     arguments = collector_arguments(described(tmp_path, "\nshared: true\n"))
-    gpus = KeptGpus(
-        lambda: GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), pages, counts=counts
-    )
+    gpus = KeptGpus(GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), pages, counts=counts)
     try:
         yield gpus
     finally:
@@ -126,7 +124,7 @@ def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tm
     arguments = collector_arguments(described(tmp_path))
     keeper = Keeper()
     gpus = KeptGpus(
-        lambda: GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), keeper, counts=lambda: True
+        GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), keeper, counts=lambda: True
     )
     try:
         wait_until(lambda: shown(gpus, "gpu_power_watts"))

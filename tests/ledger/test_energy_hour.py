@@ -44,7 +44,7 @@ timeline:
   - {at: 20m, until: 21m30s, gpus: [1], lost: true}
   - {at: 35m, until: 35m20s, gpus: [2], errors: {nvmlDeviceGetTotalEnergyConsumption: UNKNOWN}}
   - {at: 40m, gpus: [3], set: {energy: {idle: 70000, busy: 690000, counter_from: 0}}}
-  - {at: 50m, until: 50m5s, gpus: [0], returns: {nvmlDeviceGetTotalEnergyConsumption: 17}}
+  - {at: 50m, until: 50m5s, gpus: [0], set: {energy: 17}}
 """
 
 

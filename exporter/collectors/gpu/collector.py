@@ -204,7 +204,7 @@ class GpuCollector:
             return self._registry.totals()
 
     def restore(self, totals: GpuTotals) -> None:
-        """Go on from counters that were kept; to be called before `start`."""
+        """Go on from counters that were kept, in place of what was counted meanwhile."""
         with self._lock:
             self._registry.restore(totals)
 

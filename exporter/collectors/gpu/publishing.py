@@ -234,7 +234,7 @@ def _add_readings(block: Block, gpu: GpuState, each: GpuFamily) -> None:
     found: dict[str, float | None] = value if isinstance(value, dict) else {"": value}
     if each.rule is not None:
         # All that ever counted: a link that went down keeps its part of the sum, which would fall without it.
-        found = {label: counter.value() for label, counter in gpu.counters[each.reading].items()}
+        found = {label: counter.value() for label, counter in gpu.counters.get(each.reading, {}).items()}
     samples = block[each.spec]
     for label, number in found.items():
         if number is None or (not number and label in each.rare):

@@ -151,6 +151,7 @@ class GpuState:
                 self.shown_joules = kept.total
             elif name in RULES:
                 self.counter(name, label).resume(kept, now)
+        self._integral_at_counter = self._integral
 
     def _take_power(self, samples: tuple[int, list[int], list[int]] | None) -> None:
         """Remember samples: a time in microseconds, then steps of time and milliwatts."""
@@ -296,8 +297,12 @@ class GpuRegistry:
         return {gpu.uuid: dict(gpu.totals(now)) for gpu in gpus if gpu.uuid}
 
     def restore(self, totals: GpuTotals) -> None:
-        """Go on from counters that were kept; to be called before the first message."""
+        """Go on from counters that were kept, in place of what was counted meanwhile."""
         self._kept = dict(totals)
+        for gpu in (*self._gone.values(), *self.gpus.values()):
+            gpu.counters.clear()
+            gpu.fallback_joules, gpu.shown_joules = None, 0.0
+            gpu.resume(self._kept.pop(gpu.uuid, {}), self._monotonic())
 
     def _make_room(self, uuids: Mapping[int, str]) -> bool:
         """Put aside what is no longer where it was; whether there was anything."""
