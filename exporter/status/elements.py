@@ -170,7 +170,7 @@ def duration(seconds: float | None) -> str:
     if seconds < 0.1:
         return f"{max(0.0, seconds) * 1e3:.3g} ms"
     if seconds < 10:
-        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+        return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f} s"
     for limit, length, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / length:.0f} {unit}"

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -157,13 +158,9 @@ class History:
         return [(after[1], _rate(before, after)) for before, after in spans]
 
     def recent(self, *track: str, per: str | None = None, seconds: float = 60.0) -> float | None:
-        """The same over the last while as one number."""
-        points = self._points(track, per)
-        if len(points) < 2:
-            return None
-        # Where points are further apart than that, over the last two.
-        first = next(point for point in points if points[-1][0] - point[0] <= seconds)
-        return _rate(min(first, points[-2]), points[-1])
+        """The same over the last while as one number; over the last two points where they are further apart."""
+        points = self._points(track, per, seconds)
+        return _rate(points[0], points[-1]) if points else None
 
     def pace(self, run: str) -> tuple[float, float] | None:
         """Seconds a step took in the last minutes, and in the hour before; None where either is not known."""
@@ -176,30 +173,28 @@ class History:
 
     def growth(self, *track: str, seconds: float = 900.0) -> float:
         """How much a counter has grown over the last while; 0 where nothing is known."""
-        points = self._points(track)
-        spans = pairwise(point for point in points if points[-1][0] - point[0] <= seconds)
+        spans = pairwise(self._points(track, seconds=seconds))
         return sum(_grown(before[2], after[2]) or 0.0 for before, after in spans)
 
-    def _points(self, track: Track, per: str | None = None) -> list[_Point]:
+    def _points(self, track: Track, per: str | None = None, seconds: float = math.inf) -> list[_Point]:
+        """The points of the last while, and at least the last two."""
         with self._lock:
-            times, numbers = list(self._times), list(self._tracks.get(track, ()))
-            units = [now for now, _ in times]
-            if per is not None:
-                units = list(self._tracks.get((per, *track[1:]), ()))
-        if not numbers or not units:
-            return []
+            numbers, units = self._tracks.get(track), self._tracks.get((per or "", *track[1:]))
+            if numbers is None or (per and units is None):
+                return []
+            times = list(self._times)
+            first = min(bisect_left(times, (times[-1][0] - seconds,)), max(0, len(times) - 2))
+            times, found = times[first:], numbers[first:]
+            over = units[first:] if units else [now for now, _ in times]
+        known = [None if math.isnan(number) else number for number in found]
         return [
-            (now, at, _known(number), _known(unit))
-            for (now, at), number, unit in zip(times, numbers, units, strict=True)
+            (now, at, number, None if math.isnan(unit) else unit)
+            for (now, at), number, unit in zip(times, known, over, strict=True)
         ]
 
 
 _Point = tuple[float, float, float | None, float | None]
 """Monotonic and Unix time, the number, and what its growth is divided by."""
-
-
-def _known(number: float) -> float | None:
-    return None if math.isnan(number) else number
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
