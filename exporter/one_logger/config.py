@@ -60,8 +60,9 @@ class Field:
             try:
                 value = self.check(value)
             except OneLoggerError as problem:
-                owner = type(instance).__name__
-                raise OneLoggerError(f"{owner}.{self.name}: {problem}, not {shown(value)}") from None
+                name = self.name.removesuffix("_or_fn")
+                told = f"{type(instance).__name__}: {name} {problem}, not {shown(value)}"
+                raise OneLoggerError(told) from None
         instance.given[self.name] = value
 
 
@@ -77,7 +78,7 @@ class Settings:
         fields = dict(self.fields())
         kind = type(self).__name__
         missing = [name for name, each in fields.items() if each.default is REQUIRED and name not in given]
-        assert_that(not missing, f"{kind} needs {', '.join(missing)}")
+        assert_that(not missing, f"Invalid configuration! {kind} needs {', '.join(missing)}")
         for name, value in given.items():
             if name in fields:
                 fields[name].__set__(self, value)
@@ -197,7 +198,7 @@ def _positive(value: object) -> int:
         found = _integer(value)
     except OneLoggerError:
         found = 0
-    assert_that(found > 0, "must be an integer above 0")
+    assert_that(found > 0, "must be set to a positive value")
     return found
 
 
@@ -268,8 +269,8 @@ class TrainingTelemetryConfig(Settings):
         known = callable(flops) or (flops is not None and flops > 0)
         assert_that(
             known or self.is_log_throughput_enabled_or_fn is not True,
-            "TrainingTelemetryConfig.flops_per_sample_or_fn: must be above 0 when"
-            f" is_log_throughput_enabled_or_fn is set, not {flops!r}",
+            "TrainingTelemetryConfig: flops_per_sample must be set to a positive value when"
+            f" is_log_throughput_enabled is True, not {flops!r}",
         )
 
     @classmethod

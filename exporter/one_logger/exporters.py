@@ -53,11 +53,9 @@ def missing_methods(exporter: object) -> list[str]:
 class BaseExporter:
     """Takes what a job tells, as copies that nobody changes any more; this one only refuses it where it is not `ready`.
 
-    `export_start(span)` and `export_stop(span)` take a span as it was then; `export_event(event, span)` and
-    `export_error(event, span)` what happened in between, and `export_telemetry_data_error(error)` the news that the
-    telemetry is incomplete. A method that cannot do its work raises `ExportError`, and is called again. One that holds
-    records back may have a method `write_out()` too, called when its queue has run empty and at the latest after every 256
-    records; what it cannot write then it has to keep, within bounds. `Exporter` is the same class.
+    A method that cannot do its work raises `ExportError`, and is called again. One that holds records back may have a
+    method `write_out()` too, called when its queue has run empty and at the latest after every 256 records; what it cannot
+    write then it has to keep, within bounds. `Exporter` is the same class.
     """
 
     ready = closed = False
@@ -66,17 +64,35 @@ class BaseExporter:
         """Get ready; asked again after a failure."""
         self.ready, self.closed = True, False
 
+    def export_start(self, span: Span) -> None:  # noqa: ARG002  # the interface's, as in all of these
+        """Take a span as it was at its start."""
+        self._check()
+
+    def export_stop(self, span: Span) -> None:  # noqa: ARG002
+        """Take a span as it was when it stopped."""
+        self._check()
+
+    def export_event(self, event: Event, span: Span) -> None:  # noqa: ARG002
+        """Take what happened in between."""
+        self._check()
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:  # noqa: ARG002
+        """Take an error of the application."""
+        self._check()
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:  # noqa: ARG002
+        """Take the news that the telemetry is incomplete."""
+        self._check()
+
     def close(self) -> None:
         """Write out what is held back, and let go of every resource."""
         self.ready, self.closed = False, True
 
-    def _check(self, *_: Any, **__: Any) -> None:
+    def _check(self) -> None:
         if self.closed:
             raise ExportError("Exporter is closed and cannot be used anymore.")
         if not self.ready:
             raise ExportError("Exporter not initialized. Call initialize first.")
-
-    export_start = export_stop = export_event = export_error = export_telemetry_data_error = _check
 
 
 Exporter = BaseExporter
@@ -254,7 +270,7 @@ class LoggerExporter(BaseJsonExporter):
         self._logger = logger
 
     def _write(self, json_dict: dict[str, Any]) -> None:
-        self._logger.info("%s", self._format_log(json_dict))
+        self._logger.info(self._format_log(json_dict))
 
     @staticmethod
     def _format_log(json_dict: dict[str, Any]) -> str:

@@ -215,7 +215,9 @@ class TrainingTelemetryProvider(_Provider):
         elif self._base is not None:
             settings = self._base
         else:
-            raise OneLoggerError("no configuration was provided: with_base_config(…) before")
+            raise OneLoggerError(
+                "No configuration was provided. Please provide a base config and/or config overrides."
+            )
         exporters = self._exporters if settings.enable_for_current_rank else ()
         _apply_logger_config(settings)
         chosen = self._filter or Filter.default()
@@ -230,9 +232,7 @@ class TrainingTelemetryProvider(_Provider):
     @property
     def config(self) -> OneLoggerConfig:
         """A copy of the configuration in force; `OneLoggerError` where there is none yet."""
-        records = _configured()
-        training = records.training or records.settings.telemetry_config
-        return records.settings.model_copy({"telemetry_config": training})
+        return _configured().settings.model_copy()
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
         """Say what the training job is, once it is known; before the application's start as well as after it.
@@ -248,6 +248,7 @@ class TrainingTelemetryProvider(_Provider):
             misuse("set_training_telemetry_config", "already_set", what)
             return
         records.set_training(training)
+        records.settings.telemetry_config = training
         _apply_training(records)
         if records.enabled:
             calls.say("set_training_telemetry_config", training=records.ask_training())
@@ -262,6 +263,7 @@ def _configured() -> Records:
 
 def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
     delivery = getattr(recorder, "delivery", None)
+    settings = settings.model_copy()  # the training's may be set later
     records = Records(settings, recorder, delivery if isinstance(delivery, Delivery) else Delivery(()))
     TRAINING.configure(records)
     _apply_training(records)

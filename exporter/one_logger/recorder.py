@@ -311,7 +311,8 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
         if unwanted and attributes is None and start is None and type(recorder) is TrainingRecorder:
             self._block = handle_of(kind)  # type: ignore[arg-type]  # it has what a span has, and stands for one
             return self._block.__enter__()  # type: ignore[no-any-return]  # see above
-        self._block = _guarded(lambda: recorder.start(name, attributes, start))
+        given: dict[str, Any] = {"span_attributes": attributes, "start_event_attributes": start}
+        self._block = _guarded(lambda: recorder.start(span_name=name, **given))
         if self._block is None:  # the job's own recorder failed, or gave nothing
             return Span.create(name, None, attributes, start)
         self._recorder = recorder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar
 
 from exporter.training.attributes import TracingTimestamp
@@ -78,17 +79,17 @@ class MetricSummarizer(Generic[Number]):
 
 @dataclass(unsafe_hash=True)  # by value, as in one-logger
 class MultiWindowTimer:
-    """Statistics of stretches of time that do not overlap; durations of those that have ended, None before the first."""
+    """Statistics of stretches of time that do not overlap; of those that have ended, 0 (the least infinite) before the first."""
 
     current_window_start: TracingTimestamp | None = None
     first_window_start: TracingTimestamp | None = None
     latest_window_end: TracingTimestamp | None = None
     total_window_count: int = 0  # begun
     total_time_sec: float = 0.0
-    min_window_duration_sec: float | None = None
-    max_window_duration_sec: float | None = None
-    avg_window_duration_sec: float | None = None
-    latest_window_duration_sec: float | None = None
+    min_window_duration_sec: float = inf
+    max_window_duration_sec: float = 0.0
+    avg_window_duration_sec: float = 0.0
+    latest_window_duration_sec: float = 0.0
 
     @property
     def is_active(self) -> bool:
@@ -120,7 +121,5 @@ class MultiWindowTimer:
         self.latest_window_duration_sec = seconds
         self.total_time_sec += seconds
         self.avg_window_duration_sec = self.total_time_sec / self.total_window_count
-        self.min_window_duration_sec = (
-            seconds if (least := self.min_window_duration_sec) is None else min(least, seconds)
-        )
-        self.max_window_duration_sec = max(seconds, self.max_window_duration_sec or 0.0)
+        self.min_window_duration_sec = min(seconds, self.min_window_duration_sec)
+        self.max_window_duration_sec = max(seconds, self.max_window_duration_sec)

@@ -168,6 +168,28 @@ def test_their_reader_reads_our_log_lines() -> None:
     assert Ours.deserialize_log(line) == record
 
 
+def test_an_exporter_of_the_jobs_own_that_declares_what_it_overrides_serves_here(tmp_path: Path) -> None:
+    """One-logger insists on `@override`, which insists on the names of parameters."""
+    methods = {
+        "initialize": "",
+        "export_start": "span",
+        "export_stop": "span",
+        "export_event": "event, span",
+        "export_error": "event, span",
+        "export_telemetry_data_error": "error",
+        "close": "",
+    }
+    body = "".join(
+        f"    @override\n    def {name}(self, {taken}): super().{name}({taken})\n"
+        for name, taken in methods.items()
+    )
+    own = f"from overrides import override\nclass Own(FileExporter):\n{body}"
+    done = run_python(OURS + own + JOB.replace("FileExporter(", "Own("), tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert len(shapes(tmp_path / "telemetry.json")) == 38
+
+
 PACKAGES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
 """Whose names are imported from elsewhere."""
 

@@ -163,7 +163,7 @@ def test_a_file_of_overrides_that_cannot_be_read_is_refused_with_its_path(
         ("with_config_override_from_config_server", ("https://config.example.com",), "with_config_override"),
         ("with_exporter", ("not an exporter",), "is no exporter"),
         ("set_training_telemetry_config", (5,), "must be a TrainingTelemetryConfig"),
-        ("configure_provider", (), "no configuration was provided"),
+        ("configure_provider", (), "No configuration was provided"),
     ],
 )
 def test_what_is_no_configuration_is_refused_in_words(
@@ -237,6 +237,16 @@ def test_d15_a_block_that_raises_as_it_is_entered_leaves_those_around_it_as_they
     told = names(keeping)
     assert told.count(("stop", "application")) == told.count(("stop", "training_loop")) == 2
     assert told.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
+
+
+def test_a_configuration_of_the_training_that_comes_later_is_part_of_the_whole() -> None:
+    base = OneLoggerConfig(**APPLICATION)
+    provider().with_base_config(base).configure_provider()
+    provider().set_training_telemetry_config(TrainingTelemetryConfig(**TRAINING))
+
+    for each in (provider(), OneLoggerProvider.instance()):
+        assert each.config.telemetry_config == TrainingTelemetryConfig(**TRAINING)
+    assert base.telemetry_config is None
 
 
 def test_s8_a_second_configuration_of_the_training_is_a_misuse_and_changes_nothing() -> None:

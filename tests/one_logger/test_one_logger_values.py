@@ -311,7 +311,7 @@ def test_a_window_timer_adds_up_windows_and_is_equal_by_value() -> None:
     assert (windows.min_window_duration_sec, windows.max_window_duration_sec) == (1.0, 3.0)
     assert windows.first_window_start == TracingTimestamp(0.0, 0.0)
     assert empty == MultiWindowTimer()
-    assert empty.min_window_duration_sec is None
+    assert empty.min_window_duration_sec == math.inf
 
 
 def test_what_the_peer_lets_a_job_do_with_its_classes_it_can_do_here() -> None:
