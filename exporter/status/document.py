@@ -293,7 +293,9 @@ def _gpus(seen: View) -> str:
             "state": (marked("good", "up") if gpu.up else marked("bad", "lost")) + (held or ""),
             "busy": known(value("gpu_utilization_ratio"), share),
             "tensor cores": known(value("gpu_tensor_activity_ratio", pipe="any"), share),
-            "memory": MISSING if used is None else f"{size(used)} {marked('dim', f'of {size(total)}')}",
+            "memory": MISSING
+            if used is None
+            else f"{size(used)} {marked('dim', f'of {known(total, size)}')}",
             "power": known(value("gpu_power_watts"), lambda power: f"{power:.0f} W{of}"),
             "temperature": known(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),
             "energy": known(seen.readings.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),

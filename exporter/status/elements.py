@@ -177,19 +177,17 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
-def size(count: float | None) -> str:
+def size(count: float) -> str:
     """Bytes in binary units."""
-    if count is None:
-        return DASH
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
             return f"{count / 1024**power:.3g} {unit}"
     return f"{count:.0f} B"
 
 
-def number(value: float | None, unit: str = "") -> str:
+def number(value: float, unit: str = "") -> str:
     """A number with a decimal prefix where it is large."""
-    if value is None or not isfinite(value):
+    if not isfinite(value):
         return DASH
     tail = f" {unit}" if unit else ""
     if value == int(value) and abs(value) < 1e5:
@@ -200,28 +198,30 @@ def number(value: float | None, unit: str = "") -> str:
     return f"{value:.4g}{tail}"
 
 
-def share(ratio: float | None) -> str:
+def share(ratio: float) -> str:
     """A ratio in per cent."""
-    if ratio is None:
-        return DASH
     return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
 
 
-def energy(joules: float | None) -> str:
+def energy(joules: float) -> str:
     """Joules, or kilowatt-hours where they are many."""
-    if joules is None:
-        return DASH
     return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
 
 
-def watts(value: float | None) -> str:
+def watts(value: float) -> str:
     """Watts."""
     return number(value, "W")
 
 
-_WORDS = {"seconds": duration, "bytes": size, "ratio": share, "joules": energy, "watts": watts}
+_WORDS: Mapping[str, Callable[[float], str]] = {
+    "seconds": duration,
+    "bytes": size,
+    "ratio": share,
+    "joules": energy,
+    "watts": watts,
+}
 
 
 def quantity(value: float | None, unit: str) -> str:
     """A number in a base unit of Prometheus."""
-    return _WORDS[unit](value) if unit in _WORDS else number(value)
+    return DASH if value is None else _WORDS.get(unit, number)(value)
