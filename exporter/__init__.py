@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from exporter import training
 from exporter.errors import DefinitionError, ExporterError
-from exporter.process import configure, flush, shutdown
+from exporter.process import Sidecar, configure, flush, shutdown, start_sidecar
 from exporter.recording import events
 from exporter.recording.event_values import Event, Severity
 from exporter.recording.events import log
 from exporter.recording.stat import REGISTRY, Stat
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading
-from exporter.sidecar import Sidecar, start_sidecar
 from exporter.training import span
 from exporter.version import __version__
 

@@ -1,4 +1,4 @@
-"""What a job says to the recording of its process as a whole: who it is, and when everything is to be written.
+"""What a job says to the recording of its process as a whole: who it is, when everything is to be written, who serves it.
 
 Used in the training process. What a training loop calls never raises and never waits for longer than it was told to:
 `Stat.add`, `add_tensor`, `time`, `get`, `exporter.log`, `events.enabled`, `span`, `flush`, `shutdown`. What sets the
@@ -7,9 +7,17 @@ recording up (`Stat(…)`, `Stat.passive`, `configure`, `events.register`, `even
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
+from exporter.errors import FeedError
+from exporter.feed.directory import feed_directory
 from exporter.recorder import RECORDER
 from exporter.recording.definition import check_label, require
 from exporter.recording.events import EVENTS
@@ -18,6 +26,11 @@ from exporter.recording.notices import tell_once
 from exporter.recording.stat import REGISTRY
 from exporter.training.buffers import Hooks
 from exporter.training.recording import TRAINING
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from exporter.feed.runs import Registration
 
 
 def configure(
@@ -73,3 +86,74 @@ def flush(timeout_seconds: float = 5.0) -> bool:
 def shutdown() -> None:
     """Publish the last recording and end the recording thread, as the exit of the process would."""
     RECORDER.shutdown()
+
+
+# The sidecar ---------------------------------------------------------------------------------------------------
+
+_START = (
+    "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
+    " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
+)
+"""Not `-m exporter`: a file of that name in the job's working directory would be run in its place."""
+
+
+class Sidecar:
+    """A sidecar, as `run` starts it, that ends with this process; the kernel takes the registration back when it dies."""
+
+    __slots__ = ("_process", "_registration")
+
+    def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
+        self._registration = registration
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id; it may have ended, having found another sidecar at work."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Say that this process needs it no longer; it ends when nobody does."""
+        self._registration.release()
+
+
+def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
+    """Start the sidecar, with flags of `python -m exporter`, as a child process that ends with this one; never raises.
+
+    Every process of a node may ask: one sidecar serves a feed directory, the others find it owned and end at once. It may
+    outlive this process by `linger_seconds`, so that a last scrape sees the final values.
+
+    Returns:
+        None when it could not be started, the log then says why; and with `EXPORTER_DISABLED=1`.
+    """
+    if os.environ.get("EXPORTER_DISABLED") == "1":
+        return None
+    import subprocess  # noqa: PLC0415  # two megabytes that only those pay who start a sidecar from the job
+
+    from exporter.feed.runs import ATTACHED_FLAG, register  # noqa: PLC0415  # likewise
+
+    registration = None
+    try:
+        directory = feed_directory(os.environ)
+        registration = register(Path(directory))
+        process = subprocess.Popen(
+            [
+                *(sys.executable or "python3", "-c", _START.format(root=str(Path(__file__).parents[1]))),
+                *flags,
+                f"--feed.dir={directory}",
+                ATTACHED_FLAG,
+                f"--run.linger={max(linger_seconds, 0) * 1000:.0f}ms",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is for the job
+        )
+        # One that finds another at work ends at once: somebody has to ask for its status, or it stays a zombie.
+        threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()
+    except (FeedError, OSError, RuntimeError, TypeError, ValueError) as error:
+        tell_once("sidecar", f"the sidecar cannot be started: {error}")
+        if registration is not None:
+            registration.release()
+        return None
+    sidecar = Sidecar(registration, process)
+    atexit.register(sidecar.stop)
+    return sidecar

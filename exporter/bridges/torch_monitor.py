@@ -23,9 +23,9 @@ from exporter.elastic.families import metric_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_values import check_data
 from exporter.recording.events import EVENTS
-from exporter.recording.handle import RawEvent
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import Stat, metric
+from exporter.recording.worker import RawEvent
 
 UNNAMED = "unnamed"
 """The type under which an event of no name is counted."""

@@ -41,8 +41,8 @@ MAX_DECODED_BYTES = 64 << 20
 LEAST_ROOM_BYTES = 1 << 20
 """So much each file has in any case, for the exporter's own families."""
 SETTLE_SECONDS = 5.0
-"""A process that is not seen to have ended counts as dead for `remove` when its file has been still for so long:
-a job that closed all its descriptors has lost its lock too, until it next writes."""
+"""A process without its lock counts as dead for `remove` when its file has been still for so long, or is the final one: a
+job that closed all its descriptors has lost its lock too, until it next writes."""
 LEFTOVER_SECONDS = 60.0
 """An empty feed, and a lock or temporary file without one, is removed when it has been seen for so long: before, its
 process may be about to write its first snapshot."""
@@ -85,7 +85,6 @@ class _Known:
     sequence: int | None = None  # of the last good snapshot
     changed: float = 0.0  # when that was first seen, by the reader's monotonic clock
     decoder: Decoder = field(default_factory=Decoder)
-    pid: int | None = None  # the last holder of the lock that could be seen
 
 
 class FeedReader:
@@ -203,7 +202,7 @@ class FeedReader:
             if known.outcome.recording.final:
                 return True
             settle = max(settle, 3 * known.outcome.flush_seconds)
-        return (known.pid is not None and _is_gone(known.pid)) or self._monotonic() - known.changed >= settle
+        return self._monotonic() - known.changed >= settle
 
     def _scan_files(self, directory: int, names: list[str]) -> Scan:
         entries: list[FeedEntry] = []
@@ -261,7 +260,6 @@ class FeedReader:
                 known.state = state
         finally:
             os.close(descriptor)
-        known.pid = pid or known.pid
         return pid
 
     def _decode(self, data: bytes, name: str, known: _Known, *, modified: float) -> None:
@@ -301,15 +299,3 @@ def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:
     # The header holds sequence and checksum: with them two states are told apart even where inodes are used
     # again and times are coarse.
     return found.st_ino, found.st_mtime_ns, found.st_size, read_up_to(descriptor, HEADER.size)
-
-
-def _is_gone(pid: int) -> bool:
-    """Say whether a process that was seen has certainly ended; a zombie has."""
-    try:
-        os.kill(pid, 0)
-        status = Path(f"/proc/{pid}/stat").read_bytes()
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False  # it is another user's, or /proc hides it
-    return status.rpartition(b")")[2].split()[:1] in ([b"Z"], [b"X"])

@@ -15,7 +15,7 @@ from typing import Any
 from exporter.recording.event_values import Datum, check_data
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, register, unregister
-from exporter.recording.handle import Handle, RawEvent
+from exporter.recording.worker import Handle, RawEvent
 
 data_value_t = str | float | int | bool
 """What the data of an event may be."""

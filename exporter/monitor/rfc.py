@@ -38,13 +38,13 @@ from exporter.recording.event_values import (
 )
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, enabled
-from exporter.recording.handle import Handle
 from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.state import TAPS, StatState
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
 from exporter.recording.windows import Window
+from exporter.recording.worker import Handle
 
 __all__ = [
     "AggregatingStatCollector",

@@ -18,20 +18,6 @@ _UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts ampe
 UNITS = tuple(_UNITS.split())
 """Base units and the nouns that a training job counts; a number without unit has none."""
 
-_INSTEAD = {
-    word: unit
-    for unit, words in {
-        "seconds": "s sec second ms milliseconds us microseconds ns nanoseconds minutes hours",
-        "bytes": "b byte kb kib mb mib gb gib",
-        "ratio": "% percent pct",
-        "hertz": "mhz hz",
-        "watts": "mw w",
-        "joules": "kwh j mj",
-        "grams": "kg",
-    }.items()
-    for word in words.split()
-}
-
 SHORTEST_WINDOW_SECONDS = 0.1
 LONGEST_NAME = 200
 LONGEST_LABEL_VALUE = 256
@@ -81,10 +67,8 @@ def check_definition(
         told = "a Stat needs window_seconds, window_samples or both, not None for both"
         raise DefinitionError(told, field="window_seconds", found=None, allowed=allowed)
     if unit is not None and unit not in UNITS:
-        instead = _INSTEAD.get(unit.lower()) if isinstance(unit, str) else None
-        hint = f"; record {instead} instead" if instead else ""
-        told = f"unknown unit {_shown(unit)}{hint}; allowed: None, {', '.join(UNITS)}"
-        raise DefinitionError(told, field="unit", found=unit, allowed=UNITS)
+        told = f"unit must be a base unit (seconds for ms, ratio for %) or None, not {_shown(unit)}; known: "
+        raise DefinitionError(told + ", ".join(UNITS), field="unit", found=unit, allowed=UNITS)
     if buckets is not None and Aggregation.HISTOGRAM not in wanted:
         told = "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations"
         raise DefinitionError(told, field="buckets", found=buckets, allowed="buckets only with HISTOGRAM")

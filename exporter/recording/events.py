@@ -26,10 +26,9 @@ from exporter.recording.event_values import (
     convert_data,
     find_severity,
 )
-from exporter.recording.handle import Adapt, EventHandler, Handle, RawEvent, name_of
 from exporter.recording.identity import clean_text
 from exporter.recording.values import EventsReading
-from exporter.recording.worker import end_all, shown
+from exporter.recording.worker import Adapt, EventHandler, Handle, RawEvent, end_all, name_of, shown
 
 RECENT_EVENTS = 256
 """Latest events that are kept for `recent`."""

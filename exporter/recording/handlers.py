@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from time import gmtime, strftime
@@ -106,18 +106,6 @@ def json_line(event: Event) -> bytes:
         for name, value in event.data.items()
     }
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-
-
-def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
-    """Read the lines of one file back, each a JSON object; those that were cut short are passed over."""
-    with open(path, "rb") as file:  # noqa: PTH123  # os.PathLike
-        for line in file:
-            try:
-                found = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict):
-                yield found
 
 
 def filled(pattern: str, run: str, rank: int | None) -> Path:

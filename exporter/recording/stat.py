@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from exporter.errors import DefinitionError
 from exporter.recording.definition import Rule, apply_rules, check_definition, check_rules, require
 from exporter.recording.events import EVENTS
-from exporter.recording.handle import Handle, name_of
 from exporter.recording.notices import tell_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.state import StatState
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
 from exporter.recording.values import Aggregation, StatDefinition, WindowReading, families_of
+from exporter.recording.worker import Handle, name_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

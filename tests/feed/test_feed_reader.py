@@ -380,11 +380,13 @@ def test_a_read_only_view_is_read_and_never_owned(tmp_path: Path) -> None:
 
 
 def test_the_owner_removes_what_a_dead_process_left(tmp_path: Path) -> None:
-    reader = owner_of(tmp_path)
+    clock = Clock()
+    reader = owner_of(tmp_path, clock)
     with training_process(tmp_path) as child:
         child.tell("publish")
         only_entry(reader)
         child.kill()
+        clock.now += SETTLE_SECONDS
         (tmp_path / f"{child.id}.tmp").touch()  # killed while writing
         (tmp_path / "notes").touch()
         only_entry(reader)

@@ -17,7 +17,6 @@ from feed_support import (
     new_recording,
     only_entry,
     publish_once,
-    read_only_view,
     training_process,
 )
 
@@ -138,18 +137,6 @@ def test_a_job_out_of_descriptors_goes_on(tmp_path: Path) -> None:
 
         assert outcomes == ["False", "True"]
         assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
-
-
-def test_a_mount_that_becomes_read_only_costs_freshness(tmp_path: Path) -> None:
-    feed = tmp_path / "feed"
-    feed.mkdir()
-    with read_only_view(feed, tmp_path / "view") as view:
-        writer = FeedWriter(view, new_identity())
-
-        assert not writer.publish(new_recording())
-        assert writer.dropped == {"write_failed": 1}
-        assert "Read-only" in str(writer.problem)
-        writer.close()
 
 
 def test_a_chosen_directory_that_goes_is_missed_until_it_is_back(tmp_path: Path) -> None:
@@ -304,20 +291,6 @@ def test_a_writer_clears_what_has_been_dead_for_a_day_and_nothing_else(tmp_path:
         assert {new, child.id, "notes", "overrides"} < left
         assert not {old, half} & left
         assert len(left) == 5  # and the one that cleared
-
-
-def test_off_linux_a_writer_counts_what_it_cannot_write_and_makes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    writer = FeedWriter(tmp_path, new_identity())
-
-    assert not writer.publish(new_recording())
-
-    assert writer.dropped == {"write_failed": 1}
-    assert "needs Linux" in str(writer.problem)
-    assert not list(tmp_path.iterdir())
-    writer.close()
 
 
 def test_where_there_are_no_record_locks_the_feed_can_still_be_imported() -> None:

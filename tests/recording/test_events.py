@@ -18,7 +18,7 @@ from waiting import wait_until
 from exporter.recording.event_kinds import MOST_KINDS
 from exporter.recording.event_values import Event
 from exporter.recording.events import EventLog
-from exporter.recording.handle import Handle, name_of
+from exporter.recording.worker import Handle, name_of
 
 
 @pytest.fixture

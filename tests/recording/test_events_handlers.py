@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -30,7 +31,6 @@ from exporter.recording.handlers import (
     LogRecords,
     TensorBoardHandler,
     json_line,
-    read_lines,
     text_line,
 )
 
@@ -43,7 +43,12 @@ def events() -> Iterator[EventLog]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [dict(line) for line in read_lines(path)]
+    """The whole lines of a file; what was cut short is no JSON."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 # Console -----------------------------------------------------------------------------------------------------

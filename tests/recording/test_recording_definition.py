@@ -23,7 +23,7 @@ def fresh() -> str:
         ("name", {"name": "batch-latency"}, "'batch-latency'"),
         ("name", {"name": "a..b"}, "'a..b'"),
         ("name", {"name": 3}, "not 3"),
-        ("unit", {"unit": "ms"}, "record seconds instead"),
+        ("unit", {"unit": "ms"}, "seconds for ms"),
         ("aggregations", {"aggregations": ["mean", "median"]}, "unknown aggregation 'median'"),
         ("aggregations", {"aggregations": "mean"}, "must be a collection"),
         ("window_seconds", {"window_seconds": 0.05}, "at least 0.1, not 0.05"),

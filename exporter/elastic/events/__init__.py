@@ -42,7 +42,7 @@ from exporter.elastic.events.handlers import (
 )
 from exporter.recording import events as recorded
 from exporter.recording.event_values import Event as RecordedEvent
-from exporter.recording.handle import Handle
+from exporter.recording.worker import Handle
 
 __all__ = [
     "Event",
