@@ -25,6 +25,7 @@ from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
 from exporter.config.loader import load
 from exporter.families import Collected
+from exporter.replay.capture import capture, write
 from exporter.replay.description import MachineDescription
 from exporter.replay.library import Clock, install
 from exporter.replay.machines import collector_arguments, load_machine
@@ -130,7 +131,7 @@ class VirtualClock(Clock):
     """A clock that stands still unless it is told to go on; starts at 0."""
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self._now = self._worked = 0.0
 
     def now(self) -> float:
         """Seconds that it was told to go on."""
@@ -145,7 +146,12 @@ class VirtualClock(Clock):
         self._now += seconds
 
     def work(self, seconds: float, since: float) -> None:
-        """Take no time."""
+        """Take no time, but be counted."""
+        self._worked += seconds
+
+    def busy(self) -> float:
+        """The same as `now` for whoever takes the time of calls, which then cost what the description says."""
+        return self._now + self._worked
 
 
 def play(
@@ -157,7 +163,7 @@ def play(
     install(pynvml, described, clock=clock, origin=origin)
     events = Events(Library(pynvml, clock=clock.now), wall=clock.wall)
     said: list[bytes] = []
-    sampler = Sampler(Library(pynvml, clock=clock.now), events, options, start, progress=lambda _what: None)
+    sampler = Sampler(Library(pynvml, clock=clock.busy), events, options, start, progress=lambda _what: None)
 
     def sample() -> None:
         said.append(encode(sampler.start(clock.now())))
@@ -170,6 +176,15 @@ def play(
 
     said.append(encode(child.last_message(sampler, sample)))
     return [parse(line) for line in said]
+
+
+def captured(described: MachineDescription) -> str:
+    """The capture of a replayed machine, on a clock that does not wait."""
+    pynvml, clock = pytest.importorskip("pynvml"), VirtualClock()
+    install(pynvml, described.plain(), clock=clock, origin=-7.0)
+    library = Library(pynvml, clock=clock.now)
+    library.call("nvmlInit")
+    return "\n".join(write(capture(library, clock=clock.now, wait=clock.delay)))
 
 
 START_KEYS = ("visible", "skip", "origin")

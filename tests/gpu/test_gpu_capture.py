@@ -7,22 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_support import VirtualClock, machine, replay, small
+from gpu_support import captured, machine, replay, small
 
-from exporter.collectors.gpu.nvml.library import Library
-from exporter.replay.capture import capture, write
 from exporter.replay.description import MachineDescription
-from exporter.replay.library import install
 from exporter.replay.machines import load_machine
-
-
-def captured(described: MachineDescription) -> str:
-    """The capture of a replayed machine, on a clock that does not wait."""
-    pynvml, clock = pytest.importorskip("pynvml"), VirtualClock()
-    install(pynvml, described.plain(), clock=clock, origin=-7.0)
-    library = Library(pynvml, clock=clock.now)
-    library.call("nvmlInit")
-    return "\n".join(write(capture(library, clock=clock.now, wait=clock.delay)))
 
 
 def shown(described: MachineDescription) -> set[tuple[str, ...]]:

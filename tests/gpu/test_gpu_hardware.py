@@ -1,4 +1,4 @@
-"""The same collector on real hardware: what a replay cannot tell. Skipped without an NVIDIA GPU.
+"""What holds for every card, on a replayed one and on real hardware, where there is any.
 
 python -m pytest tests/gpu/test_gpu_hardware.py -m gpu -s     # also prints a capture of the machine, and what calls cost
 """
@@ -9,89 +9,112 @@ import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from gpu_support import assert_sound, machine, replay, value, values
+from gpu_support import Replayed, assert_sound, captured, machine, replay, value, values
 from prometheus_client.core import Metric
 from waiting import wait_until
 
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
+from exporter.collectors.job import EnergyReading
 from exporter.replay.description import MachineDescription
+from exporter.replay.machines import load_machine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(
-        not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/dxg").exists(),
-        reason="there is no NVIDIA GPU on this machine (no /dev/nvidia0)",
-    ),
-]
-
+HARDWARE = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 WATCHED_SECONDS = 25.0
 
+pytestmark = pytest.mark.timeout(120)
 
-@pytest.fixture(scope="module")
-def captured() -> MachineDescription:
-    """This machine as a description; made before anybody else samples performance counters."""
-    command = [sys.executable, "-m", "exporter.replay.capture"]
+
+@dataclass
+class Watched:
+    """A machine that was watched for a while: as a description, what was shown when, and its energy in the end."""
+
+    captured: MachineDescription
+    passes: list[tuple[float, Sequence[Metric]]]
+    energies: Sequence[EnergyReading]
+
+    @property
+    def last(self) -> Sequence[Metric]:
+        return self.passes[-1][1]
+
+
+def hardware() -> Watched:
+    command = [
+        sys.executable,
+        "-m",
+        "exporter.replay.capture",
+    ]  # before anybody else samples performance counters
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     print(text)
-    return machine(text)
-
-
-@pytest.fixture(scope="module")
-def collector(captured: MachineDescription) -> Iterator[GpuCollector]:
-    assert captured.gpus
-    watched = GpuCollector(GpuOptions(details=True))
-    watched.start()
-    wait_until(lambda: value(watched, "gpu_nvml_up") == 1, seconds=60)
-    yield watched
-    watched.stop()
-
-
-@pytest.fixture(scope="module")
-def passes(collector: GpuCollector) -> list[tuple[float, Sequence[Metric]]]:
-    """What was shown over time."""
-    found: list[tuple[float, Sequence[Metric]]] = []
+    collector = GpuCollector(GpuOptions(details=True))
+    collector.start()
+    wait_until(lambda: value(collector, "gpu_nvml_up") == 1, seconds=60)
+    passes: list[tuple[float, Sequence[Metric]]] = []
     end = time.monotonic() + WATCHED_SECONDS
     while time.monotonic() < end:
-        found.append((time.monotonic(), collector.collect()))
+        passes.append((time.monotonic(), collector.collect()))
         time.sleep(1)
-    return found
+    energies = collector.energies()
+    collector.stop()
+    return Watched(machine(text), passes, energies)
 
 
-def test_every_pass_is_sound(passes: list[tuple[float, Sequence[Metric]]]) -> None:
-    for _, families in passes:
+def replayed(name: str) -> Watched:
+    found = replay(name, WATCHED_SECONDS, details=True)
+    so_far = Replayed(found.messages[:1])
+    passes: list[tuple[float, Sequence[Metric]]] = []
+    so_far.registry.machine = found.registry.machine
+    for message in found.samples:
+        so_far.messages.append(message)
+        so_far.registry.take_sample(message, 1)
+        passes.append((message["time"], so_far.families()))
+    return Watched(machine(captured(load_machine(name))), passes, so_far.registry.energies())
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *("h100-real", "h100", "t4"),
+        pytest.param(
+            "hardware",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not HARDWARE, reason="there is no NVIDIA GPU here")],
+        ),
+    ],
+)
+def watched(request: pytest.FixtureRequest) -> Watched:
+    return hardware() if request.param == "hardware" else replayed(request.param)
+
+
+def test_every_pass_is_sound(watched: Watched) -> None:
+    assert len(watched.passes) > 20
+    for _, families in watched.passes:
         assert_sound(families)
 
 
-def test_a_capture_shows_what_the_machine_does(
-    captured: MachineDescription, passes: list[tuple[float, Sequence[Metric]]]
-) -> None:
-    _, families = passes[-1]
-    again = replay(captured, 70, details=True).families()
-    gauges = {each.name for each in families if each.name.startswith("gpu_")}
-
-    assert_sound(again)
+def test_a_capture_shows_what_the_machine_does(watched: Watched) -> None:
+    again = replay(watched.captured, 70, details=True).families()
+    gauges = {each.name for each in watched.last if each.name.startswith("gpu_")}
     missing = gauges - {each.name for each in again}
     print("shown by the machine and not by its replay:", sorted(missing))
+
+    assert_sound(again)
     assert len(missing) <= 0.1 * len(gauges)
 
 
-def test_every_card_answers(passes: list[tuple[float, Sequence[Metric]]]) -> None:
-    _, families = passes[-1]
-
-    assert set(values(families, "gpu_up").values()) == {1.0}
+def test_every_card_answers(watched: Watched) -> None:
+    assert set(values(watched.last, "gpu_up").values()) == {1.0}
     for name in ("gpu_info", "gpu_power_watts", "gpu_temperature_celsius", "gpu_clock_hertz"):
-        assert values(families, name), name
+        assert values(watched.last, name), name
 
 
-def test_no_counter_falls(passes: list[tuple[float, Sequence[Metric]]]) -> None:
+def test_no_counter_falls(watched: Watched) -> None:
     compared = 0
-    for (_, before), (_, after) in itertools.pairwise(passes):
+    for (_, before), (_, after) in itertools.pairwise(watched.passes):
         for family in before:
             if family.type != "counter":
                 continue
@@ -103,8 +126,8 @@ def test_no_counter_falls(passes: list[tuple[float, Sequence[Metric]]]) -> None:
     assert compared > 100
 
 
-def test_throttle_counters_are_nanoseconds(passes: list[tuple[float, Sequence[Metric]]]) -> None:
-    (begin, first), (end, last) = passes[0], passes[-1]
+def test_throttle_counters_are_nanoseconds(watched: Watched) -> None:
+    (begin, first), (end, last) = watched.passes[0], watched.passes[-1]
     before = values(first, "gpu_clocks_event_seconds_total")
     after = values(last, "gpu_clocks_event_seconds_total")
 
@@ -113,31 +136,33 @@ def test_throttle_counters_are_nanoseconds(passes: list[tuple[float, Sequence[Me
         assert number - before.get(labels, number) <= 1.1 * (end - begin), labels
 
 
-def test_energy_agrees_with_power(collector: GpuCollector, passes: object) -> None:
-    assert passes
-    for energy in collector.energies():
+def test_energy_agrees_with_power(watched: Watched) -> None:
+    compared = 0
+    for energy in watched.energies:
         if energy.joules and energy.power_joules:
+            compared += 1
             ratio = energy.joules / energy.power_joules
             print(f"GPU {energy.index}: energy counter / integrated power = {ratio:.3f}")
             assert 0.5 < ratio < 1.5
+    assert compared == len(watched.energies)
 
 
-def test_nothing_is_garbage_and_no_counter_jumped(passes: list[tuple[float, Sequence[Metric]]]) -> None:
-    _, families = passes[-1]
-    errors = values(families, "exporter_nvml_errors_total")
-    resets = values(families, "exporter_nvml_resets_total")
+def test_nothing_is_garbage_and_no_counter_jumped(watched: Watched) -> None:
+    errors = values(watched.last, "exporter_nvml_errors_total")
+    resets = values(watched.last, "exporter_nvml_resets_total")
 
     assert not [labels for labels in errors if labels[1] == "garbage"]
     assert set(resets.values()) == {0}
 
 
-def test_a_pass_is_cheap(passes: list[tuple[float, Sequence[Metric]]]) -> None:
-    (begin, first), (end, last) = passes[len(passes) // 2], passes[-1]
+def test_a_pass_is_cheap(watched: Watched) -> None:
+    (begin, first), (end, last) = watched.passes[len(watched.passes) // 2], watched.passes[-1]
     seconds = values(last, "exporter_nvml_call_seconds_total")
     calls = values(last, "exporter_nvml_calls_total")
     for (call,), spent in sorted(seconds.items(), key=lambda item: -item[1]):
         print(f"{call:45} {calls[(call,)]:7.0f} calls {spent / calls[(call,)] * 1e6:10.1f} us each")
     grown = sum(seconds.values()) - sum(values(first, "exporter_nvml_call_seconds_total").values())
+    memory = values(last, "exporter_nvml_child_resident_memory_bytes")
 
     assert grown / (end - begin) < 0.25 * len(values(last, "gpu_up"))
-    assert (values(last, "exporter_nvml_child_resident_memory_bytes") or {(): 0})[()] < 100 * 2**20
+    assert all(resident < 100 * 2**20 for resident in memory.values())

@@ -109,6 +109,7 @@ def test_slow_calls_are_rare(h100: Replayed) -> None:
     }  # of one GPU; the first pass asks everything
 
     assert a_minute["nvmlDeviceGetSamples"] <= 3 * 31
+    assert 6 <= a_minute["nvmlDeviceGetTotalEnergyConsumption"] <= 8
     for call in ("nvmlGpmSampleGet", "nvmlDeviceGetProcessUtilization"):
         assert 12 <= a_minute[call] <= 14
     for call in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetNumFans"):
@@ -122,6 +123,16 @@ def test_slow_calls_are_rare(h100: Replayed) -> None:
         "nvmlDeviceGetRowRemapperHistogram",
     ):
         assert call not in a_minute
+
+
+def test_the_calls_of_a_card_cost_0_15_percent_of_a_core_at_most() -> None:
+    """By what each costs on the hardware; the rest of the budget of 0.25 % is Python's."""
+    before, after = (
+        sum(values(replay("h100", seconds).families(), "exporter_nvml_call_seconds_total").values())
+        for seconds in (65, 185)
+    )
+
+    assert 0.0005 < (after - before) / 120 / 8 < 0.0015
 
 
 def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
