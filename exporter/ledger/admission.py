@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import is_
 
 from prometheus_client.core import Metric
@@ -24,7 +25,7 @@ from prometheus_client.core import Metric
 from exporter.families import Distribution, FamilySpec, FamilyType
 from exporter.ledger.families import IDENTITY_LABELS, training
 from exporter.ledger.families.training import LAST_VALUES
-from exporter.ledger.totals import Moment, Plan, Process, SeriesKey, Shape, Totals, VisibleSlot, shape_of
+from exporter.ledger.totals import Moment, Plan, Process, SeriesKey, Shape, VisibleSlot, shape_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import (
     AGGREGATIONS,
@@ -60,36 +61,44 @@ def fits(definition: StatDefinition, spec: FamilySpec) -> bool:
     return (definition.kind, definition.unit or "", labels) == (spec.type, spec.unit, spec.labels)
 
 
+@lru_cache(maxsize=8192)
+def plan_of(definition: StatDefinition) -> Plan | None:
+    """Make the plan of a definition; None where its names are the exporter's."""
+    families = families_of(definition)
+    names, own = families.names(), OWN.get(families.main)
+    if own is not None:
+        refused = not fits(definition, own)
+    else:
+        refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
+    if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
+        return None
+    return Plan(definition, families, names, (families.main, definition.labels), shape_of(definition))
+
+
 class Admission:
     """Makes plans of definitions, settles who may use which names, and counts what is admitted.
 
     Attributes:
-        settled: How often it was settled who holds what; the claims of plans are the same in between.
+        version: Of the claims; they are the same as long as this is.
     """
 
     def __init__(self) -> None:
-        self.settled = 0
+        self.version = 0
         self._claims: dict[str, Claim] = {}
         self._names: dict[str, Claim] = {}
-        self._lists: tuple[list[object], list[object]] = ([], [])
+        self._lists: list[object] = []
 
-    def count(self, processes: Sequence[Process], lingering: Sequence[Totals]) -> None:
-        """Settle what counts, and count it, of all processes with a record and of what the dead have left."""
+    def count(self, processes: Sequence[Process]) -> None:
+        """Settle what counts, and count it, of all processes with a record."""
         participants = [each for each in processes if self._look(each)]
         participants.sort(key=lambda each: (each.identity.started, each.identity.id))
         lists: list[object] = [each.plans for each in participants]
-        before, leftovers_before = self._lists
-        changed = not _same(lists, before)
-        if changed:
-            self._settle(participants, ())
+        if not _same(lists, self._lists):
+            self._settle(participants)
+            self._lists = lists
         for each in processes:
             if each.snapshot is not None and each.snapshot is not each.counted:
                 each.take(each.snapshot)
-        # What the dead have left is known only now; it stands behind the living, and changes nothing for them.
-        leftovers = [plans for each in lingering if (plans := self._leftover(each))]
-        if changed or not _same(leftovers, leftovers_before):
-            self._settle(participants, leftovers)
-        self._lists = lists, list(leftovers)
 
     def claim(self, plan: Plan) -> Claim | None:
         """Find the family that a plan feeds; None when another family has its names."""
@@ -97,6 +106,19 @@ class Admission:
         if claim is None or claim.shape != plan.shape:
             return None
         return claim if all(name in claim.label_names for name, _ in plan.key[1]) else None
+
+    def hold(self, plan: Plan) -> bool:
+        """Let a Stat hold its family; False where another family has one of its names."""
+        claim = self._claims.get(plan.key[0]) or Claim(plan.key[0], plan.shape, plan.definition)
+        if claim.shape != plan.shape or any(self._names.get(name, claim) is not claim for name in plan.names):
+            return False
+        labels = {*claim.label_names, *[name for name, _ in plan.key[1]]}
+        if claim.main not in self._claims or len(labels) > len(claim.label_names):
+            claim.label_names = tuple(sorted(labels))
+            self.version += 1
+        self._claims[claim.main] = claim
+        self._names.update(dict.fromkeys(plan.names, claim))
+        return True
 
     def _look(self, process: Process) -> bool:
         """Bring a process's plans up to date; True when it has a say in the settlement."""
@@ -106,73 +128,32 @@ class Admission:
         first = process.definitions is None
         renewed = process.definitions is None or not _same(definitions, process.definitions)
         if renewed:
-            process.definitions = definitions
-            known = {plan.definition: plan for plan in process.plans if plan is not None}
-            process.plans = self._plans(definitions, known)
+            process.definitions, process.plans = definitions, []
+            seen: set[SeriesKey] = set()
+            for plan in map(plan_of, definitions):
+                # Of two definitions that become one series (`a.b` and `a_b`) the second has none.
+                process.plans.append(plan if plan is not None and plan.key not in seen else None)
+                seen.update(() if plan is None else (plan.key,))
         if process.living or not first:
             return process.living or renewed
         # It died before anybody saw it: its totals are counted, and shown if they fit those of the living.
         process.admitted = process.plans
         return False
 
-    def _leftover(self, totals: Totals) -> list[Plan | None]:
-        if totals.lingering is None:
-            totals.lingering = self._plans([reading.definition for reading in totals.series.values()], {})
-        return totals.lingering
-
-    def _plans(
-        self, definitions: Iterable[StatDefinition], known: Mapping[StatDefinition, Plan]
-    ) -> list[Plan | None]:
-        """Make the plans of one process; of two definitions that become one series (`a.b` and `a_b`) the second has none."""
-        plans: list[Plan | None] = []
-        seen: set[SeriesKey] = set()
-        for definition in definitions:
-            plan = known.get(definition) or self._plan(definition)
-            plans.append(plan if plan is not None and plan.key not in seen else None)
-            if plan is not None:
-                seen.add(plan.key)
-        return plans
-
-    def _plan(self, definition: StatDefinition) -> Plan | None:
-        families = families_of(definition)
-        names, own = families.names(), OWN.get(families.main)
-        if own is not None:
-            refused = not fits(definition, own)
-        else:
-            refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
-        if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
-            return None
-        return Plan(definition, families, names, (families.main, definition.labels), shape_of(definition))
-
-    def _settle(self, living: Sequence[Process], dead: Iterable[Sequence[Plan | None]]) -> None:
+    def _settle(self, living: Sequence[Process]) -> None:
         """Decide anew who holds which family."""
         self._claims, self._names = {}, {}
-        self.settled += 1
+        self.version += 1
         # A family that is held stays with its holders, whatever order the processes come in.
         for process in living:
             held = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
             for plan in process.plans:
                 if plan is not None and (plan.key, plan.shape) in held:
-                    self._hold(plan)
+                    self.hold(plan)
         for process in living:
-            admitted = [plan if plan is not None and self._hold(plan) else None for plan in process.plans]
+            admitted = [plan if plan is not None and self.hold(plan) else None for plan in process.plans]
             if not _same(admitted, process.admitted):
                 process.admitted = admitted
-        for plans in dead:
-            for plan in plans:
-                if plan is not None:
-                    self._hold(plan)
-
-    def _hold(self, plan: Plan) -> bool:
-        claim = self._claims.get(plan.key[0]) or Claim(plan.key[0], plan.shape, plan.definition)
-        if claim.shape != plan.shape or any(self._names.get(name, claim) is not claim for name in plan.names):
-            return False
-        labels = {*claim.label_names, *[name for name, _ in plan.key[1]]}
-        if len(labels) > len(claim.label_names):
-            claim.label_names = tuple(sorted(labels))
-        self._claims[claim.main] = claim
-        self._names.update(dict.fromkeys(plan.names, claim))
-        return True
 
 
 def _same(first: Sequence[object], second: Sequence[object]) -> bool:
@@ -205,22 +186,26 @@ class StatFamilies:
         self._samples: dict[str, Samples] = {}
         self._made: dict[str, tuple[FamilySpec, Samples, Metric]] = {}
         # As long as nobody claims another family, everything has the place that it had in the last pass.
-        self._settled = 0
+        self._version = 0
         self._specs: dict[str, FamilySpec] = {}
         self._places: dict[tuple[str, ...], tuple[list[Plan | None], list[Place | None]]] = {}
 
     def fill(self, slots: Sequence[VisibleSlot], now: Moment) -> list[Metric]:
         """Make those of one pass, sorted by name."""
-        if self._settled != self._admission.settled:
-            self._settled, self._specs, self._places = self._admission.settled, {}, {}
+        # What the dead have left is settled after all the living.
+        leftovers = [
+            (each, plan) for each in slots for plan in _leftovers(each) if self._admission.hold(plan)
+        ]
+        if self._version != self._admission.version:
+            self._version, self._specs, self._places = self._admission.version, {}, {}
         self._samples = {}
         self._oldest = now.wall - self._stale_after_seconds
         for each in slots:
             self._living(each)
-            for key, plan in each.leftovers().items():
-                total, place = each.slot.total(key), self._place(plan, each)
-                if total is not None and place is not None:
-                    self._totals(each, plan, place, total)
+        for each, plan in leftovers:
+            total, place = each.slot.total(plan.key), self._place(plan, each)
+            if total is not None and place is not None:
+                self._totals(each, plan, place, total)
         before, self._made = self._made, {}
         for name, samples in sorted(self._samples.items()):
             spec, old = self._specs[name], before.get(name)
@@ -302,6 +287,14 @@ class StatFamilies:
             if name not in self._specs:
                 self._specs[name] = _spec(name, aggregation, place[0])
         samples[place[1]] = value
+
+
+def _leftovers(visible: VisibleSlot) -> Iterable[Plan]:
+    """What lingers of a slot, without the Stats that the living process has itself."""
+    own = visible.process.series if visible.process.living else {}
+    found = {key: each.definition for part in visible.lingering for key, each in part.series.items()}
+    plans = (plan_of(definition) for key, definition in found.items() if key not in own)
+    return (plan for plan in plans if plan is not None)
 
 
 def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpec:

@@ -140,9 +140,7 @@ class JobCollector:
             if entry.alive and process_id in self._ranks[RankKey.of(entry.snapshot.process)].taken
         ]
         self._note_refused([*scan.refused, *taken])
-        parts = [part for rank in self._ranks for slot in rank.slots.values() for part in slot.parts()]
-        lingering = [part for part in parts if rules.lingers(part, now)]
-        self._admission.count(list(self._ranks.processes()), lingering)
+        self._admission.count(list(self._ranks.processes()))
         self._ranks.save()
         self.sessions.update(self._ranks, entries, now)
         ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))

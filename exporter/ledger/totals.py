@@ -107,7 +107,6 @@ class Totals:
     refused: int = 0  # readings of Stats whose definition did not fit
     departed: float | None = None  # Unix time of the end; None while alive
     departed_monotonic: float = 0.0
-    lingering: list[Plan | None] | None = None  # of its Stats after its end; None when to be made anew
 
     def depart(self, wall: float, now: Moment) -> None:
         """Note the end, at a wall time that may be long ago but is never in the future."""
@@ -116,7 +115,6 @@ class Totals:
 
     def absorb(self, later: Totals) -> None:
         """Add what came after."""
-        self.lingering = None
         for key, reading in later.series.items():
             self.series[key] = added(self.series.get(key), reading)
         self.refused += later.refused
@@ -181,7 +179,6 @@ class Process(Totals):
         self.counted = snapshot
         if snapshot.sequence < self.sequence:
             return  # somebody has put an older file in its place
-        self.lingering = None
         newer = snapshot.sequence > self.sequence
         for plan, reading in zip(self.admitted, snapshot.recording.stats, strict=True):
             if plan is not None:
@@ -289,16 +286,6 @@ class VisibleSlot:
     advancing: bool  # the last values of its training may be
     counted: bool  # its totals are in the state file and may be shown
     lingering: tuple[Totals, ...]  # of processes that ended a short while ago
-
-    def leftovers(self) -> dict[SeriesKey, Plan]:
-        """What lingers, without the Stats that the living process has itself."""
-        plans = {
-            plan.key: plan for part in self.lingering for plan in part.lingering or () if plan is not None
-        }
-        for plan in self.process.admitted if plans and self.process.living else ():
-            if plan is not None:
-                plans.pop(plan.key, None)
-        return plans
 
 
 def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: bool) -> VisibleSlot | None:

@@ -107,6 +107,47 @@ class Log:
         )
 
 
+ONCE_AGAIN = """
+import os, sys
+import exporter
+from exporter import training
+
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+with training.training_loop(train_iterations_start=0 if first else 3):
+    for _ in range(3):
+        with training.training_iteration():
+            pass
+    with training.checkpoint_save(global_step=3 if first else 6):
+        pass
+    exporter.flush()
+    if first:
+        sys.exit(7)
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_standalone_torchrun_that_restarts_is_one_run_though_nobody_named_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+
+    script = tmp_path / "train.py"
+    script.write_text(ONCE_AGAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), OMP_NUM_THREADS="1")
+    with sidecar(tmp_path) as running:
+        job = [*command, "--max-restarts=1", str(script)]
+        done = subprocess.run(job, env=env, capture_output=True, text=True, timeout=80, check=False)
+        wait_for(running, lambda found: 2.0 in found.all("training_attempt").values())
+        wait_for(running, lambda found: 6.0 in found.all("training_steps_total").values())
+        page = page_of(running)
+
+    assert done.returncode == 0, done.stderr
+    ((((_, run),), _),) = page.all("training_attempt").items()
+    assert run.startswith("train-")
+    assert list(page.all("training_steps_total").values()) == [6]
+    assert of(page, "lost_steps_total", run) == 0
+    assert reasons(page, "restarts", run) == {"exit": 1}
+
+
 @pytest.mark.timeout(180)
 def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculates(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, 
 from waiting import PATIENCE
 
 from exporter.feed.encoder import encode
-from exporter.ledger.store import StateStore
 from exporter.recording.values import Aggregation, WindowReading
 
 WIDE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.P95)
@@ -102,15 +103,22 @@ def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory
     assert sidecar.after(1.0).count("loss", **RANK_0) == 4
 
 
+def make_directory(path: Path) -> None:
+    (path / "inside").mkdir(parents=True)
+
+
 @pytest.mark.parametrize("suffix", ["", ".tmp"])
-def test_a_path_that_became_a_directory_withholds_nothing(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("make", [make_directory, os.mkfifo])
+def test_a_directory_or_a_pipe_in_place_of_a_file_withholds_nothing(
+    tmp_path: Path, make: Callable[[Path], None], suffix: str
+) -> None:
     sidecar = Sidecar(tmp_path)
     process = a_process()
     sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0])))
     sidecar.collect()
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
     path.unlink()
-    (path.with_name(path.name + suffix) / "inside").mkdir(parents=True)
+    make(path.with_name(path.name + suffix))
     sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * 2), sequence=2))
     page = sidecar.after(1.0)
 
@@ -118,7 +126,42 @@ def test_a_path_that_became_a_directory_withholds_nothing(tmp_path: Path, suffix
     assert page.get("exporter_ledger_withheld_ranks") == 0
     sidecar.state.close()
     again = Sidecar(tmp_path, MemoryFeed(), sidecar.clock)
-    assert StateStore(tmp_path).damaged == again.state.damaged == 0
+    assert again.collect().count("loss", **RANK_0) == 2
+    assert again.state.damaged == 0
+
+
+@pytest.mark.parametrize("cut", [0, 20], ids=["whole", "damaged"])
+def test_a_copy_of_another_ranks_file_costs_the_rank_whose_file_it_replaced(tmp_path: Path, cut: int) -> None:
+    sidecar = Sidecar(tmp_path)
+    for rank in (0, 1):
+        process, samples = a_process(rank=rank), [1.0] * (3 + rank)
+        sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), samples)), alive=False)
+    sidecar.collect()
+    files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
+    whole = files["1"].read_bytes()
+    files["0"].write_bytes(whole[: len(whole) - cut])
+    sidecar.restart()
+    page = sidecar.after(1.0)
+
+    assert page.count("loss", **RANK_0) is None
+    assert page.count("loss", run="r", rank="1") == 4
+    assert a_rank_that_begins_again(sidecar) == 1
+    assert (sidecar.state.damaged, files["1"].read_bytes()) == (1, whole)
+
+
+def test_a_state_directory_that_is_removed_is_made_again_with_what_memory_has(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    for sequence in (1, 2):
+        reading = a_reading(a_definition("loss"), [1.0] * sequence)
+        sidecar.feed.put(a_snapshot(process, reading, sequence=sequence))
+        page = sidecar.after(1.0)
+        shutil.rmtree(tmp_path / "ledger") if sequence == 1 else None
+    sidecar.feed.files.clear()
+    sidecar.restart()
+
+    assert (page.count("loss", **RANK_0), page.get("exporter_ledger_withheld_ranks")) == (2, 0)
+    assert sidecar.after(1.0).count("loss", **RANK_0) == 2
 
 
 def a_crowd(directory: Path, *, processes: int, stats: int) -> None:

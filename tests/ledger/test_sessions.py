@@ -164,6 +164,31 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_clock_set_back_while_no_sidecar_looks_takes_nothing_back(tmp_path: Path, dies: bool) -> None:
+    sidecar = Sidecar(tmp_path)
+    job = Watched(sidecar, job=a_job())
+    steps(job.job, 50)
+    job.job.save(0.0)
+    before = job.see()
+    steps(job.job, 2)
+    job.write()
+    job.kill() if dies else None
+    sidecar.restart()
+    sidecar.clock.wall -= 3600.0
+    if dies:
+        job = Watched(sidecar, job=a_job(50))
+    steps(job.job, 3)
+    page = job.see()
+    last = sidecar.after(30.0)
+
+    assert [of(page, "attempt"), of(page, "lost_steps_total")] == ([2, 2] if dies else [1, 0])
+    assert of(page, "uncommitted_seconds") == (3 if dies else 5)
+    for name in ("wall_seconds_total", "productive_seconds_total"):
+        assert (of(before, name) or 0.0) <= (of(page, name) or 0.0) <= (of(last, name) or 0.0)
+    check_identity(last)
+
+
 def test_a_session_that_another_sidecar_keeps_is_waited_for(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     watched = Watched(sidecar, job=a_job(session_tag="s"))

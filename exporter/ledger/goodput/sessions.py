@@ -405,7 +405,7 @@ class Sessions:
 
 
 def _leading(ranks: Ranks) -> list[Process]:
-    """The processes of rank 0, in order of their start; of a run that has none here, those of the lowest rank."""
+    """The processes of rank 0, in order; of a run that has none here, those of the lowest rank."""
     lowest: dict[str, Rank] = {}
     for rank in ranks:
         if rank.key.rank is not None and rank.slots:
@@ -418,4 +418,5 @@ def _leading(ranks: Ranks) -> list[Process]:
         for process in (rank.slots[0].processes if 0 in rank.slots else ())
         if process.snapshot is not None
     ]
-    return sorted(found, key=lambda each: (each.identity.started, each.identity.id))
+    # Who lives has come after the dead, whatever the clock was set to.
+    return sorted(found, key=lambda each: (each.living, each.identity.started, each.identity.id))

@@ -1,0 +1,230 @@
+"""The table of faults: a job on paper through the real recording, the real ledger and all rules, fault by fault.
+
+Two ranks train for eighty minutes without one; what fires in the half hour after it is exactly what is to fire.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from ledger_support import Clock, Sidecar, a_process, a_snapshot
+from prometheus_client.core import Metric
+from rules_support import RULES, promtool, rules, selectors
+from test_rules import needs_promtool
+from training_support import ByHand, entered, left
+
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.training import span_kinds as kinds
+
+INTERVAL = 60
+FAULT, END = 80, 110  # in scrapes
+LOSS = kinds.NUMBERS + kinds.FIELDS.index("loss")
+SYNC = kinds.kind_named("grad_sync", phase=True)
+
+
+@dataclass
+class Rank:
+    """A rank of the job, and where its own clock is."""
+
+    process: ProcessIdentity
+    at: float
+    hand: ByHand = field(init=False)
+    sequence: int = 0
+    stuck: bool = False  # it never leaves what it has entered
+
+    def __post_init__(self) -> None:
+        self.hand = ByHand(self.at)
+        self.hand.take(entered(kinds.APPLICATION, self.at) + entered(kinds.TRAINING_LOOP, self.at))
+
+    def step(self, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
+        """Make a step, of which it computes so long, and waits for the others the rest."""
+        begin, end = self.at, self.at + seconds
+        numbers = [LOSS, loss]
+        wait = entered(SYNC, begin + compute) + left(SYNC, end)
+        iteration = kinds.TRAINING_ITERATION
+        self.hand.take(entered(iteration, begin) + numbers + wait + left(iteration, end))
+        self.at = end
+
+    def save(self, seconds: float = 5.0) -> None:
+        end, steps = self.at + seconds, self.hand.reading().steps
+        save = self.hand.job.checkpoints.begin(steps, "sync", self.at, steps)
+        self.hand.take(entered(kinds.CHECKPOINT_SAVE, self.at) + left(kinds.CHECKPOINT_SAVE, end))
+        self.hand.job.checkpoints.succeed(save, end, end)
+        self.at = end
+
+    def enter(self, kind: kinds.Kind) -> None:
+        """Begin something that never ends."""
+        if not self.stuck:
+            self.hand.take(entered(kind, self.at))
+        self.stuck = True
+
+    def write(self, sidecar: Sidecar, now: float) -> None:
+        self.sequence += 1
+        self.hand.job.publish(now)
+        snapshot = a_snapshot(
+            self.process, *self.hand.families.readings(), sequence=self.sequence, written=now
+        )
+        recording = snapshot.recording.replace(training=self.hand.reading())
+        sidecar.feed.put(snapshot.replace(recording=recording))
+
+
+class World:
+    """The job, its sidecar, and the Prometheus that scrapes it; its time begins at 0, as promtool's does."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sidecar = Sidecar(directory, clock=Clock(wall=1.0))
+        self.ranks = [Rank(a_process(rank=rank, started=1.0).replace(trains=True), 1.0) for rank in (0, 1)]
+        self.alive = True
+        self.scrapable = True
+        self.series: dict[str, list[str]] = {}
+        self.scrapes = 0
+
+    def go_on(self, act: Callable[[Rank], None]) -> None:
+        """Let a minute pass, in which every rank does this over and over, and scrape."""
+        self.sidecar.clock.advance(INTERVAL)
+        now = self.sidecar.clock.wall
+        for rank in self.ranks if self.alive else ():
+            while rank.at < now - 10.0 and not rank.stuck:
+                act(rank)
+            rank.write(self.sidecar, now)
+        self.scrape()
+
+    def kill(self) -> None:
+        self.alive = False
+        for rank in self.ranks:
+            self.sidecar.feed.kill(rank.process)
+
+    def scrape(self) -> None:
+        found: dict[str, float] = {'up{instance="n1",job="training"}': float(self.scrapable)}
+        if self.scrapable:
+            for rank in self.ranks:
+                up = f'training_process_up{{instance="n1",job="training",rank="{rank.process.rank}",run="r"}}'
+                found[up] = float(self.alive)
+            found.update(values(self.sidecar.collector.collect()))
+        for name in found.keys() - self.series.keys():
+            self.series[name] = ["_"] * self.scrapes
+        for name, told in self.series.items():
+            value = found.get(name)
+            gone = "stale" if told and told[-1] not in {"_", "stale"} else "_"
+            told.append(gone if value is None else repr(value))
+        self.scrapes += 1
+
+    def firing(self, directory: Path) -> set[str]:
+        """Every alert that fired at any time."""
+        case = {
+            "interval": f"{INTERVAL}s",
+            "input_series": [
+                {"series": name, "values": " ".join(told)} for name, told in self.series.items()
+            ],
+            "promql_expr_test": [
+                {
+                    "expr": f'group by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}[{END}m]))',
+                    "eval_time": f"{END}m",
+                    "exp_samples": [{"labels": '{alertname="told"}', "value": 0}],
+                }
+            ],
+        }
+        body = {"rule_files": [*map(str, RULES)], "evaluation_interval": "30s", "tests": [case]}
+        path = directory / "case.yaml"
+        path.write_text(yaml.safe_dump(body), encoding="utf-8")
+        done = promtool("test", "rules", path)
+        got = (done.stdout + done.stderr).partition("got:")[2]
+        assert got, done.stdout + done.stderr
+        return {word.split('"')[1] for word in got.split("alertname=")[1:]} - {"told"}
+
+
+ASKED = {each.name for rule in rules() for each in selectors(rule.expr)}
+
+
+def values(metrics: list[Metric]) -> dict[str, float]:
+    """What rules ask for, by the text of its series."""
+    found = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            if sample.name in ASKED:
+                labels = {**sample.labels, "instance": "n1", "job": "training"}
+                inside = ",".join(f"{name}={json.dumps(text)}" for name, text in sorted(labels.items()))
+                found[f"{sample.name}{{{inside}}}"] = float(sample.value)
+    return found
+
+
+def train(rank: Rank, *, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
+    """A step, and a save every ten minutes or so."""
+    rank.step(seconds, compute, loss)
+    if int(rank.at // seconds) % int(600 // seconds) == 0:
+        rank.save()
+
+
+def healthy(world: World) -> Callable[[Rank], None]:
+    del world
+    return train
+
+
+def nan(world: World) -> Callable[[Rank], None]:
+    return lambda rank: train(rank, loss=math.nan if world.scrapes == FAULT else 2.5)
+
+
+def hang(world: World) -> Callable[[Rank], None]:
+    del world
+    return lambda rank: rank.enter(kinds.TRAINING_ITERATION)
+
+
+def straggler(world: World) -> Callable[[Rank], None]:
+    del world
+    return lambda rank: train(rank, compute=5.0 if rank.process.rank else 2.0)
+
+
+def sidecar_killed(world: World) -> Callable[[Rank], None]:
+    if world.scrapes == FAULT:
+        world.scrapable = False
+    elif world.scrapes == FAULT + 12:
+        world.sidecar.restart()
+        world.scrapable = True
+    return train
+
+
+def job_killed(world: World) -> Callable[[Rank], None]:
+    if world.alive:
+        world.kill()
+    return train
+
+
+def slower(world: World) -> Callable[[Rank], None]:
+    del world
+    return lambda rank: train(rank, seconds=8.0, compute=6.4)
+
+
+def save_that_hangs(world: World) -> Callable[[Rank], None]:
+    del world
+    return lambda rank: rank.enter(kinds.CHECKPOINT_SAVE)
+
+
+Fault = Callable[[World], Callable[[Rank], None]]
+FAULTS: dict[Fault, set[str]] = {
+    healthy: set(),
+    nan: {"TrainingLossNonFinite"},
+    hang: {"TrainingHang"},
+    straggler: {"TrainingStraggler"},
+    sidecar_killed: {"ExporterDown"},
+    job_killed: {"RunDied"},
+    slower: {"RunSlower"},
+    save_that_hangs: {"CheckpointHangs"},
+}
+
+
+@needs_promtool
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_fires_what_it_should_and_nothing_else(tmp_path: Path, fault: Fault) -> None:
+    (tmp_path / "state").mkdir()
+    world = World(tmp_path / "state")
+    while world.scrapes <= END:
+        world.go_on(healthy(world) if world.scrapes < FAULT else fault(world))
+
+    assert world.firing(tmp_path) == FAULTS[fault]
