@@ -14,15 +14,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exporter.recording.timing import within
-from exporter.training.attributes import Attribute, Attributes, AttributeValue, shown
-from exporter.training.metrics import report
-from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, UPDATE, VALUES, Kind
-from exporter.training.spans import NO_TELEMETRY, Event, Span, Telemetry
+from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, VALUES, Kind
+from exporter.training.spans import NO_TELEMETRY, Span, Telemetry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -137,14 +134,6 @@ def forget_parent() -> None:
 # Blocks ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class SpanUpdate:
-    """What the job says of a span by its handle, and when."""
-
-    time: float
-    item: Attribute | Attributes | Event
-
-
 class Handle:
     """A block on one buffer that can be entered again and again, and stands for the span that is open in it."""
 
@@ -180,25 +169,6 @@ class Handle:
         kind = self.kind
         return within(lambda: handle_of(kind), function)
 
-    def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
-        """Set an attribute of the span."""
-        attribute = Attribute(name, value)
-        self._update(attribute)
-        return attribute
-
-    def add_attributes(self, attributes: Attributes) -> None:
-        """Set all of a collection."""
-        self._update(Attributes.of(attributes).copied())
-
-    def add_event(self, event: Event) -> Event:
-        """Add an event."""
-        given: object = event
-        if isinstance(given, Event):
-            self._update(given)
-        else:
-            report("Span.add_event", "no_event", f"an Event, not {shown(event)}")
-        return event
-
     @property
     def active(self) -> bool:
         """Whether it is open."""
@@ -206,7 +176,7 @@ class Handle:
         return span is not None and span.active
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the span itself has: its name, its id, its parent, its events."""
+        """Give what the span itself has: its name, its id, `add_attribute`; where it is not open, one that goes nowhere."""
         if name.startswith("_") or not hasattr(Span, name):
             raise AttributeError(f"a span has no {name!r}")
         span = Hooks.span(self.buffer, self.kind)
@@ -215,9 +185,6 @@ class Handle:
     def __reduce__(self) -> tuple[Callable[[Kind], Handle], tuple[Kind]]:
         """Be pickled and copied with what a job keeps it in: elsewhere it is the handle of that thread."""
         return handle_of, (self.kind,)
-
-    def _update(self, item: Attribute | Attributes | Event) -> None:
-        self._extend((self.kind.code + UPDATE, SpanUpdate(monotonic(), item)))
 
     def __repr__(self) -> str:
         return f"<{self.kind.call}>"

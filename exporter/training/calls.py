@@ -94,7 +94,7 @@ def begin(
     span = Span.create(name, parent, span_attributes, start_event_attributes, start)
     place = buffers.here()
     if buffers.is_on():
-        span.listener = _tell_event
+        span.listener = tell_event
         _note(place, kind.code + BEGAN, Began(name=call, values=values or {}, span=span, entered=entered))
         if Hooks.gpu is not None:
             Hooks.gpu.begin(kind, asynchronous=(values or {}).get("strategy") == "async")
@@ -168,7 +168,8 @@ def _note(place: Any, code: int, value: object) -> None:
         Hooks.full(place.buffer, False)  # nothing is failing
 
 
-def _tell_event(span: Span, event: Event) -> None:
+def tell_event(span: Span, event: Event) -> None:
+    """Say that the job has added an event to a span."""
     say("add_event", span=span, event=event)
 
 

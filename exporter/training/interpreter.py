@@ -16,9 +16,9 @@ from exporter.recording.events import EVENTS
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 from exporter.training import span_kinds as kinds
-from exporter.training.attributes import Attribute, Attributes, name_of, shown
-from exporter.training.buffers import SpanBuffer, SpanUpdate
-from exporter.training.calls import Began, Call, Ended
+from exporter.training.attributes import name_of, shown
+from exporter.training.buffers import SpanBuffer
+from exporter.training.calls import Began, Call, Ended, tell_event
 from exporter.training.job import Job, is_untold_save
 from exporter.training.open_spans import OpenSpan, OpenSpans, SpanStack
 from exporter.training.span_kinds import BEGAN, BEGIN, END, ENTER, FAIL, FIRST_CODE, FIRST_KIND, KINDS, Kind
@@ -80,10 +80,8 @@ class Interpreter:
                 elif what == BEGAN:
                     at = value.span.start_event.timestamp.perf_counter_seconds
                     self._begin(stack, kind, at, value.name, value, entered=value.entered)
-                elif what == kinds.ENDED:
-                    self._ended(stack, kind, value)
                 else:
-                    self._update(stack, kind, value)
+                    self._ended(stack, kind, value)
             elif code >= kinds.NUMBERS:
                 self.trains = True
                 number = code - kinds.NUMBERS
@@ -347,6 +345,7 @@ class Interpreter:
         if opened.span is None:
             start = self.job.moment(opened.began)
             opened.span = Span.create(opened.kind.name, self._parent_span(opened), None, None, start)
+            opened.span.listener = tell_event
         return opened.span
 
     def _parent_span(self, opened: OpenSpan) -> Span | None:
@@ -355,22 +354,6 @@ class Interpreter:
         while parent is not None and parent.kind is kinds.CHECKPOINT_SAVE and parent.save is None:
             parent = parent.parent  # saves are switched off: nothing is told of it
         return None if parent is None or not parent.known else self.span_of(parent)
-
-    def _update(self, stack: SpanStack, kind: Kind, update: SpanUpdate) -> None:
-        """Take what the job says of a short block."""
-        opened = stack.latest(kind)
-        if opened is None:
-            self.job.rule(kind.call, "stopped_span", "attributes and events while it is open")
-            return
-        span, item = self.span_of(opened), update.item
-        if isinstance(item, Attribute):
-            span.add_attribute(item.name, item.value)
-        elif isinstance(item, Attributes):
-            span.add_attributes(item)
-        else:
-            span.keep(item)
-            if opened.recorded:
-                self.job.telemetry.span_event(span, item)
 
     # What else happens -----------------------------------------------------------------------------------
 

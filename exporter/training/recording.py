@@ -33,6 +33,8 @@ CHUNK_ITEMS = 1 << 17
 """The same, by a thread that interprets what it has noted itself."""
 HELP_ITEMS = 1024
 """Items that a thread which makes a rare call interprets at most."""
+SPAN_SECONDS = 0.05
+"""The longest that a call waits which asks a short block for its span, for the recording thread to finish a piece."""
 PATIENCE_SECONDS = 1.0
 """The longest that the recording thread waits for a job's thread which interprets, and a call whose misuse is to be
 raised for the recording thread."""
@@ -268,10 +270,13 @@ class TrainingRecording:
             raise OneLoggerError(problems[0])
 
     def _span_of(self, buffer: SpanBuffer, kind: Kind) -> Span | None:
-        """Give the span of an open block, as far as it is known by now."""
-        self._try()
-        opened = None if buffer.state is None else buffer.state.latest(kind)
-        return None if opened is None else self._interpreter.span_of(opened)
+        """Give the span of an open block; None where none is open, or nobody can tell soon."""
+        until = monotonic()
+        with self._alone(SPAN_SECONDS) as alone:
+            while alone and self._piece(CHUNK_ITEMS, until):
+                pass
+            opened = buffer.state.latest(kind) if alone and buffer.state is not None else None
+            return None if opened is None else self._interpreter.span_of(opened)
 
 
 def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:

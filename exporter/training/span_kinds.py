@@ -15,9 +15,9 @@ from exporter.training.attributes import Name, SpanName, name_of
 from exporter.training.metrics import report
 from exporter.training.phases import PHASES
 
-BEGIN, END, ENTER, EXIT, FAIL, BEGAN, ENDED, UPDATE = range(8)
+BEGIN, END, ENTER, EXIT, FAIL, BEGAN, ENDED = range(7)
 """What happened to a span: begun and ended by a callback; entered, left and left by an exception as a block (the value is
-the time); begun and ended with more to say (`Began`, `Ended`); given an attribute or an event (`SpanUpdate`)."""
+the time); begun and ended with more to say (`Began`, `Ended`)."""
 VALUES = 2
 """What the job's callables gave; the value is a dictionary."""
 CALL = 3

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from training_support import (
     left,
     misuses,
     of,
+    published,
     told,
 )
 
@@ -268,3 +272,100 @@ def test_d18_saves_that_are_switched_off_break_no_rule() -> None:
 
     assert misuses() == {}
     assert {name for _, name, _ in exported(memory).records} == {"application"}
+
+
+def totals(name: str) -> float:
+    """The sum of all series of a family."""
+    return float(sum(value for (family, _), value in published().items() if family == name))
+
+
+def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
+    asked: Counter[str] = Counter()
+
+    def ask(name: str, value: Any) -> Any:
+        return lambda: (asked.update([name]), value)[1]
+
+    given = {
+        "global_batch_size": 32,
+        "seq_length": 128,
+        "flops_per_sample": 1000,
+        "is_log_throughput_enabled": True,
+    }
+    telemetry = {f"{name}_or_fn": ask(name, value) for name, value in given.items()}
+    configured(telemetry=telemetry, world_size_or_fn=ask("world_size", 4))
+    with training.application(), training.training_loop(train_iterations_start=0):
+        before = Counter(asked)
+        iterations(100)
+        during = asked - before
+
+    assert during == dict.fromkeys([*given, "world_size"], 100)
+
+
+def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() -> None:
+    telemetry = {"global_batch_size_or_fn": 32, "log_every_n_train_iterations": 10}
+    memory = configured(telemetry=telemetry, world_size_or_fn=4)
+    with training.application(), training.training_loop(train_iterations_start=0):
+        iterations(10)
+
+    (update,) = exported(memory).attributes("training_metrics_update")
+    assert update["num_train_samples"] == 320
+    assert of("training.samples", mode="train") == 80
+
+
+def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:
+    memory = configured(telemetry={})
+    with (
+        training.application(),
+        training.training_loop(train_iterations_start=0),
+        training.training_iteration(),
+    ):
+        for name in (training.StandardTrainingJobSpanName.MODEL_FORWARD, "model_backward"):
+            with training.timed_span(name) as span:
+                span.add_attribute("a", 1)
+
+    assert [of("training.phase_entries", phase=phase) for phase in ("forward", "backward")] == [1, 1]
+    assert not {"model_forward", "model_backward"} & {name for _, name in exported(memory).names()}
+
+
+def test_d8_a_success_of_a_save_that_never_began_or_was_confirmed_is_a_misuse_without_effect() -> None:
+    memory = configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        iterations(3)
+        with training.checkpoint_save(global_step=3):
+            pass
+        training.on_save_checkpoint_success(3)
+        assert misuses() == {}
+        for step in (3, 99, None):
+            training.on_save_checkpoint_success(step)  # type: ignore[arg-type]  # bad input
+        assert totals("training.misuse") == 3
+
+    (success,) = exported(memory).attributes("save_checkpoint_success")
+    assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)
+
+
+def test_d12_a_validation_whose_only_iteration_failed_tells_no_times() -> None:
+    memory = configured(telemetry={})
+    with (
+        training.application(),
+        training.validation_loop(),
+        suppress(ValueError),
+        training.validation_iteration(),
+    ):
+        raise ValueError
+
+    (update,) = exported(memory).attributes("validation_metrics_update")
+    assert not {name for name in update if name.endswith("_time_sec")}
+
+
+def test_d20_a_first_iteration_of_no_length_is_counted() -> None:
+    throughput = {"is_log_throughput_enabled_or_fn": True, "flops_per_sample_or_fn": 10}
+    memory = configured(telemetry=throughput | {"log_every_n_train_iterations": 1})
+    now = time.time() * 1000
+    with training.application(), training.training_loop(train_iterations_start=0):
+        training.on_training_single_iteration_start(start_time_msec=now)
+        training.on_training_single_iteration_end(finish_time_msec=now)
+
+    (update,) = exported(memory).attributes("training_metrics_update")
+    assert update["num_iterations"] == 1
+    assert update["total_iteration_time_sec"] == pytest.approx(0.0, abs=1e-3)
+    assert misuses() == {}
