@@ -5,16 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_support import DATA
+from ledger_support import Clock, Page, Sidecar, a_process, a_snapshot
+from training_support import ByHand, entered, left
 
 from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.nvml.device import Device
 from exporter.collectors.gpu.nvml.integrals import Buffers
 from exporter.collectors.gpu.nvml.library import Library
 from exporter.collectors.gpu.state import GpuRegistry
+from exporter.collectors.job import GpuProcessUse, MachineUse, RunUse
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.families.run_info import Gpus
+from exporter.training.span_kinds import kind_named
 
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
 EPOCH = 1_700_000_000.0
@@ -67,3 +76,125 @@ class Card:
             out["energy_millijoules"] = 1000 * counter_at(now)
         entry = {"index": 0, "uuid": self.uuid, "number": 0, "values": out}
         self.registry.take_sample(parse(encode({"kind": "sample", "time": now, "gpus": [entry]})), 1)
+
+
+# The whole sidecar on it ------------------------------------------------------------------------------------
+
+BEGIN, END = 0.01, 19.51
+MONOTONIC = 5000.0
+"""The monotonic clock at the trace's begin."""
+PHASE_OF = {
+    "gemm_400ms": "forward",
+    "idle_400ms": "logging",
+    "gemm_100ms": "backward",
+    "copy_100ms": "data_loading",
+    "gemm_40ms": "optimizer",
+    "idle_40ms": "zero_grad",
+    "idle_long": "validation",
+}
+
+
+Window = tuple[str, float, float]
+"""A phase, its begin and its end, seconds of the trace."""
+
+
+def windows() -> list[Window]:
+    """What the card did, as phases."""
+    return [(PHASE_OF[name], begin, end) for name, begin, end in TRACE["marks"]]
+
+
+@dataclass
+class Node:
+    """The card, a job of one rank or several that marks what the card does, and the sidecar."""
+
+    directory: Path
+    strangers: int = 0
+    windows: list[Window] = field(default_factory=windows)
+    now: float = 0.0
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.card = Card()
+        self.job = ByHand(began=MONOTONIC)
+        self.process = a_process(started=EPOCH)
+        ends = [(end, False, phase) for phase, _, end in self.windows]
+        self.marks = sorted([*((begin, True, phase) for phase, begin, _ in self.windows), *ends])
+        self.sequence = 0
+        self.sidecar = Sidecar(self.directory, clock=self.clock)
+        self.start()
+
+    def start(self) -> None:
+        self.lock = NodeLock(self.directory, "boot")
+        jobs = self.sidecar.collector
+        jobs.gpus = Gpus(use=self.uses, readings=self.card.registry.energies)
+        self.energy = EnergyCollector(
+            Sources(
+                readings=self.card.registry.energies,
+                use=lambda: MachineUse(
+                    self.clock.monotonic, (RunUse("r", frozenset({7}), 0.0, 1, 0),), None, 1, None
+                ),
+                gpu_use=self.uses,
+                alive=lambda: {"r"},
+                work=lambda: jobs.work,
+                power=self.card.registry.power_samples,
+            ),
+            self.sidecar.state,
+            self.lock,
+            boot="boot",
+            clock=lambda: self.clock.wall,
+            monotonic=lambda: self.clock.monotonic,
+        )
+
+    def uses(self) -> tuple[GpuProcessUse, ...]:
+        return tuple(GpuProcessUse(7 + each, "0", self.card.uuid) for each in range(1 + self.strangers))
+
+    def go_to(self, now: float) -> None:
+        self.now = now
+        self.clock.wall, self.clock.monotonic = EPOCH + now, MONOTONIC + now
+
+    def flush(self) -> None:
+        """Have the job write its feed, and the sidecar read it."""
+        while self.marks and self.marks[0][0] <= self.now:
+            at, begins, phase = self.marks.pop(0)
+            self.job.take((entered if begins else left)(kind_named(phase, phase=True), MONOTONIC + at))
+        self.job.job.publish(MONOTONIC + self.now)
+        self.sequence += 1
+        snapshot = a_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
+        told = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
+        self.sidecar.feed.put(told, pid=7)
+        self.sidecar.collect()
+
+    def play(self) -> Page:
+        """Play the trace: samples every 2 s, the counter every 10 s, the feed every second, a division every 5 s."""
+        for tenth in range(int(10 * (END - BEGIN)) + 1):
+            self.go_to(BEGIN + tenth / 10)
+            if tenth % 20 == 0:
+                self.card.read(self.now, counter=tenth % 100 == 0)
+            if tenth % 10 == 3:
+                self.flush()
+            if tenth % 50 == 5:
+                self.energy.collect()
+        self.card.read(self.now, counter=True)
+        self.flush()
+        return Page(self.energy.collect())
+
+
+def joules(page: Page, family: str, **wanted: str) -> dict[str, float]:
+    """By phase."""
+    found: dict[str, float] = {}
+    for labels, value in page.all(family).items():
+        named = dict(labels)
+        if wanted.items() <= named.items():
+            found[named["phase"]] = found.get(named["phase"], 0.0) + value
+    return found
+
+
+def watts(found: dict[str, float]) -> dict[str, float]:
+    seconds = {
+        name: sum(end - begin for mark, begin, end in TRACE["marks"] if mark == name) for name in PHASE_OF
+    }
+    return {name: found[phase] / seconds[name] for name, phase in PHASE_OF.items()}
+
+
+def total(page: Page) -> float:
+    return sum(page.all("training_energy_joules_total").values())

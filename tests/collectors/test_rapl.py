@@ -233,11 +233,12 @@ def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
     collector.collect()
     for watts in (90.0, *[60.0] * 9, 50.0):
         machine.draw(5.0, watts)
-        collector.collect()
+        busy = collector.collect()
     working[0] = True
     machine.draw(5.0, 40.0)
     collected = collector.collect()
 
+    assert value_of(busy, IDLE, "0", "min_seen") is None  # 50 W is no rest of what drew 90 W at most
     assert value_of(collected, IDLE, "0", "config") == 55.0
     assert value_of(collected, IDLE, "0", "before_start") == pytest.approx(60.0)
     assert value_of(collected, IDLE, "0", "min_seen") == pytest.approx(40.0)

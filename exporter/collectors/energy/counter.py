@@ -106,24 +106,27 @@ IDLE_SAMPLES = 720
 """Passes without a job that are remembered: an hour at the usual interval."""
 ENOUGH_IDLE_SAMPLES = 10
 IDLE_PERCENTILE = 0.1
+RESTS_RATIO = 2.0
 
 
 class IdlePower:
     """What a device draws without work, by the ways in which that can be known, the best first.
 
     `config`: somebody measured it and said so; `before_start`: the tenth percentile while no process of any run was
-    alive; `min_seen`: the least that was ever seen, too high for a device that was never idle.
+    alive; `min_seen`: the least that was ever seen, once the most was twice as much: before, the device may never have rested.
     """
 
     def __init__(self, configured_watts: float | None = None) -> None:
         self._configured = configured_watts
         self._before: float | None = None
         self._least: float | None = None
+        self._most = 0.0
         self._samples: deque[float] = deque(maxlen=IDLE_SAMPLES)
 
     def note(self, watts: float, *, working: bool | None) -> None:
         """Take the mean power of one interval, and whether a job was running, None when that is not known."""
         self._least = watts if self._least is None else min(self._least, watts)
+        self._most = max(self._most, watts)
         if working is False:
             self._samples.append(watts)
             if len(self._samples) >= ENOUGH_IDLE_SAMPLES:
@@ -131,7 +134,8 @@ class IdlePower:
 
     def by_method(self) -> dict[str, float]:
         """Give what is known, the best first."""
-        values = (self._configured, self._before, self._least)
+        rested = self._least is not None and self._most >= RESTS_RATIO * self._least
+        values = (self._configured, self._before, self._least if rested else None)
         return {
             method: value for method, value in zip(IDLE_METHODS, values, strict=True) if value is not None
         }
@@ -142,10 +146,11 @@ class IdlePower:
 
     def row(self) -> tuple[float | None, ...]:
         """Write what was seen, for a page."""
-        return self._before, self._least
+        return self._before, self._least, self._most
 
     def resume(self, row: Sequence[float | None]) -> None:
         """Go on from what `row` has written, where nothing was seen yet."""
-        before, least = (*row, None, None)[:2]
+        before, least, most = (*row, None, None, None)[:3]
+        self._most = max(self._most, most or 0.0)
         self._before = before if self._before is None else self._before
         self._least = least if self._least is None else self._least

@@ -41,7 +41,7 @@ CPU_POWER = family(
 )
 IDLE_POWER = family(
     "host_cpu_power_idle_watts",
-    "Power of a CPU package without work, by the way in which it is known: config, before_start (tenth percentile while no run was alive), min_seen. A method is absent as long as it knows nothing.",
+    "Power of a CPU package without work, by the way in which it is known: config, before_start (tenth percentile while no run was alive), min_seen (once the most seen was twice as much). A method is absent as long as it knows nothing.",
     "configuration, host_cpu_power_watts",
     "package",
     "method",

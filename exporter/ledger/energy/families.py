@@ -56,7 +56,7 @@ CROSSCHECK = family(
 GPU_IDLE = family(
     "gpu_power_idle_watts",
     "Power of a GPU without work, by the way in which it is known: before_start (tenth percentile while "
-    "no process held it), min_seen. A method is absent as long as it knows nothing.",
+    "no process held it), min_seen (once the most seen was twice as much). A method is absent as long as it knows nothing.",
     "energy / time",
     *("gpu", "uuid", "method"),
 )

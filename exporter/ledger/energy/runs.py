@@ -147,6 +147,8 @@ class RunEnergy:
             self._add(0.0, "productive")
             for cause in CAUSES:
                 self._add(0.0, "wasted", cause)
+        if joules <= 0:
+            return
         measured = 0.0 if split is None else sum(split.joules.values())
         if split is not None and measured > 0:
             method, weights, total = POWER_SAMPLES, split.joules, measured

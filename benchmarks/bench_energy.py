@@ -1,0 +1,136 @@
+"""Measures energy by phase on a real H100's recorded power, whose phases are known, beside the windows of zeus.
+
+The trace has matrix products that alternate with copies or pauses, at 400, 100 and 40 ms; 20 ms are cut from those of
+100 ms. The whole sidecar reads it at its pace, as it was sampled. Where zeus is installed, its own monitor opens and closes
+a window for each phase, on the trace's energy counter, which moves every 100 ms; the mean of ten offsets. Prints one JSON
+document, and ends with status 1 when a budget does not hold.
+
+    python benchmarks/bench_energy.py
+"""
+
+from __future__ import annotations
+
+import bisect
+import importlib
+import importlib.util
+import itertools
+import statistics
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from report import REPOSITORY, Row, report
+
+sys.path.insert(0, str(REPOSITORY / "tests"))
+from power_trace_support import BEGIN, END, TRACE, Node, Window, counter_at, joules, total, windows
+
+TRUE_WATTS = {"product": 775.0, "copy": 410.0, "pause": 137.0}
+"""Of phases of many seconds: 750 to 800, 400 to 420, and the last three seconds of the trace."""
+PHASES = {
+    400: {"forward": "product", "logging": "pause"},
+    100: {"backward": "product", "data_loading": "copy"},
+    40: {"optimizer": "product", "zero_grad": "pause"},
+}
+
+
+def cut() -> list[Window]:
+    """Phases of 20 ms: every other one of them the same, whatever the card does."""
+    return [
+        (phase, begin + (end - begin) * part / 5, begin + (end - begin) * (part + 1) / 5)
+        for phase, begin, end in windows()
+        if phase in PHASES[100]
+        for part in range(5)
+    ]
+
+
+def counters(offset: float) -> tuple[list[float], list[float]]:
+    """The energy counter as NVML would give it: when it moved, and joules."""
+    samples = TRACE["power_samples_watts"]
+    times, sums = [samples[0][0]], [0.0]
+    for (before, _), (at, watts) in itertools.pairwise(samples):
+        times.append(at)
+        sums.append(sums[-1] + watts * (at - before))
+    moves = [0.1 * number + offset - 1.0 for number in range(210)]
+    return moves, [sums[min(bisect.bisect(times, at), len(sums) - 1)] for at in moves]
+
+
+def zeus(of: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], float]:
+    """Mean power by phase as zeus' own windows tell it, and the share of them that read nothing."""
+    energy: Any = importlib.import_module("zeus.monitor.energy")
+    found, seconds, zeros = defaultdict[str, float](float), defaultdict[str, float](float), []
+    instant = TRACE["field_186_and_power_usage_watts"]
+    for offset in range(10):
+        moves, sums = counters(offset / 100)
+        clock = SimpleNamespace(now=0.0)
+        gpus = SimpleNamespace(
+            supports_get_total_energy_consumption=lambda _: True,
+            get_total_energy_consumption=lambda _: 1000 * sums[bisect.bisect(moves, clock.now) - 1],  # noqa: B023
+            get_instant_power_usage=lambda _: (
+                1000 * next(watts for at, watts, _ in reversed(instant) if at <= clock.now)  # noqa: B023
+            ),
+        )
+        energy.time = lambda: clock.now  # noqa: B023
+        monitor: Any = energy.ZeusMonitor.__new__(energy.ZeusMonitor)
+        monitor.__dict__ |= {
+            "measurement_states": {}, "gpu_indices": [0], "cpu_indices": [], "soc_is_present": False, "gpus": gpus,
+            "approx_instant_energy": approximate, "power_monitor": None, "log_file": None, "sync_with": [],
+        }  # fmt: skip
+        for phase, begin, end in of:
+            clock.now = begin
+            monitor.begin_window(phase, sync_execution=False)
+            clock.now = end
+            told = monitor.end_window(phase, sync_execution=False).gpu_energy[0]
+            found[phase] += told
+            seconds[phase] += end - begin
+            zeros.append(told == 0.0)
+    return {phase: found[phase] / seconds[phase] for phase in found}, statistics.mean(zeros)
+
+
+def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
+    """Mean power by phase as the sidecar tells it, and the error of the sum."""
+    seconds = defaultdict[str, float](float)
+    for phase, begin, end in of:
+        seconds[phase] += end - begin
+    with tempfile.TemporaryDirectory() as directory:
+        page = Node(Path(directory), windows=list(of)).play()
+    measured = joules(page, "training_phase_energy_joules_total", method="power_samples")
+    counted = counter_at(END) - counter_at(BEGIN)
+    return {phase: measured[phase] / seconds[phase] for phase in seconds}, total(page) / counted - 1
+
+
+def main() -> None:
+    """Measure, and print."""
+    warnings.simplefilter("ignore")
+    has_zeus = importlib.util.find_spec("zeus") is not None
+    rows, details = [], dict[str, Mapping[str, float]]()
+    for length, of in ((400, windows()), (100, windows()), (40, windows()), (20, cut())):
+        kinds = PHASES[100 if length == 20 else length]
+        watts, error = ours(of)
+        told = {"training-exporter": watts}
+        if has_zeus:
+            chosen = [each for each in of if each[0] in kinds]
+            told["zeus"], zeros = zeus(chosen, approximate=False)
+            told["zeus, approx_instant_energy"], _ = zeus(chosen, approximate=True)
+            details[f"{length} ms, share of zeus' windows that read 0"] = {"": round(zeros, 3)}
+        off = {}
+        for who, by_phase in told.items():
+            mean = {what: round(by_phase[phase], 1) for phase, what in kinds.items()}
+            details[f"{length} ms, {who}, watts"] = mean
+            off[who] = max(abs(watts / TRUE_WATTS[what] - 1) for what, watts in mean.items())
+        budget = 0.05 if length >= 100 else None
+        peers = {who: round(value, 3) for who, value in off.items() if who != "training-exporter"}
+        what = f"power of phases of {length} ms, the larger relative error"
+        rows.append(Row(what, round(off["training-exporter"], 3), budget, peers))
+    rows.append(
+        Row("energy of all phases against the energy counter, relative error", abs(round(error, 5)), 0.003)
+    )
+    report(rows, **details)
+
+
+if __name__ == "__main__":
+    main()
