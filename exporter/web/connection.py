@@ -44,16 +44,13 @@ class Guard:
     The oldest incomplete one goes, else the oldest idle, else the oldest whose answer has been stuck in writing for a
     while; never a running one. So a flood only displaces itself: a real scrape sends its head at once, and is no
     longer incomplete by the time the flood has come round.
-
-    The clock is monotonic.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         room = limits.connections if files == resource.RLIM_INFINITY else max(16, files - limits.spare_files)
         self.capacity = min(limits.connections, room)
         self._limits = limits
-        self._clock = clock
         # Of each state the oldest first, because a dict keeps the order of insertion; with the time of entry.
         self._members: dict[State, dict[Connection, float]] = {state: {} for state in State}
 
@@ -71,7 +68,7 @@ class Guard:
             del self._members[connection.state][connection]
         connection.state, connection.body = state, b""
         if state is not None:
-            self._members[state][connection] = self._clock()
+            self._members[state][connection] = time.monotonic()
 
     def begin_writing(self, connection: Connection, body: bytes) -> None:
         """Note that a connection sends an answer; the oldest that do are ended when all together are too much."""
@@ -89,7 +86,7 @@ class Guard:
 
     def evict(self) -> bool:
         """End the connection that is missed least; False when all are being answered."""
-        stuck = self._clock() - self._limits.stalled_seconds
+        stuck = time.monotonic() - self._limits.stalled_seconds
         for state in (State.INCOMPLETE, State.IDLE, State.WRITING):
             for connection, since in self._members[state].items():
                 if state is State.WRITING and since > stuck:

@@ -363,22 +363,14 @@ def test_foreign_text_is_shown_and_cannot_act(text: str) -> None:
         ({"run": hostile, "rank": "", "role": hostile, "node": hostile, "gpu": hostile}, 1.0)
     ]
     rows["training_cost_total"] = [({"run": hostile, "currency": hostile, "kind": hostile}, 1.0)]
-    rows["exporter_energy_source_info"] = [
-        (
-            {
-                "component": hostile,
-                "device": hostile,
-                "source": hostile,
-                "name": hostile,
-                "measured": hostile,
-            },
-            1.0,
-        )
-    ]
+    rows["gpu_power_watts"] = [({"gpu": hostile, "uuid": hostile}, 500.0)]
+    past = History(seconds=5, clock=lambda: NOW - 5)
+    for tick in range(2):
+        past.note(5.0 * tick, Readings(families(rows)))
     bad = status(name=hostile, success=False, message=hostile)
-    document = page(rows, bad, node=hostile, not_ready=hostile, feed_directory=hostile)
+    document = page(rows, bad, past=past, node=hostile, not_ready=hostile, feed_directory=hostile)
 
-    assert document.tags.count("script") == 2
+    assert (document.tags.count("script"), document.tags.count("figure")) == (2, 2)
     assert "img" not in document.tags
     assert not [name for name in document.names if name.startswith("on")]
     assert "<script>alert(1)</script>" in document.words
