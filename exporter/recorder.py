@@ -374,16 +374,9 @@ class Recorder:
         except FeedError as error:
             tell_once(f"overrides {error}", f"the recording rules of the sidecar are left out: {error}")
             return False
-        if rules is not None:
-            wrong = REGISTRY.override([rule for rule in rules if not rule.get("events")])
-            of_events = [
-                {key: value for key, value in rule.items() if key != "events"}
-                for rule in rules
-                if rule.get("events")
-            ]
-            for problem in [*wrong, *EVENTS.override(of_events)]:
-                told = f"a recording rule of the sidecar's configuration is left out: {problem}"
-                tell_once(f"rule {problem}", told)
+        for problem in REGISTRY.override(rules) if rules is not None else ():
+            told = f"a recording rule of the sidecar's configuration is left out: {problem}"
+            tell_once(f"rule {problem}", told)
         return True
 
 

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
 from exporter.cli.sections import Energy, Exposition, Feed, Goodput, GpuSection, Log, State, Web
@@ -27,7 +27,6 @@ from exporter.config.options import (
     Keys,
     Notation,
     Range,
-    Ratio,
     option,
     options_of,
 )
@@ -150,35 +149,6 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class EventRule:
-    """Which events of the training processes are recorded, and which of those their handlers are told."""
-
-    match: Glob = option(
-        REQUIRED,
-        "Pattern of the events' types, with * and ?. A later rule wins over an earlier one.",
-        example="checkpoint.*",
-    )
-    enabled: bool = option(
-        UNCHANGED, "false: do not count these events or hand them to handlers.", example=True
-    )
-    severity: Literal["debug", "info", "warning", "error", "critical"] = option(
-        UNCHANGED, "Lowest severity to record.", example="info"
-    )
-    sample: Ratio = option(
-        UNCHANGED, "Share of the events to hand to handlers. All of them are counted.", example=1.0
-    )
-    per_second: Annotated[float, Range(0, 1_000_000)] | None = option(
-        UNCHANGED,
-        "Events of one type and severity to hand to handlers each second. All of them are counted. null for no limit.",
-        example=100.0,
-    )
-
-    def as_override(self) -> dict[str, object]:
-        """The rule as JSON for the training processes: only what it mentions."""
-        return {"events": True} | _mentioned(self)
-
-
-@dataclass(frozen=True, slots=True)
 class Configuration:
     """Everything that can be set; works as it is, without a file."""
 
@@ -194,11 +164,6 @@ class Configuration:
     gpu: GpuSection = option(GpuSection(), "Which GPUs to watch, and how closely.")
     energy: Energy = option(Energy(), "Energy of the runs, and what it costs: carbon, water and money.")
     goodput: Goodput = option(Goodput(), "How the time of a training is counted.")
-    events: tuple[EventRule, ...] = option(
-        (),
-        "Which events of the training processes to record and to hand to their handlers. A process reads these "
-        "rules at its start and whenever they change. Its code takes precedence.",
-    )
     recording: tuple[Rule, ...] = option(
         (),
         "Aggregations, windows and buckets for the Stats of the training processes, in place of those in their "
@@ -207,16 +172,12 @@ class Configuration:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Whether the rules are few enough for the training processes to read."""
-        count = len(self.overrides())
         if len(self.recording) > MAX_RULES:
             yield "recording", f"has {len(self.recording)} rules, at most {MAX_RULES} are allowed"
-        elif count > MAX_RULES:
-            yield "events", f"and recording have {count} rules, at most {MAX_RULES} are allowed"
 
     def overrides(self) -> list[dict[str, object]]:
         """Every rule for the training processes, as JSON."""
-        rules: tuple[EventRule | Rule, ...] = (*self.events, *self.recording)
-        return [rule.as_override() for rule in rules]
+        return [rule.as_override() for rule in self.recording]
 
 
 def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configuration:

@@ -1,10 +1,9 @@
-"""overrides.json: the configuration's `recording:` and `events:` rules on their way from the sidecar to the jobs.
+"""overrides.json: the configuration's `recording:` rules on their way from the sidecar to the jobs.
 
 The sidecar that owns the directory writes the file as a whole; training processes read it at start and when it
 has changed. Only its shape is checked here; what a rule means, and whether it makes sense, is recording's matter.
 
-    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10},
-     {"events": true, "match": "checkpoint.*", "per_second": 5}]}
+    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10}]}
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH116, PTH118

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import count
-from math import isfinite
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -31,21 +32,17 @@ DEFAULT_PER_SECOND = 10_000.0
 """Events of one kind that handlers are given each second unless a rule says otherwise: more is a flood."""
 
 Pair = tuple[str, str]
-Rule = Mapping[str, object]
-"""`match`, a shell pattern of types, and any of `enabled`, `severity`, `sample` and `per_second`."""
 
-_CHECKS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
-    "match": ((str,), lambda _: True, "a pattern such as 'checkpoint.*'"),
-    "enabled": ((bool,), lambda _: True, "True or False"),
-    "severity": ((str,), LEVELS.__contains__, f"one of {', '.join(LEVELS)}"),
-    "sample": ((int, float), lambda share: 0.0 <= share <= 1.0, "a share from 0 to 1"),
-    "per_second": (
-        (int, float, type(None)),
-        lambda rate: rate is None or (isfinite(rate) and rate >= 0),
-        "None or a finite number of at least 0",
-    ),
-}
-"""Of each key of a rule: its types, whether a value is in range, and what is wanted."""
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What becomes of the events whose types match a shell pattern."""
+
+    match: str = "*"
+    enabled: bool = True
+    severity: str = "debug"  # the least that is recorded
+    sample: float = 1.0  # the share that handlers are told, 0 to 1
+    per_second: float | None = DEFAULT_PER_SECOND  # how many of a kind they are told; None for any number
 
 
 class Occurrences:
@@ -94,18 +91,14 @@ class Kind:
         self.suppressed = occurrences.suppressed
         self._number = count().__next__
 
-    def obey(self, rules: Sequence[Rule], *, recording: bool) -> None:
-        """Take the rules that match, the later one winning."""
-        found: dict[str, Any] = {}
-        for rule in rules:
-            if fnmatchcase(self.type, str(rule["match"])):
-                found.update(rule)
-        least = LEVELS[found.get("severity", "debug")]
-        self.enabled = recording and found.get("enabled", True) and LEVELS[self.severity] >= least
-        self._sample = float(found.get("sample", 1.0))
-        self.limited = self._sample < 1.0 or "per_second" in found
-        rate = found.get("per_second", DEFAULT_PER_SECOND)
-        self._per_second = None if rate is None else float(rate)
+    def obey(self, rules: Iterable[Rule], *, recording: bool) -> None:
+        """Take the last rule that matches."""
+        rule = Rule()
+        for each in rules:
+            rule = each if fnmatchcase(self.type, each.match) else rule
+        self.enabled = recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
+        self._sample, self._per_second = rule.sample, rule.per_second
+        self.limited = rule.sample < 1.0 or rule.per_second != DEFAULT_PER_SECOND
         self._ends = 0.0
 
     def route(self, handlers: Iterable[Handle]) -> None:
@@ -151,7 +144,6 @@ class KindTable:
         self._wake: Callable[[], None] = lambda: None
         self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
         self._rules: dict[str, Rule] = {}
-        self._outer_rules: tuple[Rule, ...] = ()
         self._recording = True
         self._begin_counts()
 
@@ -177,7 +169,7 @@ class KindTable:
                 return kind
             kind = Kind(*pair)
             kind.restart(self._occurrences_of(*pair))
-            kind.obey([*self._outer_rules, *self._rules.values()], recording=self._recording)
+            kind.obey(list(self._rules.values()), recording=self._recording)
             kind.route(self.active)
             if len(self._kinds) < MOST_KINDS:
                 self._kinds[pair] = kind
@@ -196,41 +188,42 @@ class KindTable:
         except Exception:  # noqa: BLE001  # whatever the job's own object is
             return self._recording
 
-    def limit(self, match: str = "*", **rule: object) -> None:
-        """Say what becomes of the events whose types match a shell pattern; the later call wins.
+    def limit(
+        self,
+        match: str = "*",
+        *,
+        enabled: bool = True,
+        severity: str = "debug",
+        sample: float = 1.0,
+        per_second: float | None = DEFAULT_PER_SECOND,
+    ) -> None:
+        """Say what becomes of the events whose types match a shell pattern; of several that match, the latest call holds.
 
-        What is given replaces what was said of the same pattern before; nothing given forgets it.
+        Sampled and limited events still count. Without a rule the pattern is forgotten.
 
         Args:
             match: The pattern.
-            rule: Any of `enabled` (bool), `severity` (the least that is recorded), `sample` (the share that
-                handlers are told, 0 to 1) and `per_second` (how many of a kind they are told each second; None for
-                any number). Sampled and limited events still count.
+            enabled: Whether they are recorded at all.
+            severity: The least that is recorded.
+            sample: The share that handlers are told, 0 to 1.
+            per_second: How many of a kind they are told each second; None for any number.
 
         Raises:
             TypeError: A value is of the wrong type.
-            ValueError: A value is out of range, or there is no such rule.
+            ValueError: A value is out of range.
         """
-        checked = check_rule({"match": match, **rule})
+        if not isinstance(match, str):
+            raise TypeError(f"match must be a pattern such as 'checkpoint.*', not {match!r}")
+        if not 0.0 <= sample <= 1.0:
+            raise ValueError(f"sample must be a share from 0 to 1, not {sample!r}")
+        if per_second is not None and not 0.0 <= per_second < inf:
+            raise ValueError(f"per_second must be None or a finite number of at least 0, not {per_second!r}")
+        rule = Rule(match, enabled, check_severity(severity), sample, per_second)
         with self._lock:
             self._rules.pop(match, None)
-            if rule:
-                self._rules[match] = checked
+            if rule != Rule(match):
+                self._rules[match] = rule
             self._obey()
-
-    def override(self, rules: Iterable[Rule]) -> list[str]:
-        """Put the configuration's rules in force, before the code's own; gives what is wrong with those left out."""
-        good: list[Rule] = []
-        wrong: list[str] = []
-        for number, rule in enumerate(rules, 1):
-            try:
-                good.append(check_rule(rule))
-            except (TypeError, ValueError) as error:  # noqa: PERF203  # each rule stands for itself
-                wrong.append(f"events rule {number}: {error}")
-        with self._lock:
-            self._outer_rules = tuple(good)
-            self._obey()
-        return wrong
 
     def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
         """Tell how many there were, when the latest happened, and how many were kept from the handlers."""
@@ -248,7 +241,7 @@ class KindTable:
         return counts, last, suppressed
 
     def _obey(self) -> None:
-        rules = [*self._outer_rules, *self._rules.values()]
+        rules = list(self._rules.values())
         for kind in list(self._kinds.values()):
             kind.obey(rules, recording=self._recording)
             kind.route(self.active)
@@ -269,18 +262,3 @@ class KindTable:
         else:
             self._labels.add(label)
         return self._occurrences.setdefault((label, severity), Occurrences())
-
-
-def check_rule(rule: Rule) -> Rule:
-    """Take a rule for events, else raise TypeError or ValueError."""
-    for key, value in rule.items():
-        if key not in _CHECKS:
-            raise ValueError(f"a rule for events has no {key!r}; allowed: {', '.join(_CHECKS)}")
-        types, in_range, wanted = _CHECKS[key]
-        if not isinstance(value, types) or (isinstance(value, bool) and key != "enabled"):
-            raise TypeError(f"{key} must be {wanted}, not {value!r}")
-        if not in_range(value):
-            raise ValueError(f"{key} must be {wanted}, not {value!r}")
-    if "match" not in rule:
-        raise ValueError("a rule for events needs 'match', a pattern of types such as 'checkpoint.*'")
-    return dict(rule)

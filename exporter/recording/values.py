@@ -208,7 +208,7 @@ class EventsReading(Value):
     # those whose payload could not be made
     suppressed: Mapping[tuple[str, str], int] = field(default_factory=dict)
     delivered: Mapping[str, int] = field(default_factory=dict)  # events that a handler took, by its name
-    # events that a handler missed, by (its name, reason): `queue_full`, `error`, `exit`, `unregistered`, `write`,
+    # events that a handler missed, by (its name, reason): `queue_full`, `error`, `exit`, `unregistered`,
     # `no_thread`
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
 

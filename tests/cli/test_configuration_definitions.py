@@ -72,7 +72,7 @@ def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) 
         ("web: {listen_address: []}", "c:1:23: web.listen_address: needs at least one address"),
         ("web: {listen_address: [':1', ':1']}", 'web.listen_address: ":1" is listed twice'),
         ("web: {listen_address: ['foo bar:3']}", "c:1:24: web.listen_address[0]: expected an address"),
-        ("events: [{match: 3}]", "c:1:18: events[0].match: expected a pattern"),
+        ("recording: [{match: 3}]", "c:1:21: recording[0].match: expected a pattern"),
         ("web: {telemetry_path: /-/x}", "web.telemetry_path: expected a path such as /metrics"),
         ("collectors: {cpu: {per_cor: true}}", 'unknown key "per_cor", did you mean "per_core"?'),
         (

@@ -1,17 +1,8 @@
-"""The configuration's rules for Stats and events, as a training process takes them."""
+"""The configuration's rules for Stats, as a training process takes them."""
 
 from __future__ import annotations
 
-import json
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from exporter.cli.configuration import EventRule
-from exporter.config.options import UNCHANGED
 from exporter.recording.definition import apply_rules, check_definition, check_rules
-from exporter.recording.event_values import LEVELS
-from exporter.recording.events import EventLog
 from exporter.recording.values import Aggregation
 
 
@@ -71,22 +62,3 @@ def test_a_rule_that_takes_both_windows_away_leaves_them_as_they_were() -> None:
     changed, _ = apply_rules(check_definition("a", window_seconds=5), rules)
 
     assert changed.window_seconds == 5
-
-
-@given(
-    st.builds(
-        EventRule,
-        match=st.sampled_from(["*", "ckpt.?", "train.step"]),
-        enabled=st.sampled_from([UNCHANGED, True, False]),
-        severity=st.sampled_from([UNCHANGED, *LEVELS]),
-        sample=st.just(UNCHANGED) | st.floats(0, 1),
-        per_second=st.just(UNCHANGED) | st.none() | st.floats(0, 1_000_000),
-    )
-)
-def test_a_training_process_accepts_every_rule_for_events_that_the_configuration_accepts(
-    rule: EventRule,
-) -> None:
-    override = json.loads(json.dumps(rule.as_override()))
-    assert override.pop("events") is True
-
-    assert EventLog().override([override]) == []

@@ -53,12 +53,11 @@ training_event_last_timestamp_seconds{run,rank,worker,role,type,severity}: Unix 
 training_events_suppressed_total{run,rank,worker,role,type,reason}: Events that were counted, but not
     handed to the handlers, since only a share of them is (sampled) or since there were too many of their
     kind in one second (rate_limit); payload counts those that went to the handlers without their payload,
-    which could not be made; absent while there are none. <- exporter.events.limit and the configuration's
-    rules
+    which could not be made; absent while there are none. <- exporter.events.limit
 training_event_handler_events_total{run,rank,worker,role,handler}: Events that a handler took; absent
     where none is registered. <- exporter.events.register
 training_event_handler_dropped_total{run,rank,worker,role,handler,reason}: Events that a handler missed:
-    its queue was full (queue_full), it raised (error), could not write (write), or had not taken them
+    its queue was full (queue_full), it raised or could not write (error), or had not taken them
     when it was unregistered or its process ended (unregistered, exit); 0 from the start for queue_full
     and error, absent for the others while there are none. <- exporter.events.register
 """)
