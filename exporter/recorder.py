@@ -107,7 +107,7 @@ class Recorder:
             self._starting.release()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Put together what was added, on the caller's thread, so that handlers get the windows which that closes."""
+        """Put together, on the caller's thread, what was added to Stats whose windows somebody is told of."""
         return self._guarded(self._collect, timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
@@ -255,8 +255,9 @@ class Recorder:
         return True
 
     def _collect(self) -> bool:
-        self._close_windows()
-        self._drain_all(None)
+        for state in REGISTRY.states():
+            if state.listeners:
+                self._drain(state)
         return True
 
     def _close_windows(self) -> bool:

@@ -23,6 +23,7 @@ from exporter.cli import check as checking
 from exporter.cli.check import REFUSED_REMEDIES, Finding, Machine, ask, nvidia, rapl
 from exporter.cli.configuration import Configuration
 from exporter.cli.sections import GpuSection
+from exporter.feed import directory
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """
@@ -298,8 +299,7 @@ def test_a_machine_that_is_played_is_told(machine: Machine) -> None:
 def test_a_default_directory_that_nobody_can_make_is_a_failure(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checking, "default_directory", lambda uid: machine.root / f"missing/exporter-{uid}")
-    monkeypatch.setattr(checking, "is_trusted", lambda path, uid: False)
+    monkeypatch.setattr(directory, "default_path", lambda: f"{machine.root}/missing/exporter-0")
 
     (finding,) = checking.feed_directory(machine)
 
