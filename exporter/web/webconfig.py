@@ -1,4 +1,4 @@
-"""`web.config.yml`: the file for TLS, passwords, headers and a rate limit, in exporter-toolkit's format.
+"""`web.config.yml`: the file for TLS and passwords, in exporter-toolkit's format.
 
 Used in the sidecar, at the start and whenever the file has changed. Deviations from exporter-toolkit, all on the side
 of refusing:
@@ -7,7 +7,7 @@ of refusing:
   `client_auth_type` but `NoClientCert` needs a CA (exporter-toolkit falls back to the public ones), and
   `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
   `RequireAndVerifyClientCert`.
-- TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not offered.
+- TLS 1.0 and 1.1, `curve_preferences`, `headers`, `rate_limit`, and certificates inside the file are not offered.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
   or ciphers are given).
@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -115,37 +114,10 @@ class TlsServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpHeaders:
-    """The header fields that may be added; "" leaves one out."""
-
-    strict_transport_security: str = field(default="", metadata={"key": "Strict-Transport-Security"})
-    x_content_type_options: Literal["", "nosniff"] = field(
-        default="", metadata={"key": "X-Content-Type-Options"}
-    )
-    x_frame_options: Literal["", "deny", "sameorigin"] = field(
-        default="", metadata={"key": "X-Frame-Options"}
-    )
-    x_xss_protection: str | int = field(default="", metadata={"key": "X-XSS-Protection"})
-    content_security_policy: str = field(default="", metadata={"key": "Content-Security-Policy"})
-
-    def problems(self) -> Iterable[tuple[str, str]]:
-        """(field, message) of values that no header can carry."""
-        for name in self.__slots__:
-            if re.fullmatch(r"[\x20-\x7e]*", str(getattr(self, name))) is None:
-                yield name, "a header's value is printable ASCII on one line"
-
-    def fields(self) -> dict[str, str]:
-        """Header fields by name."""
-        found = {str(each.metadata["key"]): str(getattr(self, each.name)).strip() for each in fields(self)}
-        return {name: value for name, value in found.items() if value}
-
-
-@dataclass(frozen=True, slots=True)
 class HttpServerConfig:
     """`http_server_config`."""
 
     http2: bool = False
-    headers: HttpHeaders = field(default_factory=HttpHeaders)
 
 
 @dataclass(frozen=True, slots=True)
