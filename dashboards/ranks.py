@@ -150,6 +150,13 @@ def _slow() -> tuple[Panel, ...]:
                 120,
                 above(0.2),
             ),
+            percent(
+                "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
+                " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
+                "Its GPU waits",
+                110,
+                above(0.1),
+            ),
             Column(
                 f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_clock_hertz{{clock="sm"}}))',
                 "SM clock",

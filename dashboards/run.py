@@ -207,7 +207,6 @@ def _glance() -> tuple[Panel, ...]:
 
 def _progress() -> tuple[Panel, ...]:
     return (
-        lines("Step over time", Query("max(training_step{@run})", "step", BLUE), unit="locale", w=8),
         lines(
             "Throughput",
             Query('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))', "tokens", BLUE),
@@ -231,13 +230,14 @@ def _progress() -> tuple[Panel, ...]:
             Query(MFU.format(work="model"), "MFU: the model's own", BLUE),
             Query(MFU.format(work="hardware"), "HFU: with recomputation", ORANGE),
             unit="percentunit",
-            w=8,
         ),
     )
 
 
 def _phases() -> tuple[Panel, ...]:
     share = "sum by (phase) (rate(training_phase_seconds_total{@rank}[$__rate_interval]))"
+    timed = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
+    work = 'phase=~"iteration|forward|backward|grad_sync|optimizer|zero_grad"'
     return (
         lines(
             "Time by phase",
@@ -252,9 +252,31 @@ def _phases() -> tuple[Panel, ...]:
             color=fixed(GREY),
             overrides=named(PHASES),
             legend="right",
-            w=16,
+            w=12,
             h=10,
             links=(TO_RANKS,),
+        ),
+        lines(
+            "GPU time of a step",
+            Query(
+                "sum by (phase) (rate(training_phase_gpu_seconds_total{@rank}[$__rate_interval]))"
+                f" / ignoring (phase) group_left () {timed}",
+                "{{phase}}",
+            ),
+            Query(
+                f"sum(rate(training_phase_gpu_seconds_total{{@rank, {work}}}[$__rate_interval])) / {timed}"
+                f" - sum(rate(training_phase_seconds_total{{@rank, {work}}}[$__rate_interval]))"
+                ' / sum(rate(training_steps_total{@rank, mode="train"}[$__rate_interval]))',
+                "work queued ahead of the GPU",
+                bound=True,
+            ),
+            unit="s",
+            stacked=True,
+            color=fixed(GREY),
+            overrides=named(PHASES),
+            legend="right",
+            w=12,
+            h=10,
         ),
     )
 

@@ -65,7 +65,12 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Dead and silent ranks": "AB"},
     ("training-ranks", PASSES): {"Ranks in another phase than most": "ABC"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
-    ("training-run", NO_TORCH): {"Memory of tensors": "A", "Allocation retries and failures": "AB"},
+    ("training-ranks", NO_TORCH): {"Every rank with its machine, the slowest first": "G"},
+    ("training-run", NO_TORCH): {
+        "Memory of tensors": "A",
+        "Allocation retries and failures": "AB",
+        "GPU time of a step": "AB",
+    },
     ("training-run", PASSES): {"Firing alerts": "A"},
     ("training-run", LATER): {"Step time": "B"},
 }
