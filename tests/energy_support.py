@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.keeping import Keeper
+from exporter.collectors.job import Keeper
 from exporter.families import Collected
 
 RANGE = 262_143.328_850

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 from ledger_support import START, a_process
 
-from exporter.collectors.job import GpuProcessUse, JobProcess
-from exporter.collectors.keeping import Keeper
+from exporter.collectors.job import GpuProcessUse, JobProcess, Keeper
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.families import Collected
 from exporter.feed.snapshot import ProcessIdentity

@@ -45,7 +45,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "feed",
         "collectors.energy",
         "collectors.job",
-        "collectors.keeping",
         "recording.reserved",
         "recording.values",
         "training.phases",

@@ -16,8 +16,7 @@ from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.families import ENERGY_READING
 from exporter.collectors.gpu.publishing import ENERGY, STATUS_SPECS
 from exporter.collectors.gpu.state import GpuTotals
-from exporter.collectors.job import EnergyReading, GpuProcessUse
-from exporter.collectors.keeping import Keeper, Rows
+from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, Rows
 from exporter.errors import CollectError
 from exporter.families import Collected
 

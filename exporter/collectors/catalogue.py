@@ -48,18 +48,12 @@ SLOW = (60.0, 20.0)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option of a collector: the key in the configuration and the argument of the factory.
-
-    Attributes:
-        default: False makes it a switch, a tuple a list.
-        help: One sentence for the configuration.
-        kind: What a list is one of: shell-style patterns, paths, or names such as `module:Class`.
-    """
+    """An option of a collector: the key in the configuration and the argument of the factory."""
 
     name: str
-    default: Literal[False] | tuple[str, ...]
-    help: str
-    kind: Literal["pattern", "path", "class"] = "pattern"
+    default: Literal[False] | tuple[str, ...]  # False makes it a switch, a tuple a list
+    help: str  # one sentence for the configuration
+    kind: Literal["pattern", "path", "class"] = "pattern"  # what a list is one of
 
 
 @dataclass(frozen=True, slots=True)

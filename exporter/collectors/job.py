@@ -1,14 +1,15 @@
-"""What the collectors of processes and of energy tell each other: who runs, what it uses, where energy is read.
+"""What the collectors of processes and of energy tell each other, and the pages on which they keep their totals.
 
-Used in the sidecar. Values only; the composition root hands each collector the others' latest as callables. Times called
-`at` are those of the machine's monotonic clock, which all of them share.
+Used in the sidecar. The composition root hands each collector the others' latest values as callables. Times called `at`
+are those of the machine's monotonic clock, which all of them share. Pages are numbers of this machine that outlive the
+sidecar: the ledger puts them into its state files, one a page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from exporter.feed.snapshot import ProcessIdentity
 
@@ -17,107 +18,123 @@ Role = Literal["trainer", "dataloader", "other"]
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process that records, or did so a short while ago, as the ledger knows it.
-
-    Attributes:
-        pid: As seen from here; None when it is dead or in a pid namespace that cannot be seen.
-    """
+    """A process that records, or did so a short while ago, as the ledger knows it."""
 
     process: ProcessIdentity
     alive: bool
-    pid: int | None = None
+    pid: int | None = None  # as seen from here; None when dead or in a pid namespace that cannot be seen
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcessUse:
-    """What one process uses of one GPU; None is what the driver does not tell.
+    """What one process uses of one GPU; None is what the driver does not tell."""
 
-    Attributes:
-        pid: As seen from here.
-        gpu: Index as the job sees it.
-        uuid: Of the whole GPU.
-        ratios: Utilization by `sm`, `memory`, `encoder`, `decoder` since the last pass; what is not known is left
-            out.
-        sm_seconds: Integral of its SM utilization since somebody began to watch it; starts anew with the watcher.
-        slice_ratio: Share of the whole GPU of the MIG instance that it runs on; None for a whole GPU.
-        instance: Which MIG instance; "" for a whole GPU.
-    """
-
-    pid: int
-    gpu: str
-    uuid: str
+    pid: int  # as seen from here
+    gpu: str  # index as the job sees it
+    uuid: str  # of the whole GPU
     memory_bytes: int | None = None
+    # utilization by `sm`, `memory`, `encoder`, `decoder` since the last pass, as far as it is known
     ratios: Mapping[str, float] = field(default_factory=dict)
-    sm_seconds: float | None = None
-    slice_ratio: float | None = None
-    instance: str = ""
+    sm_seconds: float | None = None  # integral of its SM utilization; starts anew with the watcher
+    slice_ratio: float | None = None  # share of the GPU of its MIG instance; None for a whole GPU
+    instance: str = ""  # which MIG instance; "" for a whole GPU
 
 
 @dataclass(frozen=True, slots=True)
 class RunUse:
-    """What the living processes of one run on this machine use.
-
-    Attributes:
-        cpu_seconds: CPU time of all that it ever had here; never falls.
-        cpus: How many its ranks may use.
-    """
+    """What the living processes of one run on this machine use."""
 
     run: str
     pids: frozenset[int]
-    cpu_seconds: float
-    cpus: int
+    cpu_seconds: float  # of all that it ever had here; never falls
+    cpus: int  # how many its ranks may use
     resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """What all living runs that can be seen from here use, beside what the machine has, at one moment.
-
-    Attributes:
-        cpu_busy_seconds: CPU time of the whole machine that was not idle; None when it could not be read.
-        cpus: Online CPUs.
-        memory_used_bytes: Of the whole machine; None when it could not be read.
-    """
+    """What all living runs that can be seen from here use, beside what the machine has; None could not be read."""
 
     at: float
     runs: tuple[RunUse, ...]
-    cpu_busy_seconds: float | None
-    cpus: int
-    memory_used_bytes: int | None
+    cpu_busy_seconds: float | None  # CPU time of the whole machine that was not idle
+    cpus: int  # online
+    memory_used_bytes: int | None  # of the whole machine
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyReading:
     """The energy that one device has used, as its collector counts it.
 
-    Attributes:
-        component: What it belongs to; the sum over components is meaningful, so that zones which overlap
-            (psys, core) are no readings.
-        device: `package0`, or the UUID of a GPU.
-        source: What is read: `rapl`, `nvml_counter`, `nvml_power`, `tdp_model` …
-        measured: False for a model.
-        joules: Corrected for wraps and resets; may start anew with the sidecar or the driver. None while there is
-            no reading.
-        watts: Over the last interval; None where it is not known.
-        idle_watts: Drawn without work; None where nobody knows.
-        name: The device's, for people and for prices by model.
-        power_joules: Integral of power that was measured independently of `joules`; None where there is none.
-        resolution_seconds: Measured time between two changes of the counter; None while unknown.
-        resets: Corrections so far, by reason.
-        gap_seconds: Time without a reading so far, by reason.
+    The sum over components is meaningful: zones that overlap (psys, core) are no readings.
     """
 
     component: Literal["gpu", "cpu", "dram", "soc"]
-    device: str
-    source: str
-    measured: bool
-    joules: float | None
-    watts: float | None
+    device: str  # `package0`, or the UUID of a GPU
+    source: str  # what is read: `rapl`, `nvml_counter`, `nvml_power`, `tdp_model` …
+    measured: bool  # False for a model
+    joules: float | None  # corrected for wraps and resets; may start anew; None while there is no reading
+    watts: float | None  # over the last interval; None where it is not known
     at: float
-    idle_watts: float | None = None
-    name: str = ""
+    idle_watts: float | None = None  # drawn without work; None where nobody knows
+    name: str = ""  # the device's, for people and for prices by model
     index: str = ""
-    power_joules: float | None = None
-    resolution_seconds: float | None = None
-    resets: Mapping[str, float] = field(default_factory=dict)
-    gap_seconds: Mapping[str, float] = field(default_factory=dict)
+    power_joules: float | None = None  # integral of power that was measured independently of `joules`
+    resolution_seconds: float | None = None  # measured time between two changes of the counter
+    resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
+    gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
+
+
+Rows = dict[tuple[str, ...], tuple[float | None, ...]]
+"""Numbers by name. What a place in a row means is a contract: new ones are added at the end only."""
+
+
+class Page(Protocol):
+    """The rows of one subject; all of them are saved, or nothing."""
+
+    def load(self) -> Rows | None:
+        """Give what was last saved, empty when there is nothing; None while another sidecar keeps it.
+
+        Raises:
+            CollectError: `state`: it cannot be read now.
+        """
+        ...
+
+    def save(self, rows: Rows) -> None:
+        """Replace it; to be called after a `load` that gave rows, from one thread at a time.
+
+        Raises:
+            CollectError: `state`: what was saved before is still there.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let another sidecar keep it."""
+        ...
+
+
+class Keeper(Protocol):
+    """Where pages are."""
+
+    def page(self, subject: str, name: str = "") -> Page:
+        """Name a page of a collector, such as that of a run; nothing is touched yet."""
+        ...
+
+
+class Fleeting:
+    """A keeper, and its empty pages, that end with the process: for a collector that stands on its own."""
+
+    def page(self, subject: str, name: str = "") -> Page:
+        """Give a page that is empty."""
+        del subject, name
+        return self
+
+    def load(self) -> Rows:
+        """Give nothing."""
+        return {}
+
+    def save(self, rows: Rows) -> None:
+        """Keep nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -166,25 +166,17 @@ class HighWater:
 class Mount(NamedTuple):
     """One line of mountinfo; names that are not UTF-8 hold surrogates, as the system calls want them.
 
-    Attributes:
-        id: Unique among the mounts of the moment.
-        parent: The mount it stands on.
-        device: `major:minor`, the same for all mounts of one filesystem.
-        root: Which directory of the filesystem is mounted.
-        path: Where.
-        fstype: `ext4`, `nfs4`, `fuse.sshfs` …
-        source: The block device, the server's export, or any word.
-        options: Those of the mount and of the filesystem.
+    Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
     """
 
     id: int
-    parent: int
-    device: str
-    root: str
-    path: str
-    fstype: str
-    source: str
-    options: frozenset[str]
+    parent: int  # the mount it stands on
+    device: str  # `major:minor`, the same for all mounts of one filesystem
+    root: str  # the directory of the filesystem that is mounted
+    path: str  # where
+    fstype: str  # `ext4`, `nfs4`, `fuse.sshfs` …
+    source: str  # the block device, the server's export, or any word
+    options: frozenset[str]  # of the mount and of the filesystem
 
     @property
     def label(self) -> str:

@@ -61,30 +61,19 @@ SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, ERRORS, TIMEOUTS, INTER
 
 @dataclass(frozen=True, slots=True)
 class CollectorStatus:
-    """One collector at one moment, for the status page.
-
-    Attributes:
-        success: Verdict of the last pass; None before the first has ended.
-        reason: Why the verdict is 0, several joined by a comma; "" otherwise.
-        message: The same for people.
-        age_seconds: Since the published block was collected; None while nothing is published.
-        last_success: Unix time of the last pass without any problem, None before it.
-        duration_seconds: Of the last pass, None before it.
-        running: Whether a pass is under way; with `success` False and the reason `timeout` it hangs.
-        unsupported: What this machine does not offer.
-    """
+    """One collector at one moment, for the status page."""
 
     name: str
-    success: bool | None
-    reason: str
-    message: str
-    age_seconds: float | None
-    last_success: float | None
-    duration_seconds: float | None
+    success: bool | None  # verdict of the last pass; None before the first has ended
+    reason: str  # why the verdict is 0, several joined by a comma; "" otherwise
+    message: str  # the same for people
+    age_seconds: float | None  # of the published block; None while nothing is published
+    last_success: float | None  # Unix time of the last pass without any problem
+    duration_seconds: float | None  # of the last pass
     interval_seconds: float
     deadline_seconds: float
-    running: bool
-    unsupported: tuple[str, ...]
+    running: bool  # a pass is under way; with the reason `timeout` it hangs
+    unsupported: tuple[str, ...]  # what this machine does not offer
 
 
 @dataclass(slots=True)

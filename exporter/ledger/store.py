@@ -46,7 +46,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from exporter.collectors.keeping import Rows
+from exporter.collectors.job import Rows
 from exporter.errors import CollectError, StateError
 from exporter.feed.files import replace_file
 
@@ -321,7 +321,7 @@ class StateStore:
 
 
 class Page:
-    """Rows of numbers in a state file; `exporter.collectors.keeping.Page`."""
+    """Rows of numbers in a state file; `exporter.collectors.job.Page`."""
 
     def __init__(self, state: StateStore, key: StateKey) -> None:
         self._state = state

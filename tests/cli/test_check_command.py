@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import http.server
 import json
 import os
@@ -16,14 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, environment, finished, free_port, started
+from run_support import environment, finished, free_port, started
 from waiting import wait_until
 
-from exporter.cli import check as checking
 from exporter.cli.check import REFUSED_REMEDIES, Finding, Machine, ask, nvidia, rapl
 from exporter.cli.configuration import Configuration
-from exporter.cli.sections import GpuSection
-from exporter.feed import directory
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """
@@ -196,21 +192,6 @@ def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path
     assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
 
 
-def test_the_interpreter_is_asked_as_the_job_would_import_not_from_the_current_directory(
-    tmp_path: Path,
-) -> None:
-    command = [sys.executable, "-m", "exporter", "check", f"--feed.dir={tmp_path}", "--check.format=json"]
-    env = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
-    isolated = tmp_path / "isolated"
-    isolated.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    isolated.chmod(0o700)
-
-    ended = finished([*command, f"--check.python={isolated}"], env=env, cwd=REPOSITORY)
-
-    found = about(json.loads(ended.stdout)["findings"], f"python {isolated}")
-    assert "cannot import exporter" in found["found"]
-
-
 def test_it_creates_and_changes_nothing(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
     recorder.send_signal(signal.SIGSTOP)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")}
@@ -242,15 +223,6 @@ def test_a_question_that_hangs_costs_its_own_line_only() -> None:
     forever.set()
 
 
-def test_a_question_that_breaks_costs_its_own_line_only() -> None:
-    def broken() -> list[Finding]:
-        raise ZeroDivisionError
-
-    (finding,) = ask({"broken": broken}, deadline_seconds=5.0)
-
-    assert (finding.status, finding.found) == ("FAIL", "the check itself failed: ZeroDivisionError()")
-
-
 def make(path: Path, text: str = "") -> Path:
     """A file and its directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -261,12 +233,6 @@ def make(path: Path, text: str = "") -> Path:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(Configuration(), {}, tmp_path)
-
-
-def test_a_machine_with_nothing_is_in_order_and_said_to_have_nothing(machine: Machine) -> None:
-    for probe in (rapl, nvidia):
-        (found,) = probe(machine)
-        assert (found.status, "absent" in found.found) == ("ok", True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -286,21 +252,3 @@ def test_the_nvidia_driver_is_named_without_being_touched(machine: Machine) -> N
     (finding,) = nvidia(machine)
 
     assert "570.86.10" in finding.found
-
-
-def test_a_machine_that_is_played_is_told(machine: Machine) -> None:
-    played = dataclasses.replace(Configuration(), gpu=GpuSection(replay="h100"))
-    (finding,) = nvidia(dataclasses.replace(machine, configuration=played))
-
-    assert finding.status == "ok"
-    assert "the described machine h100 is played" in finding.found
-
-
-def test_a_default_directory_that_nobody_can_make_is_a_failure(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(directory, "default_path", lambda: f"{machine.root}/missing/exporter-0")
-
-    (finding,) = checking.feed_directory(machine)
-
-    assert (finding.status, "cannot be created" in finding.found) == ("FAIL", True)

@@ -68,15 +68,6 @@ def test_a_line_says_when_how_bad_where_and_what() -> None:
     assert found["level"] == "warn"
 
 
-def test_only_what_is_at_the_level_or_above_is_shown() -> None:
-    def act() -> None:
-        for each in (LOG.debug, LOG.info, LOG.warning, LOG.error, LOG.critical):
-            each("x")
-
-    assert [parse_logfmt(line)["level"] for line in logged(act, "warn")] == ["warn", "error", "error"]
-    assert len(logged(act, "debug")) == 5
-
-
 TEXTS = st.one_of(st.text(max_size=40), st.text('= "\\\n\r\t\0\x1b\x85\u2028\u202e\ud800a', max_size=20))
 
 

@@ -69,11 +69,6 @@ def test_it_shows_the_eight_gpus_of_a_described_machine(tmp_path: Path) -> None:
     assert "described machine h100" in said
 
 
-def test_another_machine_can_be_asked_for(tmp_path: Path) -> None:
-    with demo(tmp_path, "--gpu.replay=t4") as (_, port):
-        wait_until(lambda: page(port).count("\ngpu_up{") == 1)
-
-
 def value(text: str, series: str) -> float | None:
     """The value of a series whose labels begin so."""
     found = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)

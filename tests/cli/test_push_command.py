@@ -16,7 +16,7 @@ import pytest
 from run_support import environment, finished, free_port, page, started
 from waiting import PATIENCE, wait_until
 
-from exporter.cli.push import Gateway, Push, TextFile, main, target_of
+from exporter.cli.push import Push, TextFile, main, target_of
 from exporter.errors import ConfigurationError
 
 PAGE = b"# TYPE train_loss gauge\ntrain_loss 0.5\n"
@@ -160,18 +160,6 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
     steps = [(push.step(), target.there) for _ in range(2)]
 
     assert steps == [(True, True), (False, False)]
-
-
-def test_a_file_that_cannot_be_written_is_told_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "training.prom"
-    path.mkdir()
-    (path / "in the way").touch()
-    with pytest.raises(OSError):
-        TextFile(path).put(PAGE)
-    with pytest.raises(OSError):
-        Gateway(f"http://127.0.0.1:{free_port()}/metrics/job/x").put(PAGE)
-
-    assert [each.name for each in tmp_path.iterdir()] == ["training.prom"]
 
 
 @pytest.mark.parametrize(

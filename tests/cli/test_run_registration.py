@@ -11,7 +11,6 @@ from run_support import environment, free_port, page, run_command, sidecars, sta
 from waiting import wait_until
 
 from exporter.feed import runs
-from exporter.feed.liveness import RecordLock
 
 REGISTER = """
 import sys
@@ -100,42 +99,6 @@ def test_the_lock_of_the_owning_sidecar_is_no_writer(tmp_path: Path) -> None:
     assert runs.attached_owner(tmp_path) is None  # nothing on its command line says that it ends with a run
     kill(sidecar)
     assert runs.owner(tmp_path) is None
-
-
-def test_a_run_that_is_just_beginning_is_never_seen_as_killed(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    beginning = tmp_path / "runs" / "1-00.new"
-    beginning.touch()
-
-    assert not runs.any_active(tmp_path, writers_alive=lambda: False)
-    assert beginning.exists()
-
-
-def test_a_forked_child_does_not_end_the_registration_of_its_parent(tmp_path: Path) -> None:
-    forks = "import os\nif os.fork() == 0:\n    registration.release()\n    os._exit(0)\nos.wait()\nprint("
-    run = start(REGISTER.replace("print(", forks), tmp_path)
-
-    assert runs.any_active(tmp_path)
-    run.communicate()
-
-
-def test_the_directory_of_runs_is_as_open_as_the_feed_directory(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-
-    runs.register(tmp_path).release()
-
-    assert (tmp_path / "runs").stat().st_mode & 0o7777 == 0o1777
-
-
-def test_a_link_in_place_of_a_lock_file_counts_as_nobody(tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    lock = RecordLock.take(str(target), create_mode=0o600)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "1-00.lock").symlink_to(target)
-
-    assert not runs.any_active(tmp_path, writers_alive=lambda: False)
-    assert lock is not None
-    lock.release()
 
 
 def test_a_feed_directory_that_is_emptied_under_a_run_costs_neither_its_sidecar_nor_its_numbers(

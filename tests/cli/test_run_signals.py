@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,16 +95,6 @@ def test_a_signal_to_the_process_group_reaches_the_job_once(tmp_path: Path, numb
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
 
 
-def test_signals_to_run_and_to_its_group_are_told_apart_again_and_again(tmp_path: Path) -> None:
-    with noting(tmp_path) as (run, notes):
-        for count, send in enumerate([os.kill, os.killpg] * 3, start=1):
-            send(run.pid, signal.SIGTERM)
-            wait_until(partial(has_lines, notes, 1 + count))
-            time.sleep(0.1)
-
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"] * 6
-
-
 def test_timeout_which_signals_its_child_and_then_the_group_reaches_the_job_once(tmp_path: Path) -> None:
     with noting(tmp_path, "timeout", "--signal=TERM", "5") as (timeout, notes):
         names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
@@ -121,27 +110,6 @@ def test_a_signal_reaches_a_job_that_left_the_process_group(tmp_path: Path) -> N
         os.killpg(run.pid, signal.SIGTERM)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
-
-
-def test_a_job_that_ignores_hangups_like_under_nohup_is_not_ended_by_one(tmp_path: Path) -> None:
-    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 0.5; exit 7"]
-    with started(["env", "--ignore-signal=HUP", *supervise_command(tmp_path, job)], tmp_path) as run:
-        wait_until((tmp_path / "begun").exists)
-        run.send_signal(signal.SIGHUP)
-
-        assert run.wait() == 7
-
-
-def test_ctrl_c_hit_in_a_row_leaves_nothing_behind_that_would_hide_a_later_signal(tmp_path: Path) -> None:
-    with noting(tmp_path) as (run, notes):
-        for _ in range(200):
-            os.killpg(run.pid, signal.SIGINT)
-        time.sleep(0.3)
-        assert "SIGINT" in lines(notes)
-        reached = len(lines(notes))
-        run.send_signal(signal.SIGINT)
-
-        wait_until(partial(has_lines, notes, reached + 1))
 
 
 def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
@@ -201,24 +169,6 @@ def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: 
     assert lines(tmp_path / "status") == ["9"]
 
 
-def test_a_job_stopped_by_somebody_else_does_not_stop_run(tmp_path: Path) -> None:
-    with noting(tmp_path) as (run, notes):
-        (job,) = (pid for pid in children(run.pid) if command_line(pid) == noting_job(notes))
-        os.kill(job, signal.SIGSTOP)
-        wait_until(lambda: state(job) == "T")
-        time.sleep(0.1)
-
-        assert state(run.pid) == "S"
-        os.kill(job, signal.SIGCONT)
-        run.send_signal(signal.SIGUSR2)
-        assert run.wait() == 0
-
-
-def has_lines(path: Path, count: int) -> bool:
-    """Whether a file has so many lines."""
-    return len(lines(path)) >= count
-
-
 def children(pid: int) -> list[int]:
     """The children of a process without threads."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -237,11 +187,6 @@ def probe_of(pid: int) -> int:
 
     wait_until(look)
     return found[0]
-
-
-def command_line(pid: int) -> list[str]:
-    """The command line of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
 
 
 def state(pid: int) -> str:

@@ -21,15 +21,6 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     return finished(["bash", "-c", command], timeout=60)
 
 
-@pytest.mark.parametrize("descriptors", [8, 12])
-def test_too_few_descriptors_are_told_in_a_line(tmp_path: Path, descriptors: int) -> None:
-    flags = f"--web.listen-address=127.0.0.1:0 --feed.dir={tmp_path} --log.level=error"
-    ended = shell(f"ulimit -n {descriptors}; timeout 5 {LAUNCHER} {flags}")
-
-    assert "Traceback" not in ended.stderr
-    assert ended.returncode == 124 or "exporter: " in ended.stderr
-
-
 def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
     ended = shell(f"{LAUNCHER} check --web.listen-address=127.0.0.1:0 --feed.dir={tmp_path} >/dev/full")
 

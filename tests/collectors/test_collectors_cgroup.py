@@ -197,7 +197,7 @@ def test_the_root_of_all_has_no_memory_and_that_is_a_normal_state(tmp_path: Path
         ("memory.current", "lots\n"),
         ("cpu.stat", "usage_usec\n"),
         ("memory.max", "many\n"),
-        ("memory.pressure", "some avg10=0.00\n"),
+        ("io.pressure", "some avg10=0.00\n"),
     ],
 )
 def test_a_damaged_file_costs_what_is_in_it(tmp_path: Path, file: str, content: str) -> None:

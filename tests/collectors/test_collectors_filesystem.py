@@ -141,17 +141,6 @@ def test_a_collector_made_anew_by_a_reload_does_not_call_what_hangs_once_more(
     assert len({id(vars(each)["_pool"]) for each in made}) == 1
 
 
-def test_many_slow_filesystems_are_all_asked_side_by_side() -> None:
-    def slow(_: str) -> os.statvfs_result:
-        time.sleep(0.2)
-        return ANSWER
-
-    answers = ask(StatvfsPool(statvfs=slow, deadline_seconds=10.0), *(f"/m{each}" for each in range(20)))
-
-    assert set(answers.values()) == {ANSWER}
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
-
-
 def test_a_stale_handle_is_an_error_of_that_mount(tmp_path: Path) -> None:
     root = machine_of(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 1 0:9 / /old rw - nfs s:/x rw")
 
@@ -179,21 +168,6 @@ def test_each_mount_shows_what_its_filesystem_knows() -> None:
     assert value_of(collected, ERROR, "/run/user/1000/doc", "fuse.portal", "portal") == 1
     assert collected.problems == []
     assert collected.unsupported == ["/run/user/1000/doc (fuse.portal): Permission denied"]
-
-
-def test_a_name_that_is_no_text_is_asked_for_by_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self/mountinfo").write_bytes(b"1 0 8:1 / /m\xff rw - ext4 /dev/\xfe rw\n")
-    asked: list[bytes] = []
-
-    def statvfs(path: str) -> os.statvfs_result:
-        asked.append(os.fsencode(path))
-        return ANSWER
-
-    collected = collector_of(tmp_path, StatvfsPool(statvfs=statvfs)).collect()
-
-    assert asked == [b"/m\xff"]
-    assert value_of(collected, SIZE, "/m\ufffd", "ext4", "/dev/\ufffd") == 4096000
 
 
 def test_what_another_mount_covers_is_not_shown() -> None:
@@ -245,15 +219,6 @@ def test_without_directories_or_runs_there_is_nothing_to_tell(
 
     assert not collected
     assert not collected.problems
-
-
-def test_a_filesystem_that_does_not_know_its_size_is_not_full(tmp_path: Path) -> None:
-    unknown = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
-    pool = StatvfsPool(statvfs=lambda _: unknown)
-    collected = CheckpointDirsCollector([tmp_path], runs=lambda: {"r"}, pool=pool).collect()
-
-    assert not collected
-    assert collected.unsupported == [f"{tmp_path}: its filesystem does not tell its size"]
 
 
 @given(st.binary(max_size=30))

@@ -15,7 +15,7 @@ from exporter.cli.gpu_wiring import FORGET_SECONDS, KeptGpus, rows_of, totals_of
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.collectors.keeping import Rows
+from exporter.collectors.job import Rows
 from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 

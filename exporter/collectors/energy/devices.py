@@ -24,8 +24,7 @@ from typing import Literal
 import psutil
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter, IdlePower
-from exporter.collectors.job import EnergyReading
-from exporter.collectors.keeping import Rows
+from exporter.collectors.job import EnergyReading, Rows
 from exporter.collectors.kernel_files import list_directory, read_file, read_optional, source
 from exporter.families import Collected
 
@@ -43,29 +42,19 @@ _METER = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """One device.
+    """One device."""
 
-    Attributes:
-        key: Its name in the rows of the page.
-        device: The label of families that span CPUs and GPUs.
-        index: The label `package` of our own.
-        source: What is read.
-        measured: False for a model.
-        readable: Whether the last reading succeeded.
-        gaps: Time without a reading, by reason.
-    """
-
-    key: str
+    key: str  # its name in the rows of the page
     path: Path
     component: Literal["cpu", "dram", "soc"]
-    device: str
-    index: str
+    device: str  # the label of families that span CPUs and GPUs
+    index: str  # the label `package` of our own
     name: str
-    source: str
-    measured: bool = True
+    source: str  # what is read
+    measured: bool = True  # False for a model
     idle: IdlePower = field(default_factory=IdlePower)
-    readable: bool = False
-    gaps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAPS, 0.0))
+    readable: bool = False  # the last reading succeeded
+    gaps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAPS, 0.0))  # seconds by reason
     counter: EnergyCounter = field(
         default_factory=lambda: EnergyCounter(range_joules=0.0, max_watts=MAX_WATTS)
     )

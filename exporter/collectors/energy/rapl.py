@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exporter.collectors.energy.devices import Device, Register, find_devices, tdp_model
-from exporter.collectors.job import EnergyReading
-from exporter.collectors.keeping import Fleeting, Keeper, Rows
+from exporter.collectors.job import EnergyReading, Fleeting, Keeper, Rows
 from exporter.collectors.kernel_files import procfs, read_optional, source
 from exporter.errors import CollectError
 from exporter.families import Collected, family

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.collectors.host.pressure import WANTED, pressure_spec, total_seconds
+from exporter.collectors.host.pressure import total_seconds
 from exporter.collectors.kernel_files import (
     Mount,
     named_counts,
@@ -119,17 +119,12 @@ MEMORY_EVENTS = _spec(
     "memory.failcnt, memory.oom_control oom_kill",
     "event",
 )
-PRESSURE = {
-    resource: pressure_spec(
-        "cgroup",
-        resource,
-        "some",
-        " of the job",
-        f"v2 {resource}.pressure",
-        "Absent without pressure accounting, and in v1 alone.",
-    )
-    for resource in WANTED
-}
+IO_PRESSURE = _spec(
+    "pressure_io_waiting_seconds_total",
+    "Time in which at least one thread of the job had to wait for I/O. Absent without pressure accounting, and in v1 alone.",
+    "io.pressure some total",
+    "",
+)
 
 SPECS = (
     INFO,
@@ -144,7 +139,7 @@ SPECS = (
     MEMORY_WORKING_SET,
     MEMORY_STAT,
     MEMORY_EVENTS,
-    *PRESSURE.values(),
+    IO_PRESSURE,
 )
 
 KINDS = {
@@ -167,15 +162,10 @@ class Level(NamedTuple):
 
 
 class Hierarchy(NamedTuple):
-    """A cgroup and all above it that can be seen.
-
-    Attributes:
-        version: Of cgroups.
-        levels: From the cgroup itself up to the mount.
-    """
+    """A cgroup and all above it that can be seen."""
 
     version: str
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # from the cgroup itself up to the mount
 
     def at(self, path: str) -> Level:
         """Find a cgroup on the way by its path; the cgroup itself where there is none of that path."""
@@ -292,7 +282,7 @@ class CgroupCollector:
                 )
                 return collected
             unified = found.get(UNIFIED)
-            places = dict.fromkeys(WANTED, "")
+            places = {"cpu": "", "memory": ""}
             for scope in ("cpu", "memory"):
                 hierarchy = found.get(scope, unified)  # where v1 has the controller, v2 has not (hybrid)
                 if hierarchy is None:
@@ -302,16 +292,15 @@ class CgroupCollector:
                 elif scope == "cpu":
                     places["cpu"] = _add_cpu(collected, hierarchy, found.get("cpuacct"))
                 else:
-                    places["memory"] = places["io"] = _add_memory(collected, hierarchy)
+                    places["memory"] = _add_memory(collected, hierarchy)
                 if hierarchy is not None and places[scope]:
                     collected.add(INFO, 1, hierarchy.version, places[scope], scope)
             if unified is None:
                 collected.unsupported.append("no pressure of cgroups: no cgroup v2 can be seen")
                 return collected
-            for resource, spec in PRESSURE.items():
-                path = unified.at(places[resource]).directory / f"{resource}.pressure"
-                with source(collected, path):
-                    collected.add(spec, total_seconds(read_file(path), "some"))
+            path = unified.at(places["memory"]).directory / "io.pressure"
+            with source(collected, path):
+                collected.add(IO_PRESSURE, total_seconds(read_file(path), "some"))
         return collected
 
 

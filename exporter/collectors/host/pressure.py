@@ -14,34 +14,23 @@ MICROSECONDS_PER_SECOND = 1e6
 WANTED = {"cpu": "a CPU", "memory": "memory", "io": "I/O"}
 
 
-def pressure_spec(prefix: str, resource: str, line: str, whose: str, where: str, absent: str) -> FamilySpec:
-    """Describe the family of one line of a pressure file, for the machine or for a cgroup."""
-    word, whom = ("waiting", "at least one thread") if line == "some" else ("stalled", "all threads")
-    return family(
-        f"{prefix}_pressure_{resource}_{word}_seconds_total",
-        f"Time in which {whom}{whose} had to wait for {WANTED[resource]}. {absent}",
-        f"{where} {line} total",
-    )
-
-
 def total_seconds(text: str, line: str) -> float:
     """Read the total of a line `some avg10=0.00 … total=1234`."""
     row = next(row for row in text.splitlines() if row.startswith(line))
     return int(row.rpartition("total=")[2]) / MICROSECONDS_PER_SECOND
 
 
+def _spec(resource: str, line: str) -> FamilySpec:
+    word, whom = ("waiting", "at least one thread") if line == "some" else ("stalled", "all threads")
+    return family(
+        f"host_pressure_{resource}_{word}_seconds_total",
+        f"Time in which {whom} had to wait for {WANTED[resource]}. Absent where the kernel keeps no pressure of it.",
+        f"/proc/pressure/{resource} {line} total",
+    )
+
+
 LINES = {
-    resource: {
-        line: pressure_spec(
-            "host",
-            resource,
-            line,
-            "",
-            f"/proc/pressure/{resource}",
-            "Absent where the kernel keeps no pressure of it.",
-        )
-        for line in (("some",) if resource == "cpu" else ("some", "full"))
-    }
+    resource: {line: _spec(resource, line) for line in (("some",) if resource == "cpu" else ("some", "full"))}
     for resource in WANTED
 }
 SPECS = tuple(spec for lines in LINES.values() for spec in lines.values())

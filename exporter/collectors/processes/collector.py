@@ -17,8 +17,16 @@ from typing import NamedTuple
 import psutil
 
 from exporter.collectors.host.cpu import busy_seconds
-from exporter.collectors.job import GpuProcessUse, JobProcess, MachineUse, Role, RunUse
-from exporter.collectors.keeping import Fleeting, Keeper, Page
+from exporter.collectors.job import (
+    Fleeting,
+    GpuProcessUse,
+    JobProcess,
+    Keeper,
+    MachineUse,
+    Page,
+    Role,
+    RunUse,
+)
 from exporter.collectors.kernel_files import procfs, read_optional, source
 from exporter.collectors.processes.counters import COUNTERS, RunCounts
 from exporter.collectors.processes.tree import Identity, Member, ProcessTree, Stat

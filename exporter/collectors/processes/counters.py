@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from exporter.collectors.job import Role
-from exporter.collectors.keeping import Rows
+from exporter.collectors.job import Role, Rows
 from exporter.collectors.processes.tree import Identity
 
 COUNTERS = ("user", "system", "read_bytes", "written_bytes")
@@ -34,20 +33,13 @@ class Mark:
 
 
 class RunCounts:
-    """The counters of one run, on from what an earlier sidecar has written in this boot or another.
-
-    Attributes:
-        seen: Unix time of the last pass with a living process; 0 before.
-        changed: Whether there is something that was not yet saved.
-        totals: Every group's COUNTERS.
-        living: The processes that have not been seen to end.
-    """
+    """The counters of one run, on from what an earlier sidecar has written in this boot or another."""
 
     def __init__(self, boot: str, rows: Rows) -> None:
-        self.seen = 0.0
-        self.changed = False
-        self.totals: dict[Group, dict[str, float]] = {}
-        self.living: dict[Identity, Mark] = {}
+        self.seen = 0.0  # Unix time of the last pass with a living process; 0 before
+        self.changed = False  # since they were last saved
+        self.totals: dict[Group, dict[str, float]] = {}  # every group's COUNTERS
+        self.living: dict[Identity, Mark] = {}  # the processes that have not been seen to end
         self._boot = boot
         ended: list[Identity] = []
         for (kind, *rest), values in rows.items():

@@ -38,17 +38,12 @@ Identity = tuple[int, int]
 
 
 class Stat(NamedTuple):
-    """/proc/<pid>/stat, as far as it is used; psutil does not tell the start in ticks.
-
-    Attributes:
-        comm: The program's name, at most 15 bytes.
-        state: One letter: R, S, D, T, t, Z, X, I.
-    """
+    """/proc/<pid>/stat, as far as it is used; psutil does not tell the start in ticks."""
 
     pid: int
     start_ticks: int
-    comm: str = ""
-    state: str = "S"
+    comm: str = ""  # the program's name, at most 15 bytes
+    state: str = "S"  # one letter: R, S, D, T, t, Z, X, I
     parent: int = 0
     user_seconds: float = 0.0
     system_seconds: float = 0.0
@@ -67,22 +62,15 @@ class Stat(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One process of a run.
-
-    Attributes:
-        rank: "" for one of the run that is no rank, such as torchrun's agent.
-        root: Whether it is a recording process that no other one of its rank has started.
-        known_as: The program's name when its role was found; it may become another program.
-        cpus: Of a root: those it may run on.
-    """
+    """One process of a run."""
 
     run: str
-    rank: str
+    rank: str  # "" for one of the run that is no rank, such as torchrun's agent
     role: Role
     stat: Stat
-    root: bool = False
-    known_as: str = ""
-    cpus: frozenset[int] = frozenset()
+    root: bool = False  # a recording process that no other one of its rank has started
+    known_as: str = ""  # the program's name when its role was found; it may become another program
+    cpus: frozenset[int] = frozenset()  # of a root: those it may run on
 
     @property
     def identity(self) -> Identity:

@@ -24,8 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS
-from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
-from exporter.collectors.keeping import Keeper, Page
+from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, Page
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import Share, WorkUse, shares_of

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter, IdlePower
-from exporter.collectors.job import EnergyReading
-from exporter.collectors.keeping import Rows
+from exporter.collectors.job import EnergyReading, Rows
 
 MAX_WATTS = 4000.0
 """More than any device draws; a total that grows faster has jumped."""

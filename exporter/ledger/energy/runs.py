@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from exporter.collectors.job import EnergyReading
-from exporter.collectors.keeping import Rows
+from exporter.collectors.job import EnergyReading, Rows
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import Flows, ProcessWork
