@@ -55,8 +55,8 @@ SMALL_FREE_BYTES = 4 << 20
 # Record locks and renames over these depend on their servers.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
-_DAMAGED = "its bytes are damaged: the process's next snapshot replaces it, and what is dead can be removed"
-_PLANTED = "no process of ours makes such a file: remove it"
+_DAMAGED = "the file is damaged: a living process replaces it; a dead one's can be removed"
+_PLANTED = "the exporter makes no such file: remove it"
 _CLOSED = "this user may not open it: start the job with umask 022, or the exporter as the job's user"
 REFUSED_REMEDIES = {
     "version": "the job's training-exporter has another format than this one: install the same version for both",
@@ -102,12 +102,12 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
     seen = look(path, first="/", environment=environment)
     if not seen.python:
-        yield Finding("FAIL", subject, seen.error, "give --check.python=PATH of a Python from 3.10 on")
+        yield Finding("FAIL", subject, seen.error, "point --check.python at a Python 3.10 or later")
     elif seen.ours and not seen.error:
         yield Finding("ok", subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
     elif seen.path and not seen.ours:
         found = f"imports {seen.path} as exporter, in place of this package"
-        yield Finding("FAIL", subject, found, "give that file or folder another name")
+        yield Finding("FAIL", subject, found, "rename that file or folder")
     else:
         found = f"cannot import exporter ({seen.error or 'it is not installed'})"
         yield Finding("FAIL", subject, found, remedy(path, seen.site))
@@ -117,7 +117,7 @@ def feed_directory(machine: Machine) -> Iterator[Finding]:
     """Whether processes can hand over what they record."""
     path, subject = machine.feed, "feed directory"
     if not is_trusted(path) and not os.path.lexists(path):
-        remedy, made = "choose another with --feed.dir and EXPORTER_FEED_DIR", "it is made by the first job"
+        remedy, made = "choose another with --feed.dir and EXPORTER_FEED_DIR", "the first job creates it"
         if os.access(path.parent, os.W_OK | os.X_OK):
             yield Finding("warn", subject, f"{path} does not exist yet", made)
         else:
@@ -137,13 +137,13 @@ def feed_directory(machine: Machine) -> Iterator[Finding]:
     mode = f"mode {stat.S_IMODE(path.stat().st_mode):04o}"
     found = f"{path}, {mode}, file system {filesystem}, {free / 2**20:,.0f} MiB free"
     if not os.access(path, os.W_OK | os.X_OK):
-        remedy = "jobs of this user cannot record here; give them write access, or choose another --feed.dir"
+        remedy = "this user's jobs cannot record here: allow writing, or choose another --feed.dir"
         yield Finding("warn", subject, f"{found}, not writable", remedy)
     elif free < SMALL_FREE_BYTES:
-        remedy = "what cannot be written is not seen; free some space, or choose another --feed.dir"
+        remedy = "what cannot be written is lost: free some space, or choose another --feed.dir"
         yield Finding("FAIL" if free == 0 else "warn", subject, found, remedy)
     elif filesystem.startswith(NETWORK_FILESYSTEMS):
-        remedy = "a memory-backed directory of the node (/dev/shm) is faster and its locks are certain"
+        remedy = "use a memory-backed directory of the node, such as /dev/shm: its locks are reliable"
         yield Finding("warn", subject, found, remedy)
     else:
         yield Finding("ok", subject, found)
@@ -175,8 +175,8 @@ def writers(machine: Machine) -> Iterator[Finding]:
         yield Finding("warn", "writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
     if not scan.entries:
         remedy = (
-            "does the job's Python have training-exporter (--check.python=PATH asks it), does the job make a "
-            "Stat, and has it the same EXPORTER_FEED_DIR?"
+            "check that the job's Python has training-exporter (--check.python=PATH), that the job has the same "
+            "EXPORTER_FEED_DIR, and that it makes a Stat"
         )
         yield Finding("warn", "writer", "no process has recorded anything here", remedy)
     if machine.environ.get("EXPORTER_DISABLED", "") not in ("", "0"):
@@ -195,10 +195,10 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
     who = f'run "{process.run}", {rank}, {process.role}, {where}: {len(recording.stats)} Stats'
     written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
     if not entry.alive:
-        ended = "ended in order" if recording.final else "ended without its last words (killed?)"
+        ended = "ended in order" if recording.final else "ended without a final snapshot (killed?)"
         return Finding("ok", "writer", f"{who}; {ended}, {written}")
     if age > stale_seconds:
-        remedy = "its process lives but does not write: stopped, hung, or its feed directory is full"
+        remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
         return Finding("warn", "writer", f"{who}; {written}", remedy)
     return Finding("ok", "writer", f"{who}; alive, {written}")
 
@@ -212,7 +212,7 @@ def ports(machine: Machine) -> Iterator[Finding]:
             tls = load_web_config(file).tls_server_config is not None
         except ConfigurationError as error:
             for problem in error.problems:
-                yield Finding("FAIL", subject, str(problem), "the exporter does not start with it")
+                yield Finding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
             return
         yield Finding("ok", subject, f"{file} is valid, TLS is {'enabled' if tls else 'disabled'}")
     for address in parse_addresses(machine.configuration.web.listen_address):
@@ -224,7 +224,7 @@ def ports(machine: Machine) -> Iterator[Finding]:
             host = f"[{name}]" if ":" in name else name
             yield _taken(subject, f"{'https' if tls else 'http'}://{host}:{address.port}", str(error))
         else:
-            yield Finding("ok", subject, "free: nobody serves here now")
+            yield Finding("ok", subject, "free")
 
 
 def _taken(subject: str, base: str, refusal: str) -> Finding:
@@ -270,7 +270,7 @@ def state_directory(machine: Machine) -> Iterator[Finding]:
             yield Finding("FAIL", subject, f"{path} is no directory", remedy)
         return
     if not os.access(path, os.W_OK | os.X_OK):
-        remedy = "the totals would begin anew at every restart; give the exporter's user write access"
+        remedy = "totals would restart from 0: give the exporter's user write access"
         yield Finding("FAIL", subject, f"{path} is not writable", remedy)
     else:
         yield Finding("ok", subject, f"{path} is writable")
@@ -282,7 +282,7 @@ def rapl(machine: Machine) -> Iterator[Finding]:
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
         found = f"{len(unreadable)} of {len(counters)} energy counters are unreadable"
-        remedy = f"for root only by default; let the exporter read it: chmod a+r {unreadable[0]}"
+        remedy = f"only root may read them by default: chmod a+r {unreadable[0]}"
         yield Finding("warn", "rapl", found, remedy)
     elif counters:
         yield Finding("ok", "rapl", f"{len(counters)} energy counters are readable")
@@ -297,7 +297,7 @@ def nvidia(machine: Machine) -> Iterator[Finding]:
     if not gpu.enabled:
         yield Finding("ok", "nvidia", "gpu.enabled is false; GPU families are absent")
     elif gpu.replay is not None:
-        found = f"the described machine {gpu.replay} is played (gpu.replay): not this one's GPUs"
+        found = f"gpu.replay plays the described machine {gpu.replay} instead of this machine's GPUs"
         yield Finding("ok", "nvidia", found)
     elif not version.exists():
         yield Finding("ok", "nvidia", "no NVIDIA driver here; GPU families are absent")
@@ -361,7 +361,7 @@ def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS)
         try:
             yield from answer.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:  # noqa: PERF203  # each may be late
-            remedy = "a file system or server that hangs? see what it is asked, by hand"
+            remedy = "a file system or a server may hang: try this step by hand"
             yield Finding("FAIL", subject, f"no answer within {deadline_seconds:g} s", remedy)
 
 
@@ -369,7 +369,7 @@ def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[Finding]]
     try:
         found = list(probe())
     except OSError as error:
-        found = [Finding("FAIL", subject, str(error), "see to it that it can be read")]
+        found = [Finding("FAIL", subject, str(error), "make it readable")]
     except Exception as error:  # noqa: BLE001  # one broken question must not hide the others
         found = [Finding("FAIL", subject, f"the check itself failed: {error!r}", "please report this")]
     answer.put(found)
@@ -383,7 +383,7 @@ def _configuration(
         made.append(resolve(given, environ))
     except ConfigurationError as error:
         for problem in error.problems:
-            yield Finding("FAIL", "configuration", str(problem), "the exporter does not start with it")
+            yield Finding("FAIL", "configuration", str(problem), "correct it: the exporter refuses to start")
         return
     file = value_of(given, "--config.file")
     sources = [] if file is None else [str(file)]

@@ -95,7 +95,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         try:
             check_directory(feed)
         except (OSError, FeedError) as error:
-            say(f"no demo without a feed directory: {error}")
+            say(f"the demo needs a feed directory: {error}")
             return REFUSED
         if runs.owner(Path(feed)) is not None:
             say("another exporter serves this feed directory; choose another with --feed.dir")

@@ -127,7 +127,7 @@ class Otlp:
         scope = sdk.ScopeMetrics(self._scope, metrics, "")
         data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
         if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
-            raise OSError("the endpoint has not taken it")
+            raise OSError("the endpoint did not accept the metrics")
 
     def remove(self) -> None:
         """Nothing: what is not sent is a gap."""
@@ -212,7 +212,7 @@ class Push:
         try:
             self._target.put(_without_process(page))
         except _FAILURES as error:
-            self._say(f"the page cannot be put there: {error}")
+            self._say(f"the metrics cannot be pushed: {error}")
             self.remove(quiet=True)  # the one before
             return False
         self._say(None)
@@ -226,13 +226,13 @@ class Push:
                 self._there = False
             except _FAILURES as error:
                 if not quiet:
-                    self._say(f"the page cannot be taken away: {error}")
+                    self._say(f"the pushed metrics cannot be removed: {error}")
 
     def _say(self, problem: str | None) -> None:
         """Tell a change of the state."""
         if problem != self._said:
             self._said = problem
-            say(f"push: {problem or 'the page is there again'}")
+            say(f"push: {problem or 'works again'}")
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:

@@ -75,11 +75,13 @@ class Reloader:
                 self._successful = False
                 for problem in error.problems:
                     _log.error("the configuration is wrong", extra={"problem": str(problem)})
-                _log.error("configuration not reloaded, the old one stays")
+                _log.error("configuration not reloaded; the old one stays in force")
                 raise
             effective, waiting = _with_restart_values_of(self.current, wanted)
             for key in [key for key in waiting if key not in self._told or self._told[key] != waiting[key]]:
-                _log.warning("a changed setting needs a restart, the old value stays", extra={"setting": key})
+                _log.warning(
+                    "a changed setting needs a restart; the old value stays in force", extra={"setting": key}
+                )
             self._told = waiting
             self._successful = False  # should a defect end this half-way
             self._apply(self.current, effective)

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     """
     plan = make_plan(arguments, processes.passable_environment(environ))
     if sys.platform != "linux":
-        say("there is a sidecar on Linux only; the job runs without it")
+        say("the sidecar needs Linux; the job runs without it")
         os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # no shell is wanted
     return supervise(plan)
 
@@ -258,7 +258,7 @@ class Supervision:
                 sidecar.send(signal.SIGTERM)
                 asked = True
             elif now >= began + QUIET_SECONDS and not told and not asked:
-                say(f"the job has ended; waiting {most:.0f} s at most for the next scrape, Ctrl-C ends that")
+                say(f"the job has ended; waiting up to {most:.0f} s for a final scrape (Ctrl-C to stop)")
                 told = True
             info = signal.sigtimedwait(TAKEN, POLL_SECONDS)
             if info is not None and info.si_signo in ENDING:

@@ -121,7 +121,7 @@ def _wait_for_the_end(sidecar: Sidecar, lingering: Lingering | None) -> None:
         if number == signal.SIGUSR1:
             sidecar.toggle_gpus()
         if lingering is not None and lingering.is_over():
-            _log.info("ending, as no run is left")
+            _log.info("ending: no run is left")
             return
 
 
@@ -242,11 +242,11 @@ class Sidecar:
         """Let go of NVML for a signal, so that a driver can be unloaded or a GPU be reset; or take it again."""
         gpus, about = self._wiring.gpu, {"signal": "SIGUSR1"}
         if gpus is None:
-            _log.warning("no GPUs are watched: nothing to let go of", extra=about)
+            _log.warning("no GPUs are watched: there is nothing to release", extra=about)
         elif gpus.toggle():
-            _log.info("NVML is let go of; send the signal again to take it back", extra=about)
+            _log.info("NVML is released; send the signal again to reopen it", extra=about)
         else:
-            _log.info("NVML is taken again", extra=about)
+            _log.info("NVML is open again", extra=about)
 
     def _seconds_unwatched(self) -> float:
         due = self._server.next_expected_scrape()

@@ -186,11 +186,11 @@ def _of_interpreter(process: Process, python: str) -> Silence:
             f"{python} has training-exporter, but no optimizer, loader, Stat or training call has come yet"
         )
         return Silence(
-            "nothing_told", found, "what is seen by itself and what has to be told: docs/bridges.md"
+            "nothing_told", found, "docs/bridges.md says what is recorded automatically and what needs a call"
         )
     if seen.path and not seen.ours:
         found = f"{python} imports {seen.path} as `exporter`, in place of training-exporter"
-        return Silence("shadowed", found, "give that file or folder another name")
+        return Silence("shadowed", found, "rename that file or folder")
     why = f": {seen.error}" if seen.error else ""
     found = f"training-exporter is not installed for {python}{why}"
     return Silence("not_installed", found, remedy(python, seen.site))

@@ -88,7 +88,7 @@ def test_a_killed_writer_and_one_that_ended_in_order_are_told_apart(
 
     found = [each["found"] for each in check(tmp_path)[1] if each["subject"] == "writer"]
     assert sum("; ended in order, last written" in text for text in found) == 1
-    assert sum("; ended without its last words (killed?), last written" in text for text in found) == 1
+    assert sum("; ended without a final snapshot (killed?), last written" in text for text in found) == 1
 
 
 def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
@@ -99,7 +99,7 @@ def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Pop
     _, findings = check(tmp_path)
 
     assert about(findings, "writer")["status"] == "warn"
-    assert "stopped, hung" in about(findings, "writer")["remedy"]
+    assert "stopped or hung" in about(findings, "writer")["remedy"]
 
 
 def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
     _, findings = check(tmp_path)
 
     (refused,) = [finding for finding in findings if f"{'b' * 32}.feed is refused: " in finding["found"]]
-    assert refused["remedy"].startswith("its bytes are damaged")
+    assert refused["remedy"].startswith("the file is damaged")
 
 
 def test_every_reason_of_the_reader_to_refuse_a_file_has_a_remedy() -> None:

@@ -99,7 +99,7 @@ def test_a_file_is_there_while_there_is_a_page_and_until_the_end(server: Server,
     assert (first, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
     assert told.count("cannot be read: HTTP Error 503") == 1
-    assert told.count("the page is there again") == 1
+    assert told.count("works again") == 1
 
 
 def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> None:

@@ -150,7 +150,7 @@ def test_an_endpoint_that_refuses_is_told(receiver: Receiver, capsys: pytest.Cap
     receiver.page, receiver.status = b"# TYPE x gauge\nx 1\n", 400
 
     assert main(["--once", f"--from={receiver.source}", "otlp", receiver.url]) == 1
-    assert "the endpoint has not taken it" in capsys.readouterr().err
+    assert "the endpoint did not accept the metrics" in capsys.readouterr().err
 
 
 def test_without_the_extra_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ def test_a_signal_lets_go_of_nvml_and_the_next_one_takes_it_again(tmp_path: Path
         wait_until(lambda: gpus_up(running) == 1)
 
     assert children.stdout == b""
-    assert "NVML is let go of" in running.log
+    assert "NVML is released" in running.log
 
 
 def gap(points: dict[float, float]) -> float:
