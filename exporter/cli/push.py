@@ -25,9 +25,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from exporter.cli import signals
 from exporter.cli.flags import PROGRAM, Parser, mistake, parse_duration_flag, say
-from exporter.cli.signals import ENDING
+from exporter.cli.signals import ENDING, Signals
 from exporter.version import __version__
 
 DESCRIPTION = """\
@@ -275,12 +274,12 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
     push = Push(source, target_of(flags["target"], source))
     if flags["once"]:
         return 0 if push.step() else 1
-    signals.block()
+    signals = Signals()
     came: int | None = None
     while came not in ENDING:
         push.step()
         came = signals.wait(seconds)
-    signals.let_end()
+    signals.ending = True
     push.remove()
     return 0
 

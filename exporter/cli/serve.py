@@ -21,13 +21,12 @@ from functools import partial
 
 from prometheus_client.core import Metric
 
-from exporter.cli import signals
 from exporter.cli.configuration import Configuration
 from exporter.cli.flags import JOINED
 from exporter.cli.launches import SILENT_INTERVAL_SECONDS, Lingering, SilentJobs
 from exporter.cli.logs import Logs, stderr_descriptor
 from exporter.cli.reload import Reloader
-from exporter.cli.signals import ENDING
+from exporter.cli.signals import ENDING, Signals
 from exporter.cli.wiring import FEED, Wiring
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -76,7 +75,7 @@ def serve(
     # freed is of no use to the others: 4 of 48 MiB. Source: mallopt(3), M_ARENA_MAX.
     with contextlib.suppress(AttributeError, OSError):  # musl
         ctypes.CDLL(None).mallopt(-8, 1)
-    signals.block()
+    signals = Signals()
     logs = Logs(level=configuration.log.level, form=configuration.log.format, descriptor=stderr_descriptor())
     logs.install()
     try:
@@ -100,9 +99,9 @@ def serve(
             python = f"{platform.python_implementation()} {platform.python_version()}"
             about = {"version": __version__, "python": python, "platform": platform.platform()}
             _log.info("started training-exporter", extra=about | {"pid": os.getpid()})
-            _wait_for_the_end(sidecar, lingering)
+            _wait_for_the_end(sidecar, signals, lingering)
         finally:
-            signals.let_end()
+            signals.ending = True
             sidecar.stop()
         _log.info("ended")
         return 0
@@ -110,7 +109,7 @@ def serve(
         logs.finish()
 
 
-def _wait_for_the_end(sidecar: Sidecar, lingering: Lingering | None) -> None:
+def _wait_for_the_end(sidecar: Sidecar, signals: Signals, lingering: Lingering | None) -> None:
     while True:
         number = signals.wait(None if lingering is None else lingering.wait_seconds())
         if number in ENDING:

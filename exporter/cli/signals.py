@@ -1,31 +1,54 @@
-"""SIGTERM, SIGINT, SIGHUP and SIGUSR1 as values, for a main thread that waits for them; used in the sidecar and `push`.
+"""Signals as values: SIGTERM, SIGINT, SIGHUP and SIGUSR1, for a main thread that waits for them.
 
-They are blocked, also in all threads that are started later, and taken one at a time: nothing happens between two lines,
-and none is lost between a look and a wait.
+Used in the sidecar and in `push`, on the main thread. Python runs a handler when that thread comes back to Python; a
+signal that comes after the last look and before the system call in which it waits would lie there unseen, for ever
+(one SIGTERM in thirty, right after the start). So the wait is for a byte that the system's own handler writes. They are
+not blocked, since every program that a collector starts would inherit that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
+import select
 import signal
+import socket
 
-ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
-TAKEN = ENDING | {signal.SIGHUP, signal.SIGUSR1}
-LONG_SECONDS = 3600.0
-
-
-def block() -> None:
-    """Begin to take them; to be called before any thread is started."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
-def wait(timeout_seconds: float | None) -> int | None:
-    """The next signal, None when none came in time; or earlier, so that it has to be asked again."""
-    info = signal.sigtimedwait(TAKEN, LONG_SECONDS if timeout_seconds is None else timeout_seconds)
-    return None if info is None else info.si_signo
+class Signals:
+    """SIGTERM, SIGINT, SIGHUP and SIGUSR1 as values on the main thread; a second SIGTERM or SIGINT ends the process.
 
+    Attributes:
+        ending: Whether the end has begun, so that the next signal is the second one.
+    """
 
-def let_end() -> None:
-    """Let the next SIGTERM or SIGINT end the process, whatever it waits for."""
-    for number in ENDING:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    def __init__(self) -> None:
+        self.ending = False
+        # SimpleQueue.put may interrupt any code, its own get included.
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ringer.setblocking(False)
+        signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
+        for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._take)
+        # Blocked since the process began.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
+
+    def wait(self, timeout_seconds: float | None) -> int | None:
+        """The next signal, None when none came in time; or earlier, so that it has to be asked again."""
+        if self._came.empty():
+            select.select([self._bell], [], [], timeout_seconds)
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(4096)
+        with contextlib.suppress(queue.Empty):  # handlers have run by now
+            return self._came.get_nowait()
+        return None
+
+    def _take(self, number: int, _frame: object) -> None:
+        if self.ending and number in ENDING:
+            os._exit(128 + number)
+        self._came.put(number)

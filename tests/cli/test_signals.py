@@ -10,9 +10,9 @@ from run_support import finished
 
 WAITING = """
 import os, signal, threading, time
-from exporter.cli import signals
+from exporter.cli.signals import Signals
 
-signals.block()
+signals = Signals()
 
 def kill():
     time.sleep(0.3)
@@ -44,9 +44,9 @@ def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
 def test_the_second_ending_signal_ends_the_process_and_a_hangup_does_not() -> None:
     program = (
         "import signal\n"
-        "from exporter.cli import signals\n"
-        "signals.block()\n"
-        "signals.let_end()\n"
+        "from exporter.cli.signals import Signals\n"
+        "signals = Signals()\n"
+        "signals.ending = True\n"
         "signal.raise_signal(signal.SIGHUP)\n"
         "print(signals.wait(0), flush=True)\n"
         "signal.raise_signal(signal.SIGTERM)\n"
@@ -54,4 +54,4 @@ def test_the_second_ending_signal_ends_the_process_and_a_hangup_does_not() -> No
     )
     done = finished([sys.executable, "-c", program], timeout=10)
 
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, f"{int(signal.SIGHUP)}\n")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, f"{int(signal.SIGHUP)}\n")
