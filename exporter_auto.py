@@ -8,6 +8,7 @@ fail.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,24 +27,22 @@ def start() -> None:
         pass
 
 
-def lightning_callbacks() -> list[Any]:
-    """Give the callbacks of every Trainer of `lightning`."""
-    return _callbacks("lightning", "lightning.pytorch")
+def _callbacks(bridge: str, package: str) -> list[Any]:
+    if not _wanted():
+        return []
+    try:
+        from importlib import import_module  # noqa: PLC0415  # see above
+
+        return [import_module(f"exporter.bridges.{bridge}").automatic(package)]
+    except Exception:  # noqa: BLE001  # see above
+        return []
 
 
-def pytorch_lightning_callbacks() -> list[Any]:
-    """Give those of `pytorch_lightning`."""
-    return _callbacks("lightning", "pytorch_lightning")
-
-
-def fabric_callbacks() -> list[Any]:
-    """Give those of every Fabric of `lightning`."""
-    return _callbacks("fabric", "lightning.fabric")
-
-
-def lightning_fabric_callbacks() -> list[Any]:
-    """Give those of `lightning_fabric`."""
-    return _callbacks("fabric", "lightning_fabric")
+lightning_callbacks = partial(_callbacks, "lightning", "lightning.pytorch")
+pytorch_lightning_callbacks = partial(_callbacks, "lightning", "pytorch_lightning")
+fabric_callbacks = partial(_callbacks, "fabric", "lightning.fabric")
+lightning_fabric_callbacks = partial(_callbacks, "fabric", "lightning_fabric")
+"""What gives the callbacks of every Trainer, or Fabric, of these packages."""
 
 
 class OneLoggerExporterConfig:
@@ -61,14 +60,3 @@ class OneLoggerExporterConfig:
 
 def _wanted() -> bool:
     return os.environ.get("EXPORTER_AUTO") == "1" and os.environ.get("EXPORTER_DISABLED") != "1"
-
-
-def _callbacks(bridge: str, package: str) -> list[Any]:
-    if not _wanted():
-        return []
-    try:
-        from importlib import import_module  # noqa: PLC0415  # see above
-
-        return [import_module(f"exporter.bridges.{bridge}").automatic(package)]
-    except Exception:  # noqa: BLE001  # see above
-        return []

@@ -84,7 +84,6 @@ CHECKSUM_OFFSET = 12
 MAX_BYTES = 4 << 20
 """A larger snapshot is neither written nor read: some 10,000 Stats with the default aggregations. Beyond it a process
 leaves its newest Stats out, counts them and says which."""
-MAX_STATS = 65_536
 MAX_COUNT = (1 << 63) - 1
 _BREATH = 64
 """Values rendered between two chances for the job's threads to take the interpreter lock: half a millisecond."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed.directory import is_trusted, prepare_directory
-from exporter.feed.encoder import HEADER, MAX_BYTES, MAX_STATS, Encoder
+from exporter.feed.encoder import HEADER, MAX_BYTES, Encoder
 from exporter.feed.files import (
     FEED,
     LOCK,
@@ -74,7 +74,7 @@ class FeedWriter:
         self._flush_seconds = flush_seconds
         self._clock = clock
         self._max_bytes = max_bytes
-        self._max_stats = MAX_STATS
+        self._max_stats = 1 << 30  # as many as fit
         self._stem = os.path.join(self._directory, identity.id)
         self._encoder = Encoder()
         self._writing = threading.Lock()

@@ -1,4 +1,4 @@
-"""Handlers of events that come with the package: console, JSON lines, logging both ways, TensorBoard.
+"""Handlers of events that come with the package: console, JSON lines, logging, TensorBoard.
 
 Used in the training process, each on its worker's thread. A stream that is closed, a full disk or a writer that hangs
 costs events, which are counted, and nothing else. Any callable that takes an `Event`, and any object with
@@ -13,21 +13,12 @@ import json
 import logging
 import os
 import sys
-import threading
-from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Any, TextIO
 
-from exporter.recording.event_values import LEVELS, Datum, Event, find_severity
-from exporter.recording.events import log
-
-FROM_LOGS = "log.logger"
-"""The datum that an event has when it was made of a log record: the logger's name."""
-_MARK = "exporter_event"
-_THREADS_OF_HANDLERS = ("exporter-events-", "exporter-notice")
-
+from exporter.recording.event_values import LEVELS, Datum, Event
 
 # Console -----------------------------------------------------------------------------------------------------
 
@@ -196,54 +187,15 @@ def _opened(path: Path) -> int:
 # Logging -----------------------------------------------------------------------------------------------------
 
 
-class EventsFromLogs(logging.Handler):
-    """Logs an event for each log record that reaches it: `logging.getLogger().addHandler(EventsFromLogs())`.
-
-    The event's type is the same for all, since a logger's name in a label would be one series for each; the
-    name, the place and what was raised are data. What handlers of events log is passed over, and so are records that
-    were made of events, also where another thread hands them on.
-    """
-
-    def __init__(
-        self, level: int = logging.WARNING, *, type: str = "log", log: Callable[..., None] = log
-    ) -> None:
-        super().__init__(level)
-        self._type = type
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log the event; never raises but where `logging.raiseExceptions` says so."""
-        # The thread that has logged: another one may hand its records on, as a QueueListener does.
-        thread = record.threadName or threading.current_thread().name
-        if hasattr(record, _MARK) or thread.startswith(_THREADS_OF_HANDLERS):
-            return
-        try:
-            data: dict[str, Datum] = {
-                FROM_LOGS: record.name,
-                "log.file": record.pathname,
-                "log.line": record.lineno,
-                "log.function": str(record.funcName),
-            }
-            if record.exc_info and record.exc_info[0] is not None:
-                data["log.exception"] = record.exc_info[0].__name__
-                data["log.traceback"] = logging.Formatter().formatException(record.exc_info)
-            severity = find_severity(record.levelno)
-            self._log(self._type, record.getMessage(), severity=severity, timestamp=record.created, **data)
-        except Exception:  # noqa: BLE001  # a message that cannot be formatted; logging's own rule for handlers
-            self.handleError(record)
-
-
 class LogRecords:
-    """Logs a record for each event, unless the event was made of one; the record has the event as `exporter_event`."""
+    """Logs a record for each event, with the event as its `exporter_event`."""
 
     def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
 
     def handle(self, event: Event) -> None:
         """Log one record."""
-        level = LEVELS[event.severity]
-        if FROM_LOGS not in event.data and self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", _summary(event), extra={_MARK: event})
+        self._logger.log(LEVELS[event.severity], "%s", _summary(event), extra={"exporter_event": event})
 
 
 # TensorBoard -------------------------------------------------------------------------------------------------

@@ -25,12 +25,8 @@ CHUNK_SAMPLES = 4096
 TAPS: list[Callable[[StatState, list[float]], object]] = []
 """What is given every batch of samples of the job's Stats, by whoever drains; it must neither raise nor wait."""
 _NUMBERS = frozenset({float, int, bool})
-_FOREIGN_NUMBERS = {
-    "numpy": frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"}),
-    "fractions": frozenset({"Fraction"}),
-    "decimal": frozenset({"Decimal"}),
-}
-"""Immutable numbers of known libraries: module, and class name without its bits."""
+_OF_NUMPY = frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"})
+"""Immutable numbers of numpy: class name without its bits."""
 
 
 class StatState:
@@ -256,7 +252,7 @@ class StatState:
 def _number(value: Any) -> float | str:
     """Turn a value into a finite float, or into the reason why it is none.
 
-    Only subclasses of float and int and the numbers of a few known libraries are asked for their value: anything
+    Only subclasses of float and int and the numbers of numpy are asked for their value: anything
     else could run the user's code on our thread, and a tensor or an array may have changed since it was added.
     """
     kind = type(value)  # not isinstance: it asks a foreign object for its `__class__`
@@ -265,7 +261,7 @@ def _number(value: Any) -> float | str:
             number = float.__add__(value, 0.0)  # not float(value): that asks a subclass's own __float__
         elif issubclass(kind, int):
             number = float(int.__add__(value, 0))
-        elif kind.__name__.rstrip("_0123456789") in _FOREIGN_NUMBERS.get(kind.__module__, ()):
+        elif kind.__module__ == "numpy" and kind.__name__.rstrip("_0123456789") in _OF_NUMPY:
             number = float(value)
         else:
             return "not_a_number"

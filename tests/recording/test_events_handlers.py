@@ -8,12 +8,9 @@ import json
 import logging
 import math
 import os
-import queue
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +23,6 @@ from exporter.recording.event_values import Event
 from exporter.recording.events import EventLog
 from exporter.recording.handlers import (
     ConsoleHandler,
-    EventsFromLogs,
     JsonLinesHandler,
     LogRecords,
     TensorBoardHandler,
@@ -228,86 +224,16 @@ def test_a_forked_child_writes_its_own_events_to_its_own_file(tmp_path: Path) ->
 # Logging -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def logger() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("tests.events")
-    logger.propagate = False
-    logger.setLevel(logging.DEBUG)
-    yield logger
-    logger.handlers.clear()
-
-
-class Records(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-def test_a_log_record_becomes_an_event(events: EventLog, logger: logging.Logger) -> None:
-    logger.addHandler(EventsFromLogs(log=events.log))
-    logger.info("below the level")
-    try:
-        raise KeyError("lost")  # noqa: TRY301  # what the handler is to see
-    except KeyError:
-        logger.exception("%s failed", "saving")
-
-    (event,) = events.recent()
-    assert (event.type, event.message, event.severity) == ("log", "saving failed", "error")
-    assert event.data["log.logger"] == "tests.events"
-    assert event.data["log.exception"] == "KeyError"
-    assert "KeyError: 'lost'" in str(event.data["log.traceback"])
-    assert event.timestamp <= event.logged_at
-
-
-def test_an_event_becomes_a_log_record(events: EventLog, logger: logging.Logger) -> None:
-    records = Records()
-    logger.addHandler(records)
-    logger.setLevel(logging.INFO)
-    events.register(LogRecords(logger))
+def test_an_event_becomes_a_log_record(events: EventLog, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tests.events")
+    events.register(LogRecords("tests.events"))
     events.log("quiet", severity="debug")
     events.log("ckpt.saved", "100%", severity="critical", step=3)
     assert events.flush(5.0)
 
-    (record,) = records.records
+    (record,) = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.CRITICAL, 'ckpt.saved "100%" step=3')
     assert vars(record)["exporter_event"].type == "ckpt.saved"
-
-
-def test_both_ways_at_once_come_to_rest(events: EventLog, logger: logging.Logger) -> None:
-    records = Records()
-    logger.addHandler(records)
-    logger.addHandler(EventsFromLogs(logging.DEBUG, log=events.log))
-    events.register(LogRecords(logger))
-    events.register(lambda event: logger.error("told of %s", event.type), name="noisy")
-    events.log("a")
-    logger.error("b")
-    assert events.flush(5.0)
-    assert events.flush(5.0)
-
-    assert events.reading().counts == {("a", "info"): 1, ("log", "error"): 1}
-    assert [record.getMessage() for record in records.records].count("a") == 1
-
-
-def test_a_queue_of_log_records_between_handlers_and_events_comes_to_rest(
-    events: EventLog, logger: logging.Logger
-) -> None:
-    waiting: queue.Queue[logging.LogRecord] = queue.Queue()
-    listener = QueueListener(waiting, EventsFromLogs(log=events.log))
-    logger.addHandler(QueueHandler(waiting))
-    events.register(LogRecords(logger))
-    events.register(lambda event: logger.error("told of %s", event.type), name="noisy")
-    listener.start()
-    events.log("a", severity="error")
-    logger.error("b")
-    for _ in range(20):
-        assert events.flush(5.0)
-        time.sleep(0.01)
-    listener.stop()
-
-    assert events.reading().counts == {("a", "error"): 1, ("log", "error"): 1}
 
 
 # TensorBoard -------------------------------------------------------------------------------------------------
