@@ -173,10 +173,7 @@ Place = tuple[Claim, tuple[str, ...]]
 class StatFamilies:
     """Makes the families of all Stats; one in which nothing has changed is taken as the last pass made it.
 
-    Args:
-        admission: Says which Stat may use which names.
-        stale_after_seconds: A time window that ended longer ago than its length and this is no longer the last one: its
-            gauges and its number of samples are absent.
+    A time window that ended longer ago than its length and `stale_after_seconds` is no longer the last one.
     """
 
     def __init__(self, admission: Admission, *, stale_after_seconds: float) -> None:

@@ -1,9 +1,7 @@
 """JobCollector: from the feed directory to families, by way of the ledger.
 
 Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Feed files come in, a block of
-families goes out; `loaded` and `living` may be read from any thread.
-
-One pass:
+families goes out. One pass:
 
 1. Read the feed. Bind every process to a rank and a worker slot; load the state of ranks that appear.
 2. Settle which Stats are admitted, and count the new snapshots.
@@ -17,7 +15,7 @@ the processes it has counted by their ids until their files are gone; a job kill
 flush interval; a state directory that fails costs totals, never gauges.
 
 A sidecar that does not own the feed directory looks on: it publishes what it sees, from the owner's state files as they
-were when it first saw a rank, and removes and saves nothing. When the owner ends, it takes over from the state files.
+were when it first saw a rank. When the owner ends, it takes over from the state files.
 """
 
 from __future__ import annotations
@@ -55,11 +53,6 @@ CONFLICT_SECONDS = 15.0
 
 class JobCollector:
     """Publishes what the processes of the job have recorded.
-
-    Args:
-        stale_after_seconds: After so long without a new snapshot a living process has no window gauges.
-        linger_seconds: How long the totals of the dead are shown.
-        directory: Where the reader looks, for the log.
 
     Attributes:
         loaded: True once the state has been loaded and one pass over the feed was made (or was not possible: then there

@@ -236,15 +236,7 @@ def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[
 
 
 class Ranks:
-    """All ranks of one feed directory.
-
-    Args:
-        stale_after_seconds: How long an unreadable file may be a living process.
-        linger_seconds: How long the totals of the dead are shown, also over a restart.
-
-    Attributes:
-        owner: Whether this sidecar keeps the totals, or only looks on.
-    """
+    """All ranks of one feed directory; the `owner` keeps the totals, another sidecar only looks on."""
 
     def __init__(self, state: StateStore, *, stale_after_seconds: float, linger_seconds: float) -> None:
         self.owner = False

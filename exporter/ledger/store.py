@@ -81,17 +81,10 @@ def file_name(key: StateKey) -> str:
 class StateStore:
     """Reads and writes state files; the ledger's only contact with storage.
 
-    Args:
-        directory: The state directory. It must exist when something is saved.
-        keeper: A name for this sidecar that is the same after its restart and differs from that of any other
-            sidecar that shares the directory; the host name when None.
-        max_bytes: A larger file is neither written nor read.
-        keep_seconds: How long a file is kept that nobody keeps up any more.
-        keep_files: How many files there are at most, but for those that are kept up.
-
     Attributes:
         directory: Where the files are; made, as `ledger` in the directory given, when it is first needed.
-        keeper: Who writes; a key is loaded at start only by the keeper that saved it last.
+        keeper: A name for this sidecar, the host's where none is given, that is the same after its restart and that no
+            other one has which shares the directory: a key is loaded at start only by the keeper that saved it last.
         errors: Loads, saves and claims that failed.
         damaged: Files that were moved aside.
         problems: Why totals are withheld, a sentence each; whoever tells them empties it.

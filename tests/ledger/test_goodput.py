@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import PROJECT
 
-from exporter.ledger.goodput.task import CAUSES, DOWNTIME_LAG_SECONDS, Attempt, Goodput
+from exporter.ledger.goodput.task import CAUSES, Goodput
 from exporter.ledger.store import dumps, loads
 
 
@@ -70,21 +70,6 @@ def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_lates
 
     assert books.goodput.lost_steps == 10
     assert books.goodput.productive == 100
-
-
-def test_downtime_is_counted_while_it_lasts_and_settled_by_the_next_process() -> None:
-    books = killed_at_100()
-    books.wait(200)
-    while_down = books.lost()["downtime"]
-    books.wait(100)
-    ended = books.now - 300
-    again = a_job(90)
-    books.begin(again)
-
-    assert while_down == 200 - DOWNTIME_LAG_SECONDS
-    assert books.lost()["downtime"] == 300
-    assert books.goodput.attempt is not None
-    assert books.goodput.attempt.start == ended + 300
 
 
 def test_a_run_that_ended_in_order_and_begins_again_is_another_task() -> None:
@@ -154,21 +139,6 @@ def test_a_step_that_never_ended_hung_and_a_short_one_was_lost() -> None:
 
         assert at_risk == 3 + held
         assert books.lost() == {"init": 4, cause: held}
-
-
-def test_a_process_that_says_nothing_of_training_begins() -> None:
-    books = Books()
-    books.goodput.begin(Attempt("p", "r", 1, 990.0, 1000.0, written=1000.0), new_after_seconds=0.0)
-    books.goodput.update(None, written=1030.0, final=False)
-    unknown = books.lost()
-    job = a_job(init=35.0)
-    books._start = 1000.0
-    books.see(job)
-
-    assert unknown == {"init": 40}
-    assert not Goodput().trains
-    assert books.lost() == {"init": 45}
-    assert books.goodput.wall == 45
 
 
 def test_the_worked_example_of_the_documentation_is_true() -> None:
@@ -269,16 +239,3 @@ def test_whatever_happens_the_parts_are_the_wall_and_no_counter_falls(data: st.D
     for _ in range(data.draw(st.integers(1, 25))):
         story.step()
         story.check()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b'{"productive": "much"}',
-        b'{"attempt": {}}',
-    ],
-)
-def test_a_state_that_makes_no_sense_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError):
-        loads(Goodput, content)

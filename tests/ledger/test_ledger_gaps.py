@@ -72,18 +72,6 @@ def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowRea
     assert page.get(SAMPLES, **RANK_0) == 0
 
 
-def test_windows_go_as_soon_as_the_process_is_dead(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW)))
-    sidecar.collect()
-    sidecar.feed.kill(process)
-
-    page = sidecar.after(1)
-
-    assert shown(page) == TOTALS_ONLY
-    assert page.get("training_feed_alive", **RANK_0) == 0
-
-
 def test_totals_of_the_dead_linger_for_their_time_and_come_back_with_a_restart(sidecar: Sidecar) -> None:
     process = a_process()
     sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))

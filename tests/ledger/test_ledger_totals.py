@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from ledger_support import (
     START,
-    MemoryFeed,
     Sidecar,
     a_definition,
     a_process,
@@ -57,20 +56,6 @@ def test_a_rank_that_restarts_continues_its_totals(sidecar: Sidecar) -> None:
     page = sidecar.after(1)
     assert page.count("loss", **RANK_0) == 6
     assert page.count("loss", **RANK_0, worker="1") is None
-
-
-def test_the_slot_of_the_dead_is_taken_by_the_next_whose_totals_continue(sidecar: Sidecar) -> None:
-    trainer, worker, next_worker = a_process(), a_process(started=START + 1), a_process(started=START + 2)
-    records(sidecar, trainer, 3)
-    records(sidecar, worker, 4)
-    sidecar.collect()
-    sidecar.feed.kill(trainer)
-    records(sidecar, next_worker, 10)
-
-    page = sidecar.after(1)
-
-    assert page.count("loss", **RANK_0) == 13
-    assert page.count("loss", **RANK_0, worker="1") == 4
 
 
 def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
@@ -164,16 +149,6 @@ def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Si
     ]
 
 
-def test_agents_have_a_role_and_no_rank(sidecar: Sidecar) -> None:
-    records(sidecar, a_process(rank=None, role="agent"), 2)
-    records(sidecar, a_process(rank=None), 3)
-
-    page = sidecar.collect()
-
-    assert page.count("loss", run="r", role="agent") == 2
-    assert page.count("loss", run="r") == 3
-
-
 def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
     for life in range(2):
         process = a_process(started=START + life)
@@ -211,24 +186,6 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     sidecar.mend_state()
     assert sidecar.after(1).count("loss", **RANK_0) == 4
     assert sidecar.feed.files == {}
-
-
-def test_who_does_not_own_the_directory_looks_on_without_a_trace(tmp_path: Path, sidecar: Sidecar) -> None:
-    first, second = a_process(), a_process(started=START + 1)
-    records(sidecar, first, 3, alive=False)
-    sidecar.collect()
-    records(sidecar, second, 1)
-    looker = Sidecar(tmp_path, MemoryFeed(sidecar.feed.files, owned=False), sidecar.clock)
-
-    before = {path: path.read_bytes() for path in (tmp_path / "ledger").iterdir()}
-    page = looker.collect()
-
-    assert page.count("loss", **RANK_0) == 4
-    assert page.get("exporter_feed_owner") == 0
-    assert {path: path.read_bytes() for path in (tmp_path / "ledger").iterdir()} == before
-    looker.feed.kill(second)
-    assert looker.after(1).count("loss", **RANK_0) == 4
-    assert second.id in looker.feed.files
 
 
 def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:

@@ -38,7 +38,7 @@ training_feed_dropped_total{run,rank,worker,role,reason}: What was recorded and 
     Snapshot.dropped, admission
 training_stat_rejected_samples_total{run,rank,worker,role,stat,reason}: Samples of one Stat that were kept
     out of every aggregate, and drains that found its buffer full (reason: overflow), which lost an
-    unknown number; absent while there are none, since it would be a series forevery Stat and reason. <-
+    unknown number; absent while there are none, since it would be a series for every Stat and reason. <-
     StatReading.rejected, .overflows
 training_rank_conflicts{run,rank}: Living processes beyond the first that train as this rank of a run
     whose name was given: two jobs share the name. Absent while there are none. <- processes of one rank

@@ -58,7 +58,7 @@ def goodput_families(goodputs: Iterable[Goodput]) -> list[Metric]:
         values: Mapping[str, float | None] = {
             "training_attempt": attempt.number,
             "training_attempt_start_timestamp_seconds": attempt.start,
-            "training_attempt_steps": attempt.steps,
+            "training_attempt_steps": attempt.reading.steps,
             "training_time_to_first_step_seconds": attempt.first_step_seconds,
             "training_wall_seconds_total": goodput.wall,
             "training_productive_seconds_total": goodput.productive,

@@ -145,7 +145,7 @@ class Witnesses:
         status = own.status if own is not None else next(iter(signals), None)
         kills = self.oom_kills()
         killed = kills is not None and oom_kills is not None and kills > oom_kills
-        told = {attempt.failure, *(each.failure for each in others)} - {""}
+        told = {attempt.reading.failure, *(each.failure for each in others)} - {""}
         said = {each if each in END_REASONS else "exit" for each in told}
         believed = _MOST_TELLING if silent else _MOST_TELLING + _CONSEQUENCES
         name, boot = attempt.machine

@@ -128,7 +128,7 @@ class Session:
             self.gone = None
             if attempt.ended is not None:
                 goodput.revive()
-            self._finished = (self._finished or now) if attempt.finished else None
+            self._finished = (self._finished or now) if attempt.reading.finished else None
             if self._finished is not None and now - self._finished >= FINISHED_SECONDS:
                 goodput.complete()
 
@@ -145,7 +145,7 @@ class Session:
             ended = 0.0 if attempt.ended is None else max(0.0, now.wall - attempt.ended)
             self.gone = now.monotonic - ended if process is None else process.departed_monotonic
         if attempt.ended is None:
-            patience = LAST_WORD_SECONDS if attempt.finished else SETTLE_SECONDS
+            patience = LAST_WORD_SECONDS if attempt.reading.finished else SETTLE_SECONDS
             waited = now.monotonic - self.gone >= patience
             if not waited and look.witnesses.own(attempt.pid, attempt.recorded, now.wall) is None:
                 return
@@ -192,7 +192,7 @@ class Session:
             attempt, ended, look.processes, self._oom_kills[0], seen=process is not None
         )
         # One that exited normally within a step, while another rank was killed or crashed, did so for want of it.
-        believed = attempt.open <= 0 or not evidence.silent
+        believed = attempt.reading.open_seconds <= 0 or not evidence.silent
         goodput.end(ended, evidence.reason, status=evidence.status, believed=believed)
         if not attempt.orderly:
             extra = {"reason": attempt.reason}

@@ -39,6 +39,8 @@ CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", 
 HANG_SECONDS, HANG_STEPS = 300.0, 5.0
 """A step that takes longer than this, and than so many of the longest before it, hangs."""
 
+NOTHING_TOLD = TrainingReading(phase="init")
+
 Segment = tuple[int, int, float]
 """Work of steps: the first, the last, seconds."""
 
@@ -57,53 +59,46 @@ class Attempt:
     validates: bool = False  # validation counts as productive
     tagged: bool = False  # a session tag, and not the run's name, ties it to others
     written: float = 0.0  # its last snapshot that was counted
-    seconds: float = 0.0  # of all its phases
-    spent: dict[str, float] = field(default_factory=dict)  # seconds lost, by cause; without `other`
-    work: float = 0.0  # seconds of completed iterations
-    committed: float = 0.0  # what of that a save covers
-    failed: float = 0.0  # seconds of iterations that failed
-    open: float = 0.0  # seconds of the iteration under way
-    segments: tuple[Segment, ...] = ()  # work that no save covers
-    phase: str = "init"
-    first_step: int | None = None  # at which its training began
-    step: int | None = None  # completed
-    steps: int = 0  # completed in this process
+    reading: TrainingReading = NOTHING_TOLD  # the latest, without what describes the run
+    seconds: float = 0.0  # of all its phases, as counted
+    spent: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds lost, by cause, as counted; without `other`
+    failed: float = 0.0  # seconds of iterations that failed, as counted
+    committed: float = 0.0  # work that is safe, as counted
     committed_step: int | None = None
-    loop: int = 0
-    longest: float | None = None
     first_step_seconds: float | None = None  # from its start to the end of its first step
     resumed: bool = False  # it is settled where it goes on, and what was lost before
-    finished: bool = False  # its application ended in order
-    final: bool = False  # the process did, as its last snapshot says
-    failure: str = ""  # what it said of its end
+    final: bool = False  # the process has ended in order, as its last snapshot says
     ended: float | None = None
     reason: str = ""  # of its end
-    orderly: bool = False  # it did
+    orderly: bool = False  # it did all that it was to do
     completed: bool = False  # all of its work is counted as done
 
     @property
     def uncommitted(self) -> float:
         """Work of completed iterations that no save covers."""
-        return max(0.0, self.work - self.committed)
+        return max(0.0, self.reading.work_seconds - self.committed)
 
     @property
     def covered(self) -> int | None:
         """The last step that a save covers, else the one before the first; None where that is not known."""
-        return self.first_step if self.committed_step is None else self.committed_step
+        return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def hangs_for(self, seconds: float) -> str:
         """What a step that did not end is lost to."""
-        longest = max(HANG_SECONDS, HANG_STEPS * (self.longest or 0.0))
+        longest = max(HANG_SECONDS, HANG_STEPS * (self.reading.longest_step_seconds or 0.0))
         return "hang" if seconds > longest else "lost_progress"
 
     def left_behind(self) -> list[Segment]:
         """Give the work that no save covers, step by step as far as that is known."""
-        missing = self.uncommitted
-        known = sum(seconds for _, _, seconds in self.segments)
+        missing, segments = self.uncommitted, self.reading.segments
+        known = sum(seconds for *_, seconds in segments)
         if missing > 0 and known > 0:
-            # What the process tells of the steps and of the whole may be some roundings apart.
-            return [(first, last, seconds * missing / known) for first, last, seconds in self.segments]
-        last = 1 if self.step is None else self.step
+            # What the process tells of the steps and of the whole may be some roundings apart. There, a step is named
+            # by the number of those before it; here by that and itself, as positions are.
+            return [(first + 1, last + 1, seconds * missing / known) for _, first, last, seconds in segments]
+        last = 1 if self.reading.step is None else self.reading.step
         first = last if self.covered is None else min(last, self.covered + 1)
         return [(first, last, missing)] if missing > 0 else []
 
@@ -136,7 +131,7 @@ class Goodput:
         """Work at risk, of the living and of the dead."""
         waiting = sum(seconds for _, _, seconds in self.pending)
         attempt = self.attempt
-        return waiting if attempt is None else waiting + attempt.uncommitted + attempt.open
+        return waiting if attempt is None else waiting + attempt.uncommitted + attempt.reading.open_seconds
 
     @property
     def latest(self) -> Attempt:
@@ -163,7 +158,7 @@ class Goodput:
             end = start if before.ended is None else before.ended
             gap = max(0.0, start - end, self.gap_counted)
             # One that has not trained, such as an evaluation in between, completes no task.
-            if before.orderly and before.loop and not attempt.tagged:
+            if before.orderly and before.reading.loop and not attempt.tagged:
                 self._start_over(before)
             else:
                 attempt.number = before.number + 1
@@ -195,7 +190,11 @@ class Goodput:
             if not attempt.resumed and reading.loop:
                 self._resume(attempt, reading)
             self._note_position(attempt, reading)
-            self._commit(attempt, reading)
+            open_seconds = 0.0 if attempt.ended is not None else reading.open_seconds
+            attempt.reading = reading.replace(
+                facts=(), history=(), history_phases=(), open_seconds=open_seconds
+            )
+            self._commit(attempt)
         self._balance()
 
     def end(self, at: float, reason: str, *, status: int | None = None, believed: bool = True) -> None:
@@ -206,20 +205,21 @@ class Goodput:
         """
         attempt = self.latest
         attempt.ended = at
-        said = attempt.finished or (believed and attempt.final and not attempt.failure)
+        reading = attempt.reading
+        said = reading.finished or (believed and attempt.final and not reading.failure)
         attempt.orderly = said if status is None else status == 0
         attempt.reason = "exit" if attempt.orderly else reason
         tail = max(0.0, at - max(attempt.written, attempt.recorded))
         self.target += tail
-        lost, attempt.open = attempt.open, 0.0
+        lost, attempt.reading = reading.open_seconds, reading.replace(open_seconds=0.0)
         if attempt.orderly:
             self.complete()  # what it did after its last step is no work that has to be done again
             return
         self.interruptions[reason] += 1
-        if attempt.phase in WORK:
+        if reading.phase in WORK:
             lost += tail
         else:
-            self.badput[CAUSE_OF_PHASE.get(attempt.phase, "other")] += tail
+            self.badput[CAUSE_OF_PHASE.get(reading.phase, "other")] += tail
         self.badput[attempt.hangs_for(lost)] += lost
         self._balance()
 
@@ -270,32 +270,21 @@ class Goodput:
             attempt.failed = reading.failed_seconds
 
     def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
-        another = 0 < attempt.loop < reading.loop
-        if another and attempt.step is not None and reading.step is not None and reading.step < attempt.step:
+        before = attempt.reading
+        if 0 < before.loop < reading.loop and (reading.step or 0) < (before.step or 0):
             # It counts from somewhere else: its steps are no repetition.
             self.high = self.position = None
-        attempt.loop = max(attempt.loop, reading.loop)
-        attempt.phase, attempt.failure = reading.phase, reading.failure or attempt.failure
-        attempt.finished = attempt.finished or reading.finished
-        attempt.first_step = reading.first_step if attempt.first_step is None else attempt.first_step
-        attempt.step, attempt.steps = reading.step, max(attempt.steps, reading.steps)
-        attempt.longest = reading.longest_step_seconds or attempt.longest
         if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
             # Steps that have ended since are taken to be as long as each other.
             since = reading.work_seconds * (reading.steps - 1) / reading.steps
             attempt.first_step_seconds = max(0.0, reading.last_progress - since - attempt.start)
 
-    def _commit(self, attempt: Attempt, reading: TrainingReading) -> None:
-        attempt.work = max(attempt.work, reading.work_seconds)
-        attempt.open = 0.0 if attempt.ended is not None else reading.open_seconds
-        # There, a step is named by the number of those before it; here by that and itself, as positions are.
-        attempt.segments = tuple(
-            [(first + 1, last + 1, seconds) for _, first, last, seconds in reading.segments]
-        )
+    def _commit(self, attempt: Attempt) -> None:
+        reading = attempt.reading
         if attempt.completed:
             self._credit_rest(attempt)
             return
-        committed = min(reading.committed_seconds, attempt.work)
+        committed = min(reading.committed_seconds, reading.work_seconds)
         if committed > attempt.committed:
             self._credit(attempt.covered, reading.committed_step, committed - attempt.committed)
             attempt.committed = committed
@@ -304,11 +293,12 @@ class Goodput:
 
     def _credit_rest(self, attempt: Attempt) -> None:
         """All of its work is done for good."""
-        if attempt.work > attempt.committed:
-            self._credit(attempt.covered, attempt.step, attempt.work - attempt.committed)
-            attempt.committed = attempt.work
-        if attempt.step is not None:
-            attempt.committed_step = self.position = attempt.step
+        work, step = attempt.reading.work_seconds, attempt.reading.step
+        if work > attempt.committed:
+            self._credit(attempt.covered, step, work - attempt.committed)
+            attempt.committed = work
+        if step is not None:
+            attempt.committed_step = self.position = step
 
     def _credit(self, before: int | None, last: int | None, seconds: float) -> None:
         """Count work of the steps after `before` and up to `last`, which is safe now."""
