@@ -45,7 +45,7 @@ def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None
     """Read the rules, in order. None when there is no file, or no directory.
 
     In the user's default directory the file must be the user's own; in a directory that somebody chose it may be
-    anybody's, but not writable foreverybody.
+    anybody's, but not writable for everybody.
 
     Raises:
         FeedDirectoryError: The directory or the file must not be trusted, or cannot be read.

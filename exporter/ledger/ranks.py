@@ -340,7 +340,7 @@ class Ranks:
             if self.owner:
                 self._state.problems.append(str(error))
                 return
-            loaded = None  # the owner's file is not foreverybody's eyes; what the feed has is
+            loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
         rank.kept = True
         if loaded is not None:  # else nothing was saved, or it is damaged: memory knows all there is
             rank.slots, rank.taken = loaded

@@ -84,7 +84,7 @@ MOUNT_POINTS_EXCLUDE = (
     "/var/lib/docker/*",
     "/var/lib/kubelet/pods/*",
 )
-"""What belongs to the kernel, and what a container runtime mounts once more forevery container."""
+"""What belongs to the kernel, and what a container runtime mounts once more for every container."""
 
 FS_TYPES_EXCLUDE = (
     "autofs",
