@@ -110,7 +110,7 @@ def version_of(package: str) -> str | None:
 def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
     """Call a hook with a module: now if it is loaded, else right after its import; an error in it is reported.
 
-    Nothing is imported for it. A finder at the front of `sys.meta_path` knows the modules that are waited for; for every
+    Nothing is imported for it. A finder at the front of `sys.meta_path` knows the modules that are waited for; for each
     other import it is one look into a dictionary, and it goes when nothing is waited for any more.
     """
     module = sys.modules.get(name)

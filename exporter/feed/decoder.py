@@ -295,7 +295,7 @@ def _snapshot(
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:
-    # The hottest function of the sidecar: called for every Stat of every process, every second.
+    # The hottest function of the sidecar: called for each Stat of each process, every second.
     added, last, value = total["sum"], total.get("last_sample"), total.get("value")
     bucket_counts = tuple(map(_count, total["bucket_counts"])) if "bucket_counts" in total else ()
     if len(bucket_counts) != len(definition.buckets):

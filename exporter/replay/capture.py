@@ -45,7 +45,7 @@ Look = dict[str, dict[str, float]]
 
 
 class Card:
-    """One GPU that is asked for everything.
+    """One GPU that is asked all there is to ask.
 
     Args:
         library: NVML.
@@ -71,7 +71,7 @@ class Card:
         self.capability = ".".join(map(str, self._ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)))
 
     def look(self) -> Look:
-        """Ask for everything."""
+        """Ask all there is to ask."""
         self._device.now = self._clock()
         try:
             values = {name: value for name, value in self._values() if value is not None and isfinite(value)}

@@ -34,7 +34,7 @@ class Address:
     """One address to listen on."""
 
     text: str  # as written
-    host: str  # name or number; "" for every address of the machine, IPv4 and IPv6
+    host: str  # name or number; "" for all addresses of the machine, IPv4 and IPv6
     port: int  # 0 lets the kernel choose
 
 
@@ -89,7 +89,7 @@ def bind(address: Address, backlog: int) -> socket.socket:
 
 
 def url(listener: socket.socket, *, tls: bool, reachable: bool = True) -> str:
-    """Where a socket listens, without a path; `reachable` by a client on this machine, 127.0.0.1 for every address."""
+    """Where a socket listens, without a path; `reachable` by a client on this machine, 127.0.0.1 for all addresses."""
     host, port = listener.getsockname()[:2]
     if reachable and ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
         host = "127.0.0.1"
