@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.collector import GpuCollector
@@ -25,7 +26,7 @@ from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
 from exporter.config.loader import load
 from exporter.families import Collected
-from exporter.replay.capture import capture, write
+from exporter.replay.capture import capture
 from exporter.replay.description import MachineDescription
 from exporter.replay.library import Clock, install
 from exporter.replay.machines import collector_arguments, load_machine
@@ -184,7 +185,7 @@ def captured(described: MachineDescription) -> str:
     install(pynvml, described.plain(), clock=clock, origin=-7.0)
     library = Library(pynvml, clock=clock.now)
     library.call("nvmlInit")
-    return "\n".join(write(capture(library, clock=clock.now, wait=clock.delay)))
+    return str(yaml.safe_dump(capture(library, clock=clock.now, wait=clock.delay)))
 
 
 START_KEYS = ("visible", "skip", "origin")

@@ -62,7 +62,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "config": {"yaml"},
     "families": {"prometheus_client"},
     "collectors": {"prometheus_client", "psutil", "pynvml"},
-    "replay": {"pynvml"},
+    "replay": {"pynvml", "yaml"},
     "ledger": {"prometheus_client"},
     "exposition": {"prometheus_client"},
     "status": {"prometheus_client"},

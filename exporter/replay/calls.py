@@ -22,7 +22,6 @@ ONE_NUMBER = {
     "nvmlDeviceGetTotalEnergyConsumption": "energy",
     "nvmlDeviceGetEnforcedPowerLimit": "power_limit_enforced",
     "nvmlDeviceGetPowerManagementDefaultLimit": "power_limit_default",
-    "nvmlDeviceGetNumFans": "fans",
     "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_generation",
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_generation_max",
     "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
@@ -116,7 +115,6 @@ READINGS = tuple(
                 "memory_total",
                 "memory_used",
                 "memory_reserved",
-                "fan_speed",
                 "sample_buffers",
                 "nvlinks_active",
             ),
@@ -153,18 +151,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call on a GPU: when, and what it would give.
-
-    Attributes:
-        moment: Seconds on the timeline.
-        wall: Unix seconds.
-        driver: Version of the driver.
-    """
+    """A call on a GPU: when, and what it would give."""
 
     gpu: ReplayedGpu
-    moment: float
-    wall: float
-    driver: str
+    moment: float  # seconds on the timeline
+    wall: float  # Unix seconds
+    driver: str  # version of the driver
 
     def maybe(self, name: str) -> float | None:
         """A reading now; None where there is none."""
@@ -268,13 +260,6 @@ def _memory_v2(asked: Asked, result: Any) -> None:
     check_version(info, 0x02000028)
     _memory(asked, result)
     info.used, info.reserved = (int(asked.maybe(f"memory_{each}") or 0) for each in ("used", "reserved"))
-
-
-def _fan_speed(asked: Asked, fan: Any, result: Any) -> None:
-    fans = asked.maybe("fans") or 0
-    if asked.maybe("fan_speed") is None or not 0 <= number(fan) < fans:
-        raise RefusedError("invalid_argument" if fans else "not_supported")
-    put(result, asked.reading("fan_speed"))
 
 
 def _capability(asked: Asked, major: Any, minor: Any) -> None:
@@ -408,7 +393,6 @@ CALLS: dict[str, Call] = {
     "nvmlDeviceGetMinorNumber": lambda asked, result: put(result, asked.gpu.index),
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory_v2,
-    "nvmlDeviceGetFanSpeed_v2": _fan_speed,
     "nvmlDeviceGetCudaComputeCapability": _capability,
     "nvmlDeviceGetPciInfo_v3": _pci_info,
     "nvmlDeviceGetNvLinkState": _nvlink_state,

@@ -7,14 +7,15 @@ between. Serial numbers and UUIDs are left out.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import ARCHITECTURES, Device, DownError, Field
+import yaml
+
+from exporter.collectors.gpu.nvml.device import ARCHITECTURES, Device, DownError, Field, Out
 from exporter.collectors.gpu.nvml.integrals import (
     ACTIVITY,
     ACTIVITY_DETAILS,
@@ -23,6 +24,7 @@ from exporter.collectors.gpu.nvml.integrals import (
     Metrics,
 )
 from exporter.collectors.gpu.nvml.library import CallFailedError, Library
+from exporter.collectors.gpu.nvml.mig import Mig
 from exporter.collectors.gpu.nvml.readings import MEMORY_V2
 from exporter.replay.calls import (
     BY_NUMBER,
@@ -45,16 +47,9 @@ Look = dict[str, dict[str, float]]
 
 
 class Card:
-    """One GPU that is asked all there is to ask.
+    """One GPU that is asked for everything; raises CallFailedError where it does not answer.
 
-    Args:
-        library: NVML.
-        index: NVML's.
-        driver: Its version, by which some fields have other numbers.
-        clock: Monotonic seconds.
-
-    Raises:
-        CallFailedError: It does not answer.
+    Some fields have other numbers by the version of the driver.
     """
 
     def __init__(self, library: Library, index: int, *, driver: str, clock: Callable[[], float]) -> None:
@@ -71,7 +66,7 @@ class Card:
         self.capability = ".".join(map(str, self._ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)))
 
     def look(self) -> Look:
-        """Ask all there is to ask."""
+        """Ask for everything."""
         self._device.now = self._clock()
         try:
             values = {name: value for name, value in self._values() if value is not None and isfinite(value)}
@@ -91,25 +86,17 @@ class Card:
 
     def instances(self) -> list[dict[str, Any]]:
         """Its instances while it is divided."""
-        found = []
-        for place in range(self._ask("nvmlDeviceGetMaxMigDeviceCount") or 0):
-            handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", place)
-            if handle is None:
-                continue
-            memory = self._ask("nvmlDeviceGetMemoryInfo", MEMORY_V2, handle=handle)
-            found.append(
-                {
-                    "gi": self._ask("nvmlDeviceGetGpuInstanceId", handle=handle) or 0,
-                    "ci": self._ask("nvmlDeviceGetComputeInstanceId", handle=handle) or 0,
-                    "profile": str(self._ask("nvmlDeviceGetName", handle=handle)).rpartition("MIG ")[2],
-                    "memory": memory.total if memory else 0,
-                }
-            )
-        return found
+        mig, out = Mig(self._device), Out()
+        mig.find()
+        mig.read(out)
+        return [
+            {**{name: each[name] for name in ("gi", "ci", "profile")}, "memory": each["memory_total"] or 0}
+            for each in out["mig"] or ()
+        ]
 
-    def _ask(self, call: str, *arguments: Any, handle: Any = None) -> Any:
+    def _ask(self, call: str, *arguments: Any) -> Any:
         try:
-            return self._library.call(call, self._handle if handle is None else handle, *arguments)
+            return self._library.call(call, self._handle, *arguments)
         except CallFailedError:
             return None
 
@@ -135,7 +122,6 @@ class Card:
         for part in ("total", "used", "reserved"):
             yield f"memory_{part}", getattr(memory, part, None)
         yield "temperature_margin", self._ask("nvmlDeviceGetMarginTemperature")
-        yield "fan_speed", self._ask("nvmlDeviceGetFanSpeed_v2", 0)
         yield "sample_buffers", 1 if self._ask("nvmlDeviceGetSamples", 0, 0) else None
         sram = "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
         yield "sram_threshold", getattr(self._device.filled("sram", *sram), "bThresholdExceeded", None)
@@ -211,20 +197,6 @@ def _growing(before: Mapping[str, float], after: Mapping[str, float]) -> dict[st
     return found
 
 
-def write(value: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """YAML lines of a description; what is below the readings is written as JSON, which is YAML too."""
-    for key, inner in value.items():
-        name = key if key.replace("_", "").replace("-", "").isalpha() else json.dumps(key)
-        if isinstance(inner, Mapping) and inner and not {"idle", "pid"} & inner.keys():
-            yield f"{indent}{name}:"
-            yield from write(inner, indent + "  ")
-        elif isinstance(inner, list) and inner and isinstance(inner[0], Mapping):
-            yield f"{indent}{name}:"
-            yield from (f"{indent}  - {json.dumps(each)}" for each in inner)
-        else:
-            yield f"{indent}{name}: {json.dumps(inner)}"
-
-
 def main() -> int:
     """Describe this machine."""
     import pynvml  # noqa: PLC0415 - nobody else of the sidecar's side may load it
@@ -236,7 +208,7 @@ def main() -> int:
     except CallFailedError as failure:
         sys.stderr.write(f"NVML does not answer: {failure}\n")
         return 1
-    sys.stdout.write("\n".join((*write(described), "")))
+    yaml.safe_dump(described, sys.stdout, sort_keys=False)
     return 0
 
 

@@ -18,7 +18,7 @@ from exporter.collectors.gpu.nvml.device import ARCHITECTURES
 from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.options import MOST_GPUS
 from exporter.config.loader import suggest
-from exporter.config.options import Duration, Range, Ratio
+from exporter.config.options import Duration, Notation, Range, Ratio
 from exporter.replay.calls import READINGS
 from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
@@ -54,6 +54,7 @@ Number = int | float | Signal | Literal["nan", "infinity"] | None
 """A constant, something that moves, garbage, or null: not supported."""
 
 Numbers = Mapping[str, Number]
+Version = Annotated[str, Notation('a version such as "580.95"', r"^[0-9]+\.[0-9]+(\..*)?$")]
 
 Readings: Any = dataclasses.make_dataclass(
     "Readings", [(name, Number, field(default=UNCHANGED)) for name in READINGS], frozen=True, slots=True
@@ -150,7 +151,7 @@ class TimelineEntry:
     mig: tuple[Instance, ...] | None = None
     processes: tuple[Process, ...] | None = None
     xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()
-    driver: str | None = None
+    driver: Version | None = None
 
     def problems(self) -> Problems:
         """Whether its functions and errors are NVML's."""
@@ -164,8 +165,6 @@ class TimelineEntry:
             if error.lower() not in CODES and error.lower() != "success":
                 known = [known.upper() for known in (*CODES, "success")]
                 yield "errors", f'{symbol}: no error "{error}", {suggest(error.upper(), known)}'
-        if self.driver is not None and not _is_version(self.driver):
-            yield "driver", 'is a version such as "580.95.05"'
         yield from _number_keys(self)
 
 
@@ -175,8 +174,8 @@ class MachineDescription:
 
     description: str = ""
     library: bool = True
-    driver: str = "580.95.05"
-    cuda: str = "13.0"
+    driver: Version = "580.95.05"
+    cuda: Version = "13.0"
     missing: tuple[str, ...] = ()
     newest_metric: int | None = None
     shared: bool = False
@@ -187,9 +186,6 @@ class MachineDescription:
 
     def problems(self) -> Problems:
         """Whether what is named is there."""
-        for name, example in (("driver", "580.95.05"), ("cuda", "13.0")):
-            if not _is_version(getattr(self, name)):
-                yield name, f'is a version such as "{example}"'
         for symbol in self.missing:
             if symbol not in SYMBOLS:
                 yield "missing", f'no function "{symbol}" is replayed, {_nearest(symbol)}'
@@ -248,11 +244,6 @@ def _number_keys(described: Model | TimelineEntry) -> Problems:
         for key in found if isinstance(found, Mapping) else ():  # it has failed, or says nothing
             if not key.isdecimal():
                 yield name, f'"{key}" is no id; ids are numbers in quotes'
-
-
-def _is_version(text: str) -> bool:
-    parts = text.split(".")
-    return len(parts) >= 2 and all(part.isdecimal() for part in parts[:2])
 
 
 def _nearest(symbol: str) -> str:

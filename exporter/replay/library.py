@@ -92,13 +92,7 @@ class Clock:
 
 
 class ReplayLibrary:
-    """What `pynvml.nvmlLib` is during a replay.
-
-    Args:
-        description: See `description.MachineDescription.plain`.
-        clock: The child's.
-        origin: When the timeline began, on that clock.
-    """
+    """What `pynvml.nvmlLib` is during a replay of a machine, whose timeline began at `origin`."""
 
     def __init__(self, description: dict[str, Any], *, clock: Clock, origin: float) -> None:
         self._machine = ReplayedMachine(description)

@@ -6,8 +6,8 @@ the same description and moment give the same answer, so that two child processe
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from math import cos, inf, nan, pi, sin
 from typing import Any
 
@@ -21,32 +21,20 @@ _WORDS = {"nan": nan, "infinity": inf}
 
 
 class Load:
-    """How busy a GPU is, from 0 to 1: steps that repeat, with a ripple on them.
-
-    Args:
-        description: Its steps (`seconds`, `level`) and its `ripple`.
-        shift: Seconds by which it runs ahead.
-    """
+    """How busy a GPU is, from 0 to 1: steps that repeat, with a ripple on them, and that run `shift` seconds ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift: float) -> None:
-        steps = description["steps"] or [{"seconds": 1.0, "level": 0.0}]
-        self._levels = [step["level"] for step in steps]
-        self._ends: list[float] = []
-        self._sums: list[float] = []
-        end = total = 0.0
-        for step in steps:
-            self._sums.append(total)
-            end += step["seconds"]
-            total += step["seconds"] * step["level"]
-            self._ends.append(end)
-        self._cycle, self._per_cycle = end, total
+        self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
+        self._cycle = sum(seconds for seconds, _ in self._steps)
         self._ripple = description["ripple"]
         self._shift = shift
 
     def at(self, moment: float) -> float:
         """The load at a moment."""
         place = (moment + self._shift) % self._cycle
-        level = self._levels[min(bisect_right(self._ends, place), len(self._levels) - 1)]
+        ends = accumulate(seconds for seconds, _ in self._steps)
+        found = (step[1] for end, step in zip(ends, self._steps, strict=True) if place < end)
+        level = next(found, self._steps[-1][1])
         ripple = self._ripple * sin(2 * pi * (moment + self._shift) / _RIPPLE_SECONDS)
         return float(min(max(level + ripple, 0.0), 1.0))
 
@@ -56,11 +44,12 @@ class Load:
 
     def _until(self, moment: float) -> float:
         cycles, place = divmod(moment, self._cycle)
-        step = min(bisect_right(self._ends, place), len(self._levels) - 1)
-        begin = self._ends[step - 1] if step else 0.0
-        inside = self._sums[step] + (place - begin) * self._levels[step]
-        wave = self._ripple * _RIPPLE_SECONDS / (2 * pi) * (1 - cos(2 * pi * moment / _RIPPLE_SECONDS))
-        return float(cycles * self._per_cycle + inside + wave)
+        total = 0.0
+        for seconds, level in self._steps:
+            total += level * (cycles * seconds + min(max(place, 0.0), seconds))
+            place -= seconds
+        wave = 1 - cos(2 * pi * moment / _RIPPLE_SECONDS)
+        return float(total + self._ripple * _RIPPLE_SECONDS / (2 * pi) * wave)
 
 
 class Readings:
@@ -107,22 +96,17 @@ def _between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float
 
 
 class Fault:
-    """One entry of the timeline.
-
-    Attributes:
-        entry: As described.
-        errors: NVML's names of errors by call.
-        xids: What the driver reports when it begins.
-    """
+    """One entry of the timeline."""
 
     def __init__(self, entry: dict[str, Any]) -> None:
-        self.entry = entry
+        self.entry = entry  # as described
         self.at: float = entry["at"]
         self.until: float = inf if entry["until"] is None else entry["until"]
+        # NVML's names of errors by call.
         self.errors = {call: name.lower() for call, name in entry["errors"].items()}
         if entry["lost"]:
             self.errors[EVERY_CALL] = "gpu_is_lost"
-        self.xids: list[int] = entry["xid"]
+        self.xids: list[int] = entry["xid"]  # what the driver reports when it begins
 
     def is_of(self, index: int | None) -> bool:
         """Whether it is about a GPU, or about calls on none."""
@@ -130,21 +114,16 @@ class Fault:
 
 
 class ReplayedGpu:
-    """One GPU of the machine.
-
-    Attributes:
-        index: Its place when all are there.
-        description: Of its model, with its uuid.
-        readings: What NVML would give, by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
-        all_instances: Compute instances that there ever are.
-    """
+    """One GPU of the machine."""
 
     def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
-        self.index = index
-        self.description = description
+        self.index = index  # its place when all are there
+        self.description = description  # of its model, with its uuid
         load = Load(description["load"], shift=index * _SHIFT_SECONDS)
+        # What NVML would give, by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
         self.readings = Readings(dict(named(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.is_of(index)]
+        # Compute instances that there ever are.
         self.all_instances: list[dict[str, Any]] = list(description["mig"])
         for fault in self.faults:
             new = [each for each in fault.entry["mig"] or () if each not in self.all_instances]
@@ -168,17 +147,12 @@ class ReplayedGpu:
 
 
 class ReplayedMachine:
-    """The machine.
-
-    Attributes:
-        description: See `description.MachineDescription.plain`.
-        gpus: All that ever are there.
-        faults: In the order of the timeline.
-    """
+    """The machine."""
 
     def __init__(self, description: dict[str, Any]) -> None:
-        self.description = description
-        self.faults = [Fault(each) for each in description["timeline"]]
+        self.description = description  # see `description.MachineDescription.plain`
+        self.faults = [Fault(each) for each in description["timeline"]]  # in the order of the timeline
+        # All that ever are there.
         self.gpus = [ReplayedGpu(place, each, self.faults) for place, each in enumerate(description["gpus"])]
 
     def driver(self, moment: float) -> str:

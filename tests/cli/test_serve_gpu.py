@@ -154,7 +154,7 @@ def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
 
 def test_a_wrong_description_is_told_with_its_place_and_nothing_starts(tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
-    file.write_text("driver: x\ngpus: [{model: none}]\n")
+    file.write_text("missing: [x]\ngpus: [{model: none}]\n")
     told = [exporter(*flags, f"--gpu.replay={file}") for flags in ((), ("--config.check",))]
     unknown = exporter("--gpu.replay=h1000", "--config.check")
 

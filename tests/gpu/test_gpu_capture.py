@@ -15,7 +15,7 @@ from exporter.replay.machines import load_machine
 
 def shown(described: MachineDescription) -> set[tuple[str, ...]]:
     """The families of the first GPU, with their further labels."""
-    families = replay(described, 70, details=True, include=["0"]).families()
+    families = replay(described, 70, details=True, visible="0").families()
     return {
         (family.name, *(text for name, text in sorted(sample.labels.items()) if name not in {"gpu", "uuid"}))
         for family in families

@@ -39,12 +39,6 @@ def test_a_reading_that_is_misspelt_is_found_at_its_place() -> None:
     assert 'did you mean "power"?' in found
 
 
-def test_a_value_of_another_kind_is_found_at_its_place() -> None:
-    (found,) = mistakes(SMALL.replace("temperature: 40", "temperature: hot"))
-
-    assert found.startswith("machine.yaml:15:20: models.small.values.temperature: expected")
-
-
 @pytest.mark.parametrize(
     ("happening", "words"),
     [
@@ -55,7 +49,7 @@ def test_a_value_of_another_kind_is_found_at_its_place() -> None:
         ("gpus: [2]", "there is no GPU 2, only 2 of them"),
         ("at: 5s, until: 3s", "is over before it begins"),
         ("fields: {power: 5}", '"power" is no id'),
-        ("driver: new", "is a version"),
+        ("driver: new", "a version such as"),
         ("set: {energy: {idle: 5, bits: 32}}", "only a counter has a width"),
     ],
 )
@@ -70,7 +64,7 @@ def test_a_mistake_in_the_timeline_is_found(happening: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f'{SMALL}\ncuda: "thirteen"\n', 'cuda: is a version such as "13.0"'),
+        (f'{SMALL}\ncuda: "thirteen"\n', "cuda: expected a version such as"),
         (f"{SMALL}  - {{model: small, count: 64}}\n", "gpus: are 66, of which no more than 64 are watched"),
         (
             SMALL.replace("gpus:", "    processes: [{pid: 0}]\ngpus:"),
@@ -84,18 +78,11 @@ def test_a_machine_that_cannot_be_is_told(text: str, words: str) -> None:
     assert words in found
 
 
-@pytest.mark.parametrize("key", ["fields", "gpm"])
-def test_an_alias_is_a_mistake_with_a_place(key: str) -> None:
-    found = mistakes(SMALL.replace("    values:\n", f"    {key}: *v\n    values: &v\n"))
-
-    assert any("alias *v: aliases are not supported" in each for each in found)
-
-
 def test_several_mistakes_are_told_at_once() -> None:
-    found = mistakes("driver: x\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
+    found = mistakes("costs: {nvmlNo: 1}\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
 
     assert [line.split(" ")[0] for line in found] == [
-        "machine.yaml:1:9:",
+        "machine.yaml:1:8:",
         "machine.yaml:2:10:",
         "machine.yaml:3:7:",
     ]
@@ -130,7 +117,7 @@ def test_null_is_not_supported_and_unmentioned_is_nothing() -> None:
     found = machine(SMALL.replace("power: 100000", "power: null")).plain()["gpus"][0]["values"]
 
     assert found["power"] is None
-    assert "fan_speed" not in found
+    assert "pcie_width" not in found
 
 
 @given(

@@ -11,9 +11,8 @@ from pathlib import Path
 from gpu_support import QUICK, described, values
 from waiting import wait_until
 
-from exporter.cli.gpu_wiring import FORGET_SECONDS, KeptGpus, rows_of, totals_of
+from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.gpu.collector import GpuCollector
-from exporter.collectors.gpu.counters import CounterTotal
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.job import Rows
 from exporter.ledger.store import StateStore
@@ -135,26 +134,6 @@ def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tm
         gpus.close()
 
     assert before == []
-
-
-def test_rows_give_back_what_was_counted_and_keep_gpus_that_were_not_seen() -> None:
-    of_one = {
-        "energy_millijoules|": CounterTotal(5, 1005, 2.0),
-        "nvlink_errors|0/crc": CounterTotal(0, 0, 1.0),
-    }
-    old: Rows = {
-        ("absent", "pcie_replays|"): (3.0, 3.0, 900.0),
-        ("long ago", "x|"): (1.0, 1.0, 1000 - FORGET_SECONDS),
-    }
-
-    rows = rows_of({"one": of_one}, 1000.0, kept=old)
-
-    assert rows == {
-        ("one", "energy_millijoules|"): (5, 1005, 998.0),
-        ("absent", "pcie_replays|"): (3.0, 3.0, 900.0),
-    }
-    assert totals_of(rows, 1010.0)["one"] == {"energy_millijoules|": CounterTotal(5, 1005, 12.0)}
-    assert totals_of(rows, 0.0)["one"]["energy_millijoules|"].age_seconds == 0
 
 
 def test_a_long_period_is_no_hang(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.publishing import SPECS
-from exporter.collectors.scheduler import Scheduler
 from exporter.replay.machines import collector_arguments
 
 HAS_LIBRARY = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
@@ -69,18 +68,6 @@ def running(collector: GpuCollector) -> Iterator[GpuCollector]:
         collector.stop()
 
 
-def child_says(first: dict[str, Any], *more: bytes) -> dict[str, Any]:
-    """Start a child that replays; its last message."""
-    message = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), **first}
-    command = command_of("exporter.replay.library")
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(b"".join((encode(message), *more)))
-        child.stdin.flush()
-        return parse(child.stdout.read().splitlines()[-1])
-
-
 def saying(program: str) -> list[str]:
     """The command of a child that does something else."""
     return [sys.executable, "-c", f"from exporter.collectors.gpu.nvml import encode; {program}"]
@@ -97,23 +84,6 @@ def test_without_the_library_everything_else_goes_on() -> None:
     assert "libnvidia-ml.so.1" in about
     assert "--gpus all" in about
     assert values(collected, "gpu_nvml_up") == {(): 0.0}
-
-
-@pytest.mark.parametrize(
-    ("library", "words"),
-    [(b"", "file too short"), (b"\x7fELF" + bytes(60), "wrong ELF class")],
-    ids=["empty", "of another machine"],
-)
-def test_a_library_that_cannot_be_loaded_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: bytes, words: str
-) -> None:
-    (tmp_path / "libnvidia-ml.so.1").write_bytes(library)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    with running(GpuCollector(timings=QUICK)) as collector:
-        wait_until(lambda: reason(collector) == "library_not_found")
-        (about,) = collector.collect().unsupported
-
-    assert f"libnvidia-ml.so.1: {words}" in about
 
 
 @pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
@@ -229,19 +199,6 @@ timeline:
 
         assert gpus_up(collector) == {"0": 1, "1": 1}
         assert value(collector, RESTARTS, "hung") == 0
-
-
-def test_a_release_while_a_card_is_slow_harms_nothing(tmp_path: Path) -> None:
-    slow = "\ntimeline:\n  - {at: 2s, until: 7s, gpus: [1], hang: [nvmlDeviceGetPowerUsage]}\n"
-    patient = dataclasses.replace(QUICK, deadline=3.0, patience=10.0)
-    with watching(described(tmp_path, slow), timings=patient) as collector:
-        wait_until(lambda: value(collector, RESTARTS, "hung") == 1)
-        collector.release()
-        wait_until(lambda: reason(collector) == "released")
-        collector.release(released=False)
-        wait_until(lambda: len(nvml_children()) == 1 and nvml_up(collector))
-
-        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
@@ -385,23 +342,6 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     wait_until(lambda: not is_alive(pid), seconds=5)
 
 
-def test_a_child_that_hangs_ends_when_its_pipe_does() -> None:
-    hanging = small('\ntimeline:\n  - {at: 1s, hang: ["*"]}\n').plain()
-    child = subprocess.Popen(
-        command_of("exporter.replay.library"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    assert child.stdin is not None
-    first = {"kind": "start", "parent": os.getpid(), "replay": hanging, "options": {"period": 0.1}}
-    child.stdin.write(encode(first))
-    child.stdin.flush()
-    time.sleep(2)
-    assert child.poll() is None
-
-    child.stdin.close()
-
-    assert child.wait(5) == 0
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -444,47 +384,16 @@ def test_a_child_that_says_what_cannot_be_is_replaced(tmp_path: Path, said: str)
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
-def test_a_command_that_comes_with_the_options_is_obeyed() -> None:
-    said = child_says({"memory_limit_bytes": 1 << 40}, encode({"kind": "release"}))
-
-    assert said == {"kind": "bye", "reason": "released", "message": ""}
-
-
 def test_a_child_that_grows_asks_to_be_replaced() -> None:
-    assert child_says({"memory_limit_bytes": 1 << 20})["reason"] == "memory"
+    start = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), "memory_limit_bytes": 1 << 20}
+    command = command_of("exporter.replay.library")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(encode(start))
+        child.stdin.flush()
 
-
-def test_totals_can_be_kept_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
-    with watching(described(tmp_path)) as collector:
-        wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 80)
-        totals = collector.totals()
-        joules = {energy.device: energy.joules for energy in collector.energies()}
-        assert None not in joules.values()
-
-    second = GpuCollector(GpuOptions(period=0.1), **collector_arguments(described(tmp_path)), timings=QUICK)
-    second.restore(totals)
-    with running(second):
-        wait_until(lambda: nvml_up(second) and second.energies())
-        for energy in second.energies():
-            assert (energy.joules or 0) >= (joules[energy.device] or 0)
-
-
-def test_the_scheduler_publishes_a_loss_at_once(tmp_path: Path) -> None:
-    lost = "\ntimeline:\n  - {at: 2s, gpus: [1], lost: true}\n"
-    blocks: list[float] = []
-    with watching(described(tmp_path, lost)) as collector:
-        scheduler = Scheduler(
-            publish=lambda _name, _families: blocks.append(sum(gpus_up(collector).values())),
-            withdraw=lambda _name: None,
-        )
-        collector.on_change = lambda: scheduler.run_soon("gpu")
-        scheduler.add(collector, interval_seconds=3600, deadline_seconds=10)
-        scheduler.start()
-        try:
-            wait_until(lambda: blocks and blocks[-1] == 2)
-            wait_until(lambda: blocks[-1] == 1)
-        finally:
-            scheduler.stop()
+        assert parse(child.stdout.read().splitlines()[-1])["reason"] == "memory"
 
 
 def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> None:
@@ -503,13 +412,6 @@ def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> 
         assert {(labels[0], labels[2]): number for labels, number in found.items()} == {("0", "79"): 1}
         times = values(collector.collect(), "gpu_xid_last_timestamp_seconds")
         assert set(times.values()) == {1234.0}
-
-
-def test_a_kernel_log_that_may_not_be_read_is_no_failure(tmp_path: Path) -> None:
-    log = KernelLog(path=tmp_path / "absent")
-    log.open()
-
-    assert log.read() == {}
 
 
 def test_the_collector_keeps_the_contract_of_collectors(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from gpu_support import DIVIDED, SMALL, Replayed, machine, replay, small, values
 
@@ -79,20 +77,6 @@ def test_an_instance_that_is_visible_brings_its_gpu() -> None:
     uuid = replay(machine(DIVIDED), 6).registry.gpus[1].values["mig"][0]["uuid"]
 
     assert numbers(replay(machine(DIVIDED), 1, visible=uuid)) == {1: 0}
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ({"include": ["GPU-*2"]}, {2}),
-        ({"exclude": ["0", "00000000:11:00.0"]}, {2, 3}),
-        ({"include": ["*"], "exclude": ["Small"]}, set()),
-    ],
-)
-def test_gpus_are_chosen_by_pattern(choice: dict[str, Any], expected: set[int]) -> None:
-    played = replay(machine(SMALL.replace("count: 2", "count: 4")), 1, **choice)
-
-    assert set(numbers(played)) == expected
 
 
 def test_a_lost_gpu_ends_alone_and_returns() -> None:

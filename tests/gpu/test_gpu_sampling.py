@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 from gpu_support import SMALL, Replayed, assert_sound, machine, replay, small, values
-from hypothesis import given
-from hypothesis import strategies as st
 
-from exporter.collectors.gpu.nvml.device import GarbageError, celsius, count, hertz, ratio, size, watts
 from exporter.replay.description import UNCHANGED
 from exporter.replay.machines import load_machine
 
@@ -91,51 +87,6 @@ def test_what_is_not_there_is_asked_again_after_ten_minutes() -> None:
     assert calls[("nvmlDeviceGetPowerUsage",)] <= 2 * (1 + 12)  # once, and since it is there
 
 
-GARBAGE = """
-timeline:
-  - set:
-      utilization: 4294967295
-      memory_utilization: 18446744073709551615
-      memory_total: 18446744073709551615
-      power: 4294967295
-      energy: 18446744073709551615
-      temperature: 2147483647
-      clock_sm: 4294967295
-      pcie_generation: 4294967295
-      pcie_width: 4294967295
-      fans: 4294967295
-      nvlinks: 1000000
-      ecc_corrected_dram: 18446744073709551615
-      remapped_correctable: 4294967295
-      remapping_pending: 9
-      recovery_action: 4294967295
-      mig_mode: 4294967295
-    fields: {"74": infinity, "82": 999999, "197": infinity, "169": nan, "170": 18446744073709551615}
-    gpm: {"1": nan, "2": infinity, "3": -5, "5": 1e300, "10": 4294967295, "60": nan}
-"""
-
-
-def test_garbage_is_absent_and_counted() -> None:
-    described = SMALL.replace("gpus:", '    gpm: {"1": 50, "2": 50}\ngpus:') + GARBAGE
-    played = replay(machine(described), 70, details=True)
-    families = played.families()
-
-    assert played.farewell == "released"
-    assert_sound(families)
-    for name in (
-        "gpu_utilization_ratio",
-        "gpu_power_watts",
-        "gpu_energy_joules_total",
-        "gpu_temperature_celsius",
-        "gpu_clock_hertz",
-        "gpu_sm_activity_ratio",
-        "gpu_recovery_action",
-    ):
-        assert all(labels[-1] == "nvml_power" for labels in values(families, name)), name
-    assert set(values(families, "gpu_up").values()) == {1.0}
-    assert any(error == "garbage" for _, error in values(families, "exporter_nvml_errors_total"))
-
-
 @pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
 def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
     h100 = load_machine("h100")
@@ -180,26 +131,6 @@ def test_process_ids_that_cannot_be_are_garbage() -> None:
     assert played.registry.processes() == ()
     errors = values(played.families(), "exporter_nvml_errors_total")
     assert set(errors) == {("nvmlDeviceGetComputeRunningProcesses_v3", "garbage")}
-
-
-@given(st.floats() | st.integers(-(2**65), 2**65))
-def test_a_number_is_converted_or_refused(number: float) -> None:
-    for convert, least, most in (
-        (ratio, 0, 1),
-        (watts, 0, 1e5),
-        (celsius, -300, 300),
-        (hertz, 0, 1e11),
-        (size, 0, 2**50),
-    ):
-        try:
-            assert least <= convert(number) <= most  # type: ignore[arg-type]  # as NVML would
-        except GarbageError:
-            assert not 0 <= number <= 100 or not math.isfinite(number)
-    if isinstance(number, int):
-        try:
-            assert 0 <= count(number) < 2**64 - 1
-        except GarbageError:
-            assert not 0 <= number < 2**64 - 1
 
 
 def test_where_there_is_no_energy_counter_power_is_integrated_and_labelled() -> None:

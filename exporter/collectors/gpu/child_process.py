@@ -29,23 +29,12 @@ _COMPLAINT_BYTES = 2000
 
 
 class NvmlChild:
-    """One child.
+    """One child; raises OSError where it cannot be started.
 
     Args:
         first: The message with its options.
         heard: Takes the child and each message of it, an error where it says what is no message, None at its end; on
             another thread.
-        now: Monotonic seconds.
-        command: The program and its arguments.
-
-    Attributes:
-        heard_at: When it last gave a sign of life; kept by the supervisor, as the next three are.
-        serving: Whether NVML has come up in it.
-        farewell: Its last message, None before it came.
-        slow: The index of the GPU whose call takes long, with the call; None while none does.
-
-    Raises:
-        OSError: It cannot be started.
     """
 
     def __init__(
@@ -56,10 +45,12 @@ class NvmlChild:
         now: float,
         command: Sequence[str],
     ) -> None:
-        self.started_at = self.heard_at = now
-        self.serving = False
+        self.started_at = now
+        # Kept by the supervisor.
+        self.heard_at = now
+        self.serving = False  # NVML has come up in it
         self.farewell: Mapping[str, Any] | None = None
-        self.slow: tuple[int | None, str] | None = None
+        self.slow: tuple[int | None, str] | None = None  # a call that takes long, after the index of its GPU
         self._heard = heard
         self._complaints = _memory()
         try:

@@ -48,16 +48,12 @@ class GpuCollector:
     """Watches the GPUs.
 
     Args:
-        options: What to watch.
         replay: A described machine to play in place of NVIDIA's library, as plain values; None for the library.
         child: The module that the child runs.
         visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
-        timings: How patient the supervisor is.
-        kernel_log: Where Xids are read beside NVML.
         command: The program of the child, in place of the module.
         on_change: Called when NVML, or a GPU, goes or returns: it is worth publishing at once. On a thread of
             the collector's; must not wait.
-        monotonic: Seconds.
     """
 
     name = "gpu"

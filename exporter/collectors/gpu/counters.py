@@ -20,19 +20,13 @@ _MOST_DOUBTS = 2
 
 @dataclass(frozen=True, slots=True)
 class CounterRule:
-    """How a counter is read.
+    """How a counter is read."""
 
-    Attributes:
-        scale: What one of its units is in the family's.
-        most_per_second: The fastest that it can count, in the family's unit; None where there is no such limit.
-        from_zero: Whether the total begins at 0 and not at what the driver has counted so far.
-        of_process: Whether it counts since the NVML child began, so that a new child begins at 0.
-    """
-
-    scale: float = 1.0
+    scale: float = 1.0  # what one of its units is in the family's
+    # The fastest that it can count, in the family's unit; None where there is no such limit.
     most_per_second: float | None = None
-    from_zero: bool = False
-    of_process: bool = False
+    from_zero: bool = False  # whether the total begins at 0 and not at what the driver has counted so far
+    of_process: bool = False  # whether it counts since the NVML child began, so that a new child begins at 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +40,11 @@ class CounterTotal:
 
 @dataclass(slots=True)
 class Counter:
-    """One counter.
+    """One counter."""
 
-    Attributes:
-        rule: How to read it.
-        total: In its raw unit; never falls.
-        resets: By reason, how often a number did not follow on.
-    """
-
-    rule: CounterRule
-    total: float = 0
-    resets: dict[str, int] = field(default_factory=dict)
+    rule: CounterRule  # how to read it
+    total: float = 0  # in its raw unit; never falls
+    resets: dict[str, int] = field(default_factory=dict)  # by reason, how often a number did not follow on
     _last: tuple[float, float] | None = None  # number and time
     _suspect: tuple[float, float] | None = None
     _doubts: int = 0  # numbers in a row that follow on from nothing

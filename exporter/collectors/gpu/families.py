@@ -28,21 +28,13 @@ _SECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
 
 @dataclass(frozen=True, slots=True)
 class GpuFamily:
-    """A family of single GPUs, and where its values come from.
+    """A family of single GPUs, and where its values come from."""
 
-    Attributes:
-        spec: Its labels are `gpu`, `uuid`, then those of the reading.
-        reading: Of the child; families may have several, a row each.
-        rule: How a counter is added up; None for a gauge.
-        by_link: Whether the reading's first label is an NVLink, over which it is summed.
-        rare: Labels that are left out while they never counted.
-    """
-
-    spec: FamilySpec
-    reading: str
-    rule: CounterRule | None = None
-    by_link: bool = False
-    rare: tuple[str, ...] = ()
+    spec: FamilySpec  # its labels are `gpu`, `uuid`, then those of the reading
+    reading: str  # of the child; families may have several, a row each
+    rule: CounterRule | None = None  # how a counter is added up; None for a gauge
+    by_link: bool = False  # whether the reading's first label is an NVLink, over which it is summed
+    rare: tuple[str, ...] = ()  # labels that are left out while they never counted
 
 
 def of_gpu(name: str, help: str, source: str, *labels: str) -> FamilySpec:
@@ -163,13 +155,6 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "reason",
         # Most machines never see these, and nobody waits for them: eight GPUs would have 24 series of zeros.
         rare=("board_limit", "reliability", "sync_boost"),
-    ),
-    _gauge(
-        "gpu_fan_speed_ratio",
-        "How fast each fan is meant to turn. Absent on passive cards.",
-        "nvmlDeviceGetFanSpeed_v2 / 100",
-        "fan_speed",
-        "fan",
     ),
     # What the SMs, tensor cores and memory really do.
     _gauge(

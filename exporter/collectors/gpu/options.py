@@ -7,12 +7,11 @@ that may be used in NVML's order, that of the PCI bus: CUDA's own is the same wh
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from exporter.config.options import Duration, Glob, Range, option
+from exporter.config.options import Duration, Range, option
 
 MOST_GPUS = 64
 """Of one machine that are watched."""
@@ -31,13 +30,6 @@ class GpuOptions:
     replay: str | None = option(
         None, "A described machine to play in place of NVIDIA's library: its name, or a file."
     )
-    include: tuple[Glob, ...] = option(
-        (),
-        "Patterns of the GPUs to watch: NVML's index, UUID, PCI address or model. None means all. Where "
-        "CUDA_VISIBLE_DEVICES names GPUs, they choose among those.",
-        example=("GPU-8*", "0"),
-    )
-    exclude: tuple[Glob, ...] = option((), "Patterns of the GPUs not to watch.", example=("*T400*",))
     gpm: bool = option(
         True, "Whether to sample performance counters (SM, tensor and memory activity) from Hopper on."
     )
@@ -49,10 +41,6 @@ class GpuOptions:
         1.0, "Time between two passes over the GPUs; below a second the slower passes are sped up too."
     )
     retry: Annotated[Duration, Range(0.1, 3600)] = option(30.0, "How often a lost GPU is tried again.")
-
-    def choose(self, names: Sequence[str]) -> bool:
-        """Whether a GPU with these names (index, UUID, bus, model) is among those to sample."""
-        return (not self.include or _matches(names, self.include)) and not _matches(names, self.exclude)
 
 
 DEFAULT_OPTIONS = GpuOptions()
@@ -101,7 +89,3 @@ def _index_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
         return None
     found = {index for index, names in uuids.items() if any(name.startswith(wanted) for name in names)}
     return found.pop() if len(found) == 1 else None
-
-
-def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names)

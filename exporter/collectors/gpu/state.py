@@ -38,33 +38,20 @@ _FALLBACK, _SHOWN = "fallback_joules|", "shown_joules|"
 
 @dataclass(slots=True)
 class GpuState:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        index: NVML's.
-        number: The job's.
-        uuid: "" while it is not known.
-        down: Why it does not answer; "" while it does, None while there is nobody to ask.
-        identity: What it is.
-        values: The latest readings.
-        counters: By reading, then by its labels.
-        xid_times: By number, when the last one came.
-        fallback_joules: Power integrated over time while there is no energy counter; None while there always was.
-        shown_joules: The energy so far: what the counter said last, and power integrated since.
-        power_samples: The last ones, the oldest first.
-    """
-
-    index: int
-    number: int
-    uuid: str = ""
-    down: str | None = None
-    identity: Mapping[str, str] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
-    counters: dict[str, dict[str, Counter]] = field(default_factory=dict)
-    xid_times: dict[str, float] = field(default_factory=dict)
+    index: int  # NVML's
+    number: int  # the job's
+    uuid: str = ""  # "" while it is not known
+    down: str | None = None  # why it does not answer; "" while it does, None while there is nobody to ask
+    identity: Mapping[str, str] = field(default_factory=dict)  # what it is
+    values: dict[str, Any] = field(default_factory=dict)  # the latest readings
+    counters: dict[str, dict[str, Counter]] = field(default_factory=dict)  # by reading, then by its labels
+    xid_times: dict[str, float] = field(default_factory=dict)  # by number, when the last one came
+    # Power integrated over time while there is no energy counter; None while there always was.
     fallback_joules: float | None = None
-    shown_joules: float = 0.0
-    power_samples: deque[PowerSample] = field(default_factory=deque)
+    shown_joules: float = 0.0  # the energy so far: what the counter said last, and power integrated since
+    power_samples: deque[PowerSample] = field(default_factory=deque)  # the last ones, the oldest first
     _integral_at_counter: float = 0.0
 
     def labelled(self, *more: str) -> tuple[str, ...]:
@@ -187,28 +174,17 @@ class GpuState:
 
 
 class GpuRegistry:
-    """All GPUs.
-
-    Args:
-        monotonic: The clock on which the children's times are.
-
-    Attributes:
-        gpus: By NVML's index.
-        machine: What a child found when it started; empty before it said.
-        resident_bytes: Memory of the child; None before it said, and while there is none.
-        time: Of the last sample, on the children's clock.
-        most_seen: Devices that were up at once.
-        rests: Whether no energy is counted: another exporter does.
-    """
+    """All GPUs; `monotonic` is the clock on which the children's times are."""
 
     def __init__(self, *, monotonic: Callable[[], float] = clock_module.monotonic) -> None:
         self._monotonic = monotonic
-        self.gpus: dict[int, GpuState] = {}
-        self.machine: Mapping[str, Any] = {}
+        self.gpus: dict[int, GpuState] = {}  # by NVML's index
+        self.machine: Mapping[str, Any] = {}  # what a child found when it started; empty before it said
+        # Memory of the child; None before it said, and while there is none.
         self.resident_bytes: float | None = None
-        self.most_seen = 0
-        self.rests = False
-        self.time = 0.0
+        self.most_seen = 0  # devices that were up at once
+        self.rests = False  # whether no energy is counted: another exporter does
+        self.time = 0.0  # of the last sample, on the children's clock
         self._costs: dict[tuple[str, ...], Counter] = {}
         self._kept: dict[str, Mapping[str, CounterTotal]] = {}
         self._gone: dict[str, GpuState] = {}

@@ -35,25 +35,16 @@ RESTART_REASONS = (CRASHED, HUNG, *sorted({*AT_ONCE, "driver_not_loaded", "unkno
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How patient the supervisor is, in seconds.
+    """How patient the supervisor is, in seconds."""
 
-    Attributes:
-        deadline: Silence of a child that serves, after which it hangs.
-        start_deadline: The same between two steps of its start: without persistence mode a GPU takes seconds.
-        patience: How long a child may hang before there is a replacement.
-        first_backoff: Wait after a first failure.
-        most_backoff: Wait after many.
-        steady: A child that served for so long had no bad start.
-        farewell: How long a child may take to end in order.
-    """
-
-    deadline: float = 5.0
+    deadline: float = 5.0  # silence of a child that serves, after which it hangs
+    # The same between two steps of its start: without persistence mode a GPU takes seconds.
     start_deadline: float = 30.0
-    patience: float = 5.0
-    first_backoff: float = 5.0
-    most_backoff: float = 300.0
-    steady: float = 60.0
-    farewell: float = 1.5
+    patience: float = 5.0  # how long a child may hang before there is a replacement
+    first_backoff: float = 5.0  # wait after a first failure
+    most_backoff: float = 300.0  # wait after many
+    steady: float = 60.0  # a child that served for so long had no bad start
+    farewell: float = 1.5  # how long a child may take to end in order
 
 
 DEFAULT_TIMINGS = Timings()
@@ -79,11 +70,6 @@ class Supervisor:
         take: Takes a message `machine` or `sample`, and the number of the child.
         change: Takes the reason why NVML does not answer ("" when it does), a text for people, and the GPU that a
             call hangs on, where it is known.
-        timings: How patient.
-        monotonic: Seconds.
-
-    Attributes:
-        restarts: By reason, how often there was another child.
     """
 
     def __init__(
@@ -95,6 +81,7 @@ class Supervisor:
         timings: Timings = DEFAULT_TIMINGS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        # By reason, how often there was another child.
         self.restarts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
         self._start = start
         self._take = take

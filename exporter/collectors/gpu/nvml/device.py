@@ -76,19 +76,7 @@ class LibraryDownError(DownError):
 
 
 class Device:
-    """A GPU that was found.
-
-    Args:
-        library: Of the thread that samples.
-        handle: NVML's.
-        index: NVML's.
-        reprobe_seconds: When to ask again for what was not there.
-
-    Attributes:
-        now: Monotonic time of the pass; set by the sampler.
-        answered: Questions with an answer in this pass.
-        last_error: Of this pass; "" while nothing failed.
-    """
+    """A GPU that was found; what was not there is asked for again after `reprobe_seconds`."""
 
     def __init__(
         self, library: Library, handle: Any, *, index: int = 0, reprobe_seconds: float = _REPROBE_SECONDS
@@ -96,9 +84,9 @@ class Device:
         self.library = library
         self.handle = handle
         self.index = index
-        self.now = 0.0
-        self.answered = 0
-        self.last_error = ""
+        self.now = 0.0  # monotonic time of the pass; set by the sampler
+        self.answered = 0  # questions with an answer in this pass
+        self.last_error = ""  # of this pass; "" while nothing failed
         self._reprobe_seconds = reprobe_seconds
         self._again: dict[str, float] = {}
 
@@ -107,8 +95,8 @@ class Device:
 
         Args:
             item: The question's name.
-            call: pynvml's function; its first argument is the handle.
-            arguments: Those after it.
+            call: pynvml's function.
+            arguments: Those after the handle.
             convert: Makes the value; raises GarbageError.
 
         Returns:

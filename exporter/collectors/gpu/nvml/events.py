@@ -25,12 +25,7 @@ _MOST_XIDS = 200
 
 
 class Events:
-    """Counts the Xids of all GPUs.
-
-    Args:
-        library: For the waiting thread alone.
-        wall: Unix seconds.
-    """
+    """Counts the Xids of all GPUs; `library` is for the waiting thread alone."""
 
     def __init__(self, library: Library, *, wall: Callable[[], float]) -> None:
         self.library = library

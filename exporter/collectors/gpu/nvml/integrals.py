@@ -75,15 +75,11 @@ Sample = tuple[int, float]
 
 
 class Ring:
-    """One buffer of one GPU, of which gaps up to a length are bridged.
-
-    Attributes:
-        integral: Value times seconds since the first sample that was seen.
-        last: The time after which samples are new, microseconds as the driver counts them; None before the first.
-    """
+    """One buffer of one GPU, of which gaps up to a length are bridged."""
 
     def __init__(self, gap_seconds: float = LONGEST_GAP_SECONDS) -> None:
-        self.integral = 0.0
+        self.integral = 0.0  # value times seconds since the first sample that was seen
+        # The time after which samples are new, microseconds as the driver counts them; None before the first.
         self.last: int | None = None
         self._gap = int(gap_seconds * 1e6)
 
@@ -189,17 +185,12 @@ class Metrics:
     """The metrics of a GPU, or of an instance, between two samples.
 
     Args:
-        device: The GPU.
         item: The name under which it is remembered what there is not.
-        call: Takes a sample.
-        arguments: Of the call, between the handle and the sample.
-
-    Attributes:
-        seconds: What the samples that were read last are apart.
+        call: Takes a sample; `arguments` stand between the handle and the sample.
     """
 
     def __init__(self, device: Device, item: str, call: str, *arguments: int) -> None:
-        self.seconds = 0.0
+        self.seconds = 0.0  # what the samples that were read last are apart
         self._device = device
         self._item = item
         self._call, self._arguments = call, arguments

@@ -60,39 +60,25 @@ def name_of(code: object) -> str:
 
 
 class CallFailedError(Exception):
-    """A call that gave no value.
-
-    Attributes:
-        call: pynvml's name of it.
-        error: A key of `CODES`, `garbage`, or `success` where pynvml makes an error of it.
-    """
+    """A call that gave no value."""
 
     def __init__(self, call: str, error: str) -> None:
         super().__init__(f"{call}: {error}")
-        self.call = call
-        self.error = error
+        self.call = call  # pynvml's name of it
+        self.error = error  # a key of `CODES`, `garbage`, or `success` where pynvml makes an error of it
 
 
 class Library:
-    """NVML as one thread uses it.
-
-    Args:
-        binding: The module pynvml.
-        clock: Monotonic seconds.
-
-    Attributes:
-        costs: By call: how often, and how many seconds in all.
-        errors: By call and error: how often; what a GPU merely does not have is not counted.
-        current: The call under way: its name, the GPU's index, when it began; None between calls.
-        subject: The GPU that is being worked on.
-    """
+    """NVML as one thread uses it; the binding is the module pynvml."""
 
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
         self.binding = binding
-        self.costs: dict[str, list[float]] = {}
+        self.costs: dict[str, list[float]] = {}  # by call: how often, and how many seconds in all
+        # By call and error: how often; what a GPU merely does not have is not counted.
         self.errors: dict[tuple[str, str], int] = {}
+        # The call under way: its name, the GPU's index, when it began; None between calls.
         self.current: tuple[str, int | None, float] | None = None
-        self.subject: int | None = None
+        self.subject: int | None = None  # the GPU that is being worked on
         self._clock = clock
         # Old bindings do not have the second one.
         self._errors = (binding.NVMLError, getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError))

@@ -33,14 +33,10 @@ class Instance:
 
 
 class Mig:
-    """The instances of one GPU.
-
-    Attributes:
-        changed: Whether an instance no longer answers: it is time to see which there are.
-    """
+    """The instances of one GPU."""
 
     def __init__(self, device: Device) -> None:
-        self.changed = False
+        self.changed = False  # whether an instance no longer answers: it is time to see which there are
         self._device = device
         self._instances: list[Instance] = []
         self._metrics: dict[int, Metrics] = {}  # by GPU instance, and what they said last

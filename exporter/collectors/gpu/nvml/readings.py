@@ -30,32 +30,22 @@ from exporter.collectors.gpu.nvml.library import GARBAGE, CallFailedError
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a GPU is asked.
+    """What a GPU is asked."""
 
-    Attributes:
-        reading: Where the answer goes; several where `convert` gives as many values.
-        source: pynvml's function, or NVML's id of a field value.
-        convert: Makes the value.
-        arguments: Of the function, after the handle.
-        label: Under which the value stands in the reading's mapping; "" where the reading is the value.
-        details: Whether it is asked with details only.
-        before: The function of older drivers, with its arguments.
-    """
-
-    reading: str | tuple[str, ...]
-    source: str | int
-    convert: Callable[[Any], Any] = small
-    arguments: tuple[int, ...] = ()
+    reading: str | tuple[str, ...]  # where the answer goes; several where `convert` gives as many values
+    source: str | int  # pynvml's function, or NVML's id of a field value
+    convert: Callable[[Any], Any] = small  # makes the value
+    arguments: tuple[int, ...] = ()  # of the function, after the handle
+    # Under which the value stands in the reading's mapping; "" where the reading is the value.
     label: str = ""
-    details: bool = False
-    before: tuple[Any, ...] = ()
+    details: bool = False  # whether it is asked with details only
+    before: tuple[Any, ...] = ()  # the function of older drivers, with its arguments
 
 
 MEMORY_V2 = 0x02000028
 """The version of NVML's structure that tells apart what the driver reserves."""
 
 _MOST_ACTIONS = 64
-_MOST_FANS = 8
 
 _PROCESS_UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _MOST_PROCESSES = 256
@@ -205,16 +195,6 @@ def read_throttling(device: Device, fields: dict[int, str], out: Out) -> None:
     """Read for how long which reason held the clocks back."""
     found = device.counts(fields)
     out["throttle_nanoseconds"] = {fields[field]: found[field] for field in fields if field in found} or None
-
-
-def read_fans(device: Device, out: Out) -> None:
-    """Read how fast each fan is meant to turn."""
-    call = "nvmlDeviceGetFanSpeed_v2"
-    fans = device.ask("fans", "nvmlDeviceGetNumFans", convert=small) or 0
-    speeds = {
-        str(fan): device.ask(f"fan.{fan}", call, fan, convert=ratio) for fan in range(min(fans, _MOST_FANS))
-    }
-    out["fan_speed"] = {fan: speed for fan, speed in speeds.items() if speed is not None} or None
 
 
 def read_sram(device: Device, out: Out) -> None:

@@ -40,18 +40,14 @@ class RestartError(DownError):
 
 
 class Attached:
-    """A GPU that answers, with what is remembered about it between two passes.
-
-    Attributes:
-        told: Whether the sidecar knows who it is.
-    """
+    """A GPU that answers, with what is remembered about it between two passes."""
 
     def __init__(
         self, device: Device, options: GpuOptions, throttling: dict[int, str], *, now: float
     ) -> None:
         self.device = device
         self.mig = Mig(device)
-        self.told = False
+        self.told = False  # whether the sidecar knows who it is
         self._options = options
         self._throttling = throttling
         # Quicker in step with a period below a second, never below it.
@@ -108,7 +104,6 @@ class Attached:
         if medium:
             readings.read(device, self._questions[MEDIUM], out)
             readings.read_throttling(device, self._throttling, out)
-            readings.read_fans(device, out)
             self._links.read_medium(out)
         return out
 
@@ -134,36 +129,22 @@ class Attached:
 
 @dataclass(slots=True)
 class Slot:
-    """A place in NVML's list, with or without a GPU that answers.
+    """A place in NVML's list, with or without a GPU that answers."""
 
-    Attributes:
-        index: NVML's.
-        number: What the job calls it; the index where that is not known.
-        uuid: As far as it is known.
-        down: Why it does not answer; "" while it does.
-        tried: How often in vain since it was lost.
-        retry_at: When to try again.
-        attached: What there is while it answers.
-        selected: Whether it is sampled.
-    """
-
-    index: int
-    number: int
-    uuid: str = ""
-    down: str = ""
-    tried: int = 0
-    retry_at: float = 0.0
-    attached: Attached | None = None
-    selected: bool = False
+    index: int  # NVML's
+    number: int  # what the job calls it; the index where that is not known
+    uuid: str = ""  # as far as it is known
+    down: str = ""  # why it does not answer; "" while it does
+    tried: int = 0  # how often in vain since it was lost
+    retry_at: float = 0.0  # when to try again
+    attached: Attached | None = None  # what there is while it answers
+    selected: bool = False  # whether it is sampled
 
 
 class Sampler:
     """All GPUs of the machine.
 
     Args:
-        library: Of this thread.
-        events: Takes the GPUs that are found.
-        options: What to ask for.
         start: The message that this process began with: which GPUs the job sees, which to leave out.
         progress: Told before each step of the start that may take long.
     """
@@ -249,7 +230,6 @@ class Sampler:
         self._library.subject = slot.index
         if slot.down and now >= slot.retry_at:
             self._attach(slot, now)
-            self._choose(slot, now)
         entry: dict[str, Any] = {"index": slot.index, "uuid": slot.uuid, "number": slot.number}
         attached = slot.attached
         if attached is not None:
@@ -322,20 +302,6 @@ class Sampler:
             numbers = {place: place for place in range(len(ours))}
         for place, number in numbers.items():
             ours[place].number, ours[place].selected = number, True
-            self._choose(ours[place], now)
-
-    def _choose(self, slot: Slot, now: float) -> None:
-        """Apply the patterns to a GPU of which only now is known what it is called."""
-        options = self._options
-        if slot.attached is None or not (options.include or options.exclude):
-            return
-        try:
-            identity = slot.attached.device.identity()
-        except DeviceDownError as error:
-            self._lose(slot, error.reason, now)
-            return
-        if not options.choose((str(slot.index), slot.uuid, identity["pci_bus_id"], identity["name"])):
-            slot.selected = False
 
     def _look_for_change(self) -> None:
         try:
