@@ -192,8 +192,8 @@ class Energy:
     )
     carbon_intensity_file: Path | None = option(
         None,
-        "File with the carbon intensity instead, read whenever it changes: one number, or CSV lines or a JSON "
-        "list of time and number. Times are ISO 8601 with a zone, or Unix seconds.",
+        "File with the carbon intensity instead, read whenever it changes: one number, or lines of time and "
+        "number with a comma between. Times are ISO 8601 with a zone, or Unix seconds.",
     )
     carbon_zone: str = option("", "Name of the grid; a label.")
     carbon_factor: Literal["direct", "lifecycle"] | None = option(

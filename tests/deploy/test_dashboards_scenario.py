@@ -146,7 +146,7 @@ def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
 def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Cluster) -> None:
     timeline = cluster.timeline
     slow = cluster.started + timeline.at(timeline.crash) - 2
-    values = {"run": RUN, "rank": "3"}
+    values = {"cluster": ".*", "run": RUN, "rank": "3"}
     of_table = {
         one.letter: filled(
             one.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}

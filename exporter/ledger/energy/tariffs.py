@@ -6,12 +6,9 @@ Nothing has a default: what was not said is None, and what would need it is abse
 
 from __future__ import annotations
 
-import errno
-import json
 import math
 import os
 import stat
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -112,16 +109,13 @@ def _fits(pattern: str, reading: EnergyReading | None) -> bool:
 class CarbonFile:
     """Carbon intensity of electricity, from a file that somebody else keeps up to date.
 
-    The file is looked at in every pass and read when it has
-    changed. One of
+    The file is looked at in every pass and read when it has changed. One of
 
         327.5                                   grams per kWh, as of the file's time of change
 
         time,grams_per_kwh                      the heading may be left out
         2026-03-01T12:00:00Z,327.5              ISO 8601 with a time zone, or Unix seconds
         2026-03-01T13:00:00+01:00,310
-
-        [["2026-03-01T12:00:00Z", 327.5], [1772370000, 310]]      the same as JSON
 
     The last entry whose time has come is in force; entries of the future are a forecast, and wait. A file that
     cannot be understood leaves the last one that could in force, and its age shows. No network, no guessed region:
@@ -132,8 +126,7 @@ class CarbonFile:
         self._path = path
         self._clock = clock
         self._state: tuple[int, int, int] | None = None
-        self._times: list[float] = []
-        self._values: list[float] = []
+        self._entries: list[tuple[float, float]] = []
 
     def look(self) -> None:
         """Read it if it has changed.
@@ -141,59 +134,40 @@ class CarbonFile:
         Raises:
             CollectError: `carbon_file`: it cannot be read or understood; what was in force stays so.
         """
+        before, self._state = self._state, None  # so that a file that makes no sense is told in every pass
         try:
-            with open(self._path, "rb", opener=_open) as file:
-                found = os.fstat(file.fileno())
-                state = (found.st_ino, found.st_mtime_ns, found.st_size)
-                if state == self._state:
-                    return
-                content = file.read(MAX_BYTES + 1)
+            found = self._path.stat()
+            state = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if state != before:
+                self._entries = _entries(_text(self._path, found), found.st_mtime)
         except OSError as error:
-            self._state = None
             raise CollectError(f"{self._path}: {error.strerror or error}", reason=CARBON_FILE) from error
-        self._state = None  # so that a file that makes no sense is told in every pass
-        if len(content) > MAX_BYTES:
-            raise CollectError(f"{self._path} is longer than {MAX_BYTES} bytes", reason=CARBON_FILE)
-        try:
-            entries = sorted(_entries(content.decode("utf-8-sig"), found.st_mtime))
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (ValueError, OverflowError) as error:
             raise CollectError(f"{self._path}: {error}", reason=CARBON_FILE) from error
-        self._times = [time for time, _ in entries]
-        self._values = [value for _, value in entries]
         self._state = state
 
     def now(self) -> tuple[float, float] | None:
         """Give the intensity in force, grams per kWh, and since when, Unix time; None before the first."""
-        place = bisect_right(self._times, self._clock()) - 1
-        return (self._values[place], self._times[place]) if place >= 0 else None
+        now = self._clock()
+        since, value = max((each for each in self._entries if each[0] <= now), default=(0.0, 0.0))
+        return (value, since) if since else None
 
 
-def _open(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, which no regular file minds, a pipe in its place would be waited for forever.
-    descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, "not a regular file")
+def _text(path: Path, found: os.stat_result) -> str:
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:  # a pipe would be waited for for ever
+        raise ValueError(f"not a file of at most {MAX_BYTES} bytes")
+    return path.read_text(encoding="utf-8-sig")
 
 
 def _entries(text: str, modified: float) -> list[tuple[float, float]]:
-    text = text.strip()
-    if "," not in text and not text.startswith("{"):
-        return [(modified, _grams(text))]
-    try:
-        if text.startswith(("[", "{")):
-            rows = [(str(time), str(value)) for time, value in json.loads(text)]
-        else:
-            lines = [line.split(",") for line in text.splitlines() if line.strip()]
-            rows = [(time.strip(), value.strip()) for time, value in lines]
-    except (TypeError, ValueError) as error:
-        raise ValueError("expected lines of time,grams_per_kwh or a JSON list of such pairs") from error
-    if rows and math.isnan(_number(rows[0][1])) and not text.startswith("["):
-        rows = rows[1:]  # the heading
-    if not rows:
-        raise ValueError("expected at least one entry")
-    return [(_time(time), _grams(value)) for time, value in rows]
+    lines = [[part.strip() for part in line.split(",")] for line in text.splitlines() if line.strip()]
+    if len(lines) == 1 and len(lines[0]) == 1:
+        return [(modified, _grams(lines[0][0]))]
+    if lines and math.isnan(_number(lines[0][-1])):
+        del lines[0]  # the heading
+    if not lines or any(len(line) != 2 for line in lines):
+        raise ValueError("expected a number, or lines of time,grams_per_kwh")
+    return [(_time(time), _grams(value)) for time, value in lines]
 
 
 def _number(text: str) -> float:
