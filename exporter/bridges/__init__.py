@@ -15,6 +15,7 @@ from exporter.bridges import (
     accelerate,
     keras,
     one_logger,
+    prometheus_client,
     torch_loop,
     torch_monitor,
     torch_stats,
@@ -33,6 +34,7 @@ BRIDGES: dict[str, Callable[[], None]] = {
     "accelerate": accelerate.install,
     "keras": keras.install,
     "one_logger": one_logger.install,
+    "prometheus_client": prometheus_client.install,
 }
 """Every bridge by name; those to Lightning are its own entry points (see `exporter_auto`)."""
 

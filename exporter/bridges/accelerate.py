@@ -1,24 +1,21 @@
 """The bridge to Hugging Face Accelerate: its job's own loop, what it leaves to the Accelerator, and what it logs.
 
-Used in the training process. With `EXPORTER_AUTO=1` every Accelerator is watched; a tracker takes what the job logs, and
-has it watched too:
-
-    Accelerator(log_with=exporter.bridges.accelerate.tracker())
-
-An Accelerate loop is the job's own, and is reported as one without a framework (`exporter.bridges.torch_loop`). Accelerate
-adds the ranks, the loss before it is divided by the accumulated batches, and what is written and read as a checkpoint.
+Used in the training process. With `EXPORTER_AUTO=1`, or after `exporter.bridges.install("accelerate")`, every Accelerator is
+watched. An Accelerate loop is the job's own, and is reported as one without a framework (`exporter.bridges.torch_loop`).
+Accelerate adds the ranks, the loss before it is divided by the accumulated batches, what is written and read as a checkpoint,
+and what the job gives to `Accelerator.log`, whoever takes that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from exporter import training
 from exporter.bridges import torch_loop
 from exporter.bridges.sources import set_rank
-from exporter.patching import Around, never_raises, patch, version_of, when_imported
+from exporter.patching import Around, patch, patch_existing, version_of, when_imported
 
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
@@ -31,57 +28,15 @@ def install() -> None:
     when_imported("accelerate.accelerator", _watch)
 
 
-def tracker() -> Any:
-    """Make a tracker for `log_with`. Raises ImportError: Accelerate is not installed."""
-    torch_loop.loop_source()
-    _watch(import_module("accelerate.accelerator"))
-    base: Any = import_module("accelerate.tracking").GeneralTracker
-    return type("ExporterTracker", (_Tracking, base), {})()
-
-
 def _watch(module: ModuleType) -> None:
+    torch_loop.install()
     accelerator = module.Accelerator
     patch(accelerator, "__init__", _made)
     patch(accelerator, "backward", _backward)
+    patch_existing(accelerator, ("log",), _logs)
     torch_loop.watch_saves(accelerator, "save_state", lambda *_args, **_kwargs: True)
     torch_loop.watch_saves(accelerator, "save_model", lambda *_args, **_kwargs: False)
     torch_loop.watch_loads(accelerator, "load_state")
-
-
-class _Tracking:
-    """What the Accelerator calls when the job logs; on every rank."""
-
-    name = "exporter"
-    requires_logging_directory = False
-    main_process_only = False
-
-    @property
-    def tracker(self) -> _Tracking:
-        return self
-
-    def store_init_configuration(self, values: Any) -> None:
-        """The job's own configuration is its own."""
-
-    @never_raises
-    def log(self, values: Any, step: int | None = None, **_others: Any) -> None:  # noqa: ARG002  # Accelerate's own
-        tracker = torch_loop.describe_loop()
-        if tracker is None or not isinstance(values, Mapping):
-            return
-        validation = _first(values, VALIDATION_LOSSES)
-        if validation is not None:
-            tracker.training.record(loss=validation, mode="validation")
-        tracker.training.record(
-            grad_norm=_first(values, GRADIENT_NORMS),
-            learning_rate=_first(values, LEARNING_RATES),
-            epoch=values.get("epoch"),
-        )
-
-    def finish(self) -> None:
-        """Nothing is to be done."""
-
-
-def _first(values: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
-    return next((values[name] for name in names if name in values), None)
 
 
 def _made(accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
@@ -103,3 +58,21 @@ def _backward(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -
     source = torch_loop.active_loop()
     if source is not None:
         source.loss_is(kwargs.get("loss", loss))
+
+
+def _logs(_accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any) -> None:
+    tracker, values = torch_loop.describe_loop(), kwargs.get("values", values)
+    if tracker is None or not isinstance(values, Mapping):
+        return
+    validation = _first(values, VALIDATION_LOSSES)
+    if validation is not None:
+        training.record(loss=validation, mode="validation")
+    training.record(
+        grad_norm=_first(values, GRADIENT_NORMS),
+        learning_rate=_first(values, LEARNING_RATES),
+        epoch=values.get("epoch"),
+    )
+
+
+def _first(values: Mapping[Any, Any], names: tuple[str, ...]) -> Any:
+    return next((values[name] for name in names if name in values), None)

@@ -12,6 +12,7 @@ from itertools import islice
 from time import monotonic
 from typing import Any
 
+from exporter import training
 from exporter.patching import Around, never_raises, patch
 
 MOST_VALUES = 64
@@ -43,7 +44,6 @@ def steps_made(state: Any) -> int:
 class AsyncSave:
     """A checkpoint that another thread writes while the training goes on."""
 
-    training: Any
     step: int
     began: float = field(default_factory=monotonic)
     blocking_seconds: float | None = None  # None while the training waits
@@ -54,7 +54,7 @@ class AsyncSave:
 
     def report(self, *, ok: bool) -> None:
         """Report that it was written, or not."""
-        self.training.checkpoint_saved(
+        training.checkpoint_saved(
             self.step,
             kind="async",
             ok=ok,
@@ -84,8 +84,7 @@ class AsyncSaves:
     `save_checkpoint` is patched on the instance, once the first save comes.
     """
 
-    def __init__(self, training: Any) -> None:
-        self._training = training
+    def __init__(self) -> None:
         self._handed_over: deque[AsyncSave] = deque()
 
     def begin(self, checkpoint_io: Any, step: int) -> AsyncSave | None:
@@ -94,7 +93,7 @@ class AsyncSaves:
         if inner is None or not hasattr(checkpoint_io, "_executor"):
             return None
         patch(inner, "save_checkpoint", self._write)
-        save = AsyncSave(self._training, step)
+        save = AsyncSave(step)
         self._handed_over.append(save)
         return save
 
@@ -108,6 +107,6 @@ class AsyncSaves:
     def _write(self, *_args: Any, **_kwargs: Any) -> Around:
         if self._handed_over:
             save = self._handed_over.popleft()
-            with self._training.background("checkpoint_finalize"):
+            with training.background("checkpoint_finalize"):
                 _, error = yield
             save.report(ok=error is None)

@@ -17,20 +17,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
+from exporter import training
 from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Discarded, LoopTracker
 from exporter.bridges.sources import ACTIVE, LEADING, Source
-from exporter.patching import (
-    Around,
-    Hook,
-    never_raises,
-    patch,
-    patch_existing,
-    version_of,
-    when_imported,
-)
+from exporter.patching import Around, Hook, never_raises, patch, patch_existing, version_of, when_imported
 
 
 def callback() -> Any:
@@ -46,7 +38,10 @@ def install() -> None:
     when_imported(
         "keras.src.callbacks.callback_list", lambda module: patch(module.CallbackList, "__init__", _list_made)
     )
-    when_imported("keras.src.optimizers.base_optimizer", _watch_optimizers)
+    when_imported(
+        "keras.src.optimizers.base_optimizer",
+        lambda module: patch_existing(module.BaseOptimizer, ("apply",), _update),
+    )
 
 
 def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
@@ -59,14 +54,10 @@ def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 
 def _watch_models(model: Any) -> None:
-    """Bracket what no callback tells: that a call has failed, and saves, which hold the optimizer's state."""
+    """Bracket what no callback tells: the calls, which may fail, and saves, which hold the optimizer's state."""
     patch(model, "fit", _call)
     patch(model, "evaluate", _call)
     patch_existing(model, ("save", "save_weights"), _save)
-
-
-def _watch_optimizers(module: ModuleType) -> None:
-    patch_existing(module.BaseOptimizer, ("apply",), _update)
 
 
 def _update(optimizer: Any, *_args: Any, **_kwargs: Any) -> Around:
@@ -79,17 +70,14 @@ def _update(optimizer: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 
 class _FitSource(Source):
-    """Tells of one call of a model."""
+    """Tells of one call of a model; methods `on_…` are Keras' own hooks, without logs that nobody reads."""
 
     strength = LEADING
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.tracker = LoopTracker()
-        self._training: Any = self.tracker.training
-        self._patched: list[tuple[str, Any, Any]] = []
-        self._steps_of_epoch: int | None = None
-        self._epochs: int | None = None
+        self._functions: dict[str, Any] = {}  # of the model, as they were before they were patched
 
     @property
     def step(self) -> int:
@@ -98,63 +86,52 @@ class _FitSource(Source):
         return 0 if iterations is None else int(iterations)
 
     def yields(self) -> None:
-        """Nobody is stronger, but the next call may come after one whose end nobody has seen."""
+        # Nobody is stronger, but the next call may come after one whose end nobody has seen.
         self.end(Discarded())
 
-    def on_train_begin(self, params: Any) -> None:
+    def on_train_begin(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
         policy = getattr(self.model, "dtype_policy", None)
-        self._training.describe(
+        training.describe(
             framework="keras",
             framework_version=version_of("keras"),
             model=str(getattr(self.model, "name", "")) or None,
             precision=str(getattr(policy, "name", "")) or None,
         )
-        self._steps_of_epoch, self._epochs = params.get("steps"), params.get("epochs")
         self.tracker.begin_loop(self.step)
         self._patch("train_function", self._train_batch)
 
-    def on_epoch_begin(self, epoch: int, _logs: Any = None) -> None:
-        if self._steps_of_epoch and self._epochs:  # the first one says how many are left
-            self._training.describe(step_target=self.step + self._steps_of_epoch * (self._epochs - epoch))
-            self._epochs = None
-        self._training.record(epoch=epoch)
+    def on_epoch_begin(self, params: Mapping[str, Any], epoch: int, _logs: Any = None) -> None:
+        if params.get("steps") and params.get("epochs"):
+            left = params["steps"] * (params["epochs"] - epoch)
+            training.describe(step_target=self.step + left)
+        training.record(epoch=epoch)
         self._await_batch()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, _params: Mapping[str, Any], epoch: int, logs: Any = None) -> None:
         self.tracker.discard_iteration()
-        self._training.record(epoch=epoch + 1)
+        training.record(epoch=epoch + 1)
         if logs and "val_loss" in logs:
-            self._training.record(loss=logs["val_loss"], mode="validation")
+            training.record(loss=logs["val_loss"], mode="validation")
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
         self.tracker.discard_iteration()
         self.tracker.end(LOOP)
-        self._release()
 
-    def on_test_begin(self) -> None:
+    def on_test_begin(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
         """A validation within `fit`, or an evaluation of its own, begins."""
         self.tracker.discard_iteration()
         self.tracker.begin_evaluation(self._mode)
         self._patch("test_function", self._test_batch)
 
-    def on_test_end(self, *_: Any) -> None:
+    def on_test_end(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
         self.tracker.end(EVALUATION)
-        if not self.tracker.is_open(LOOP):
-            self._release()
 
     def end(self, error: BaseException | None) -> None:
         """The call is over."""
-        for name, patched, function in self._patched:
-            if getattr(self.model, name, None) is patched:
-                setattr(self.model, name, function)
-        self._patched.clear()
+        for name, function in self._functions.items():
+            setattr(self.model, name, function)
+        self._functions.clear()
         self.tracker.end_all(error)
-
-    def _release(self) -> None:
-        """Let others tell, where no end of a call will."""
-        if not _is_called(self.model):
-            self.end(None)
-            ACTIVE.release(self)
 
     @property
     def _mode(self) -> str:
@@ -162,9 +139,9 @@ class _FitSource(Source):
 
     def _patch(self, name: str, hook: Hook) -> None:
         function = getattr(self.model, name, None)
-        if function is not None and not any(patched is function for _, patched, _ in self._patched):
+        if function is not None and name not in self._functions:
+            self._functions[name] = function
             patch(self.model, name, hook)
-            self._patched.append((name, getattr(self.model, name), function))
 
     def _await_batch(self) -> None:
         self.tracker.begin_iteration()
@@ -177,7 +154,7 @@ class _FitSource(Source):
         if error is None:
             if isinstance(logs, Mapping) and "loss" in logs:
                 self.tracker.record("loss", logs["loss"])
-            self._training.record(microbatches=1)
+            training.record(microbatches=1)
             self.tracker.end(ITERATION)
             self._await_batch()
 
@@ -188,13 +165,21 @@ class _FitSource(Source):
 
 
 def _told(name: str) -> Callable[..., None]:
-    """Make a hook that tells the source of its model's call; it gets the epoch, where there is one, and logs."""
+    """Make a hook that tells the source of its model's call; `on_…_begin` makes the first one."""
 
     @never_raises
     def hook(self: _Hooks, *given: Any, **named: Any) -> None:
         source = _source_of(self.model)
+        if source is None and name in {"on_train_begin", "on_test_begin"}:
+            source = _FitSource(self.model)
+            if not ACTIVE.take(source):
+                return
         if source is not None:
-            getattr(source, name)(*given, *named.values())
+            getattr(source, name)(self.params or {}, *given, *named.values())
+            if not _is_called(self.model) and not (
+                source.tracker.is_open(LOOP) or source.tracker.is_open(EVALUATION)
+            ):
+                _release(source, None)  # no end of a call will be seen
 
     return hook
 
@@ -209,57 +194,44 @@ class _Hooks:
         """Be made anew where it is sent to."""
         return callback, ()
 
-    @never_raises
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras' own
-        source = _taken_for(self.model)
-        if source is not None:
-            source.on_train_begin(self.params or {})
 
-    @never_raises
-    def on_test_begin(self, logs: Any = None) -> None:  # noqa: ARG002  # Keras' own
-        source = _source_of(self.model) or _taken_for(self.model)
-        if source is not None:
-            source.on_test_begin()
-
-    on_epoch_begin = _told("on_epoch_begin")
-    on_epoch_end = _told("on_epoch_end")
-    on_train_end = _told("on_train_end")
-    on_test_end = _told("on_test_end")
-
+for _name in vars(_FitSource):
+    if _name.startswith("on_"):
+        setattr(_Hooks, _name, _told(_name))
 
 _calls: list[Any] = []
 """The models of the calls whose begin was seen. A method that is patched while the arguments of the first call are made
 does not see that call."""
 
 
-def _source_of(model: Any) -> _FitSource | None:
-    source = ACTIVE.source
-    return source if isinstance(source, _FitSource) and source.model is model else None
-
-
-def _taken_for(model: Any) -> _FitSource | None:
-    """Begin to tell of a call, unless somebody else tells; a call of which nobody saw the end is over."""
-    source = ACTIVE.source
-    if isinstance(source, _FitSource) and (source.model is model or not _is_called(source.model)):
-        source.yields()
-        ACTIVE.release(source)
-    source = _FitSource(model)
-    return source if ACTIVE.take(source) else None
-
-
 def _is_called(model: Any) -> bool:
     return any(each is model for each in _calls)
 
 
+def _source_of(model: Any) -> _FitSource | None:
+    """Return what tells of a model's call; another model's call of which nobody saw the end is over."""
+    source = ACTIVE.source
+    if isinstance(source, _FitSource) and source.model is not model and not _is_called(source.model):
+        _release(source, Discarded())
+    return source if isinstance(source, _FitSource) and source.model is model else None
+
+
+def _release(source: _FitSource, error: BaseException | None) -> None:
+    source.end(error)
+    ACTIVE.release(source)
+
+
 def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
-    _calls.append(model)
     before = _source_of(model)
+    if before is not None and not _is_called(model):
+        _release(before, Discarded())
+        before = None
+    _calls.append(model)
     _, error = yield
     _calls.pop()
     source = _source_of(model)
     if source is not None and source is not before:
-        source.end(error)
-        ACTIVE.release(source)
+        _release(source, error)
 
 
 def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around | None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from exporter import training
 from exporter.bridges import torch_hooks
 from exporter.bridges.checkpoints import AsyncSaves
 from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, SAVE, LoopTracker
@@ -72,12 +73,11 @@ class _TrainerSource(Source):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.tracker = LoopTracker()
-        self._training: Any = self.tracker.training
         self._manual = not trainer.lightning_module.automatic_optimization
         self._in_batch = False
         self._batches_in_turn = 0
         self._step_at_turn = 0
-        self._async_saves = AsyncSaves(self._training)
+        self._async_saves = AsyncSaves()
 
     @property
     def step(self) -> int:
@@ -93,7 +93,7 @@ class _TrainerSource(Source):
             base.__module__.split(".")[0] for base in type(trainer).__mro__ if base.__name__ == "Trainer"
         )
         set_rank(int(trainer.global_rank))
-        self._training.describe(
+        training.describe(
             framework="lightning",
             framework_version=version_of(package),
             model=type(trainer.lightning_module).__name__,
@@ -139,14 +139,14 @@ class _TrainerSource(Source):
         self.tracker.end_all(error)
 
     def on_train_epoch_start(self) -> None:
-        self._training.record(epoch=int(self.trainer.current_epoch))
+        training.record(epoch=int(self.trainer.current_epoch))
 
     def on_train_epoch_end(self) -> None:
         """Perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
         self._in_batch = False
         self._turn_ends()
         self.tracker.discard_iteration()
-        self._training.record(epoch=int(self.trainer.current_epoch) + 1)
+        training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def fetch_begins(self) -> None:
         """A batch is asked for: one turn ends there, and the next one begins."""
@@ -174,7 +174,7 @@ class _TrainerSource(Source):
         self.tracker.record("loss", outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
         self.tracker.record_batch(batch)
         optimizers = self.trainer.optimizers
-        self._training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
+        training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
 
     def _turn_begins(self) -> None:
         if not self.tracker.is_open(ITERATION):
@@ -204,7 +204,7 @@ class _TrainerSource(Source):
     def on_validation_start(self, mode: str = "validation") -> None:
         self._turn_ends()
         if self.trainer.sanity_checking:
-            self.tracker.begin(EVALUATION, self._training.phase("validation"))
+            self.tracker.begin(EVALUATION, training.phase("validation"))
         else:
             self.tracker.begin_evaluation(mode)
 
@@ -222,7 +222,7 @@ class _TrainerSource(Source):
     def on_validation_end(self) -> None:
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
-            self._training.record(loss=loss, mode="validation")
+            training.record(loss=loss, mode="validation")
         self.tracker.end(EVALUATION)
 
     def on_validation_batch_end(self, *_: Any) -> None:
@@ -240,7 +240,7 @@ class _TrainerSource(Source):
         if save is None:
             self.tracker.begin_save(self.step, whole=whole)
         else:
-            self.tracker.begin(SAVE, self._training.phase("checkpoint_save_async"))
+            self.tracker.begin(SAVE, training.phase("checkpoint_save_async"))
         _, error = yield
         self.tracker.end(SAVE, error)
         if save is not None:

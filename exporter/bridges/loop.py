@@ -11,11 +11,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
-from types import ModuleType
 from typing import Any
 
+from exporter import training
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
+from exporter.training import api
+from exporter.training.recording import TRAINING
 
 LOOP, ITERATION, PHASE, EVALUATION, BATCH = "loop", "iteration", "phase", "evaluation", "batch"
 SAVE, LOAD = "save", "load"
@@ -45,13 +47,6 @@ class LoopTracker:
     """
 
     def __init__(self, *, guesses: bool = False) -> None:
-        # Here, since a bridge that is installed may never be used.
-        from exporter import training  # noqa: PLC0415
-        from exporter.training import api  # noqa: PLC0415
-        from exporter.training.recording import TRAINING  # noqa: PLC0415
-
-        self.training: ModuleType = training
-        self._recording = TRAINING
         self._loop: Any = api.guessed_loop if guesses else api.training_loop
         self._iteration: Any = api.guessed_iteration if guesses else api.training_iteration
         self._due = {"loss": 0.0, "grad_norm": 0.0}
@@ -85,7 +80,7 @@ class LoopTracker:
             return
         if name is not None:
             block = _BLOCKS.get(name)
-            span = getattr(self.training, block)() if block else self.training.phase(name)
+            span = getattr(training, block)() if block else training.phase(name)
             self.begin(PHASE, span, name)
         elif self._open and self._open[-1][0] == PHASE:
             self._close(None)
@@ -93,7 +88,7 @@ class LoopTracker:
     def begin_loop(self, step: int, target: int | None = None) -> None:
         """Begin a training loop; whatever an earlier one left open is discarded."""
         self.end_all(Discarded())
-        EXIT.begin_application(self.training)
+        EXIT.begin_application()
         self.begin(LOOP, self._loop(step, None, target))
 
     def begin_iteration(self) -> None:
@@ -106,25 +101,22 @@ class LoopTracker:
         if self.is_open(ITERATION):
             while self._open[-1][0] != ITERATION:
                 self._close(None)
-            self._recording.discard_iteration()
+            TRAINING.discard_iteration()
             self._close(None)
 
     def begin_evaluation(self, mode: str = "validation") -> None:
         """Begin a validation or a test."""
-        training = self.training
         self.begin(
             EVALUATION, training.validation_loop() if mode == "validation" else training.testing_loop()
         )
 
     def begin_batch(self, mode: str = "validation") -> None:
         """Begin a batch of a validation or of a test."""
-        training = self.training
         span = training.validation_iteration() if mode == "validation" else training.testing_iteration()
         self.begin(BATCH, span)
 
     def begin_save(self, step: int, *, whole: bool = True) -> None:
         """Begin to save a checkpoint; from one that is not whole the job could not go on, and it is time only."""
-        training = self.training
         span = training.checkpoint_save(global_step=step) if whole else training.phase("checkpoint_save_sync")
         self.begin(SAVE, span)
 
@@ -136,19 +128,19 @@ class LoopTracker:
 
     def load(self) -> Around:
         """Read a checkpoint, likewise."""
-        self.begin(LOAD, self.training.checkpoint_load())
+        self.begin(LOAD, training.checkpoint_load())
         _, error = yield
         self.end(LOAD, error)
 
     def record(self, field: str, value: Any) -> None:
         """Record a loss or a gradient norm; of those on a GPU, some."""
         if self.is_due(field, value):
-            self.training.record(**{field: readable(value)})
+            training.record(**{field: readable(value)})
 
     def record_batch(self, batch: Any) -> None:
         """Count a batch that something is trained on."""
         samples, tokens = samples_and_tokens(batch)
-        self.training.record(samples=samples, tokens=tokens, microbatches=1)
+        training.record(samples=samples, tokens=tokens, microbatches=1)
 
     def is_due(self, field: str, value: Any) -> bool:
         """Tell whether a number is to be recorded now: always, unless it is on a GPU; then some."""
@@ -163,8 +155,8 @@ class LoopTracker:
     def job_reports(self, *, until_now: bool = False) -> bool:
         """Tell whether the job itself has begun a loop or an iteration, or has reported steps; until now, or as is known."""
         if until_now:
-            self._recording.drain()
-        return self._recording.job_tells
+            TRAINING.drain()
+        return TRAINING.job_tells
 
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()
@@ -221,7 +213,7 @@ class TurnLoss:
         is_share = self._divisor != 1.0 and passes > 1
         undone = self._divisor if self._divisor in {passes, self._most_passes} else 1.0
         mean = sum(values) * undone / passes
-        tracker.training.record(loss=sum(values) if undone == 1.0 and is_share else mean)
+        training.record(loss=sum(values) if undone == 1.0 and is_share else mean)
 
 
 def _divisor(loss: Any) -> float:

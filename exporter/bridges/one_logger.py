@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from time import time
 from types import ModuleType
 from typing import Any
 
+from exporter import training
 from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
 from exporter.patching import Around, never_raises, patch, when_imported
 from exporter.recording.notices import tell_once
@@ -79,11 +79,6 @@ class _SpanSource(Source):
     def __init__(self) -> None:
         self._told: dict[Any, _Told] = {}
 
-    @cached_property
-    def training(self) -> Any:
-        """`exporter.training`, imported late: a bridge that is installed may never be used."""
-        return import_module("exporter.training")
-
     def yields(self) -> None:
         """A framework's bridge goes on with the training."""
         for key, told in reversed(list(self._told.items())):
@@ -96,7 +91,7 @@ class _SpanSource(Source):
             return
         name = _text(span.name)
         if name == "application":
-            _take_over(self.training)
+            _take_over()
         elif name not in _SETUP and not ACTIVE.take(self):
             return
         self._told[span.id] = _Told(name, self._begin(name, span), sys.exc_info()[1])
@@ -111,12 +106,11 @@ class _SpanSource(Source):
     def happens(self, event: Any) -> None:
         name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
-            _take_over_training(self.training)
+            _take_over_training()
         elif name == "save_checkpoint_success" and ACTIVE.source is self:
-            self.training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
+            training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
 
     def _begin(self, name: str, span: Any) -> Any:
-        training = self.training
         if name in _CALLBACKS:
             given = {"start_time_msec": _late(span.start_event)}
             if _CALLBACKS[name] == "save_checkpoint":
@@ -140,7 +134,7 @@ class _SpanSource(Source):
     def _end(self, told: _Told, span: Any, error: BaseException | None) -> None:
         if told.block is None:
             stop = None if span is None else _late(span.stop_event)
-            getattr(self.training, f"on_{_CALLBACKS[told.name]}_end")(finish_time_msec=stop)
+            getattr(training, f"on_{_CALLBACKS[told.name]}_end")(finish_time_msec=stop)
         elif error is None:
             told.block.__exit__(None, None, None)
         else:
@@ -244,7 +238,7 @@ class _TakenOver:
     settings = training = False
 
 
-def _take_over(training: Any) -> None:
+def _take_over() -> None:
     """Configure ours as theirs is, at the begin of the application."""
     theirs = _theirs()
     if theirs is None or _TakenOver.settings:
@@ -260,10 +254,10 @@ def _take_over(training: Any) -> None:
         tell_once("one-logger settings", f"one-logger's configuration is not taken over: {error}")
         return
     _TakenOver.settings = True
-    _take_over_training(training)
+    _take_over_training()
 
 
-def _take_over_training(training: Any) -> None:
+def _take_over_training() -> None:
     """Take over what they know of the training, once it is known."""
     theirs = getattr(_theirs(), "telemetry_config", None)
     if theirs is None or not _TakenOver.settings or _TakenOver.training:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
+from exporter import training
 from exporter.patching import Around, never_raises
 from exporter.recording.identity import identity
 
@@ -114,18 +115,17 @@ class ExitHooks:
 
     def __init__(self) -> None:
         self._hooks: list[Callable[[BaseException | None], None]] = []
-        self._training: Any = None
-        self._registered = False
+        self._began = self._registered = False
 
     def add(self, hook: Callable[[BaseException | None], None]) -> None:
         """Have a hook called at exit, with the exception that has ended the program, if one has."""
         self._hooks.append(hook)
         self._register()
 
-    def begin_application(self, training: Any) -> None:
+    def begin_application(self) -> None:
         """Begin an application, once; not in a job that has configured telemetry and reports its own."""
-        if self._training is None:
-            self._training = training
+        if not self._began:
+            self._began = True
             self._register()
             if not training.OneLoggerProvider.instance().one_logger_ready:
                 training.on_app_start()
@@ -145,7 +145,7 @@ class ExitHooks:
         util.Finalize(None, self._run, exitpriority=10)  # children of multiprocessing skip atexit
 
     def _forget(self) -> None:
-        self._training = None
+        self._began = False
 
     @never_raises
     def _run(self) -> None:
@@ -158,9 +158,9 @@ class ExitHooks:
         for hook in self._hooks:
             hook(error if isinstance(error, BaseException) else None)
         self._hooks.clear()
-        if self._training is not None and not self._training.OneLoggerProvider.instance().one_logger_ready:
-            self._training.on_app_end()
-            self._training = None
+        if self._began and not training.OneLoggerProvider.instance().one_logger_ready:
+            training.on_app_end()
+        self._began = False
 
 
 EXIT = ExitHooks()

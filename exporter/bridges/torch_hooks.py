@@ -17,6 +17,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from exporter import training
 from exporter.bridges.sources import ACTIVE, NOBODY, set_rank
 from exporter.patching import Around, Hook, never_raises, patch, patch_existing, when_imported
 
@@ -185,7 +186,7 @@ def _watch_compiler(module: ModuleType) -> None:
 
 def _compiling_begins(*_args: Any) -> None:
     if ACTIVE.source.has_phases() and threading.current_thread() is threading.main_thread():
-        span = _training().phase("compile")
+        span = training.phase("compile")
         span.__enter__()
         _Seen.compiling += (span,)
 
@@ -195,11 +196,6 @@ def _compiling_ends(*_args: Any) -> None:
         *rest, span = _Seen.compiling
         _Seen.compiling = tuple(rest)
         span.__exit__(None, None, None)
-
-
-def _training() -> Any:
-    """Import `exporter.training` late: a bridge that is installed may never be used."""
-    return import_module("exporter.training")
 
 
 # Loss scaling ---------------------------------------------------------------------------------------------------
@@ -225,7 +221,7 @@ def _scaled_step(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any)
         and before == _Seen.optimizer_steps
         and ACTIVE.source is not NOBODY
     ):
-        _training().skipped_step("overflow")
+        training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(kwargs.get("optimizer", optimizer))
         _Seen.next_scale = 0.0
 
@@ -237,4 +233,4 @@ def _scale_updated(scaler: Any, *_args: Any, **_kwargs: Any) -> Around:
         scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
             _Seen.next_scale = now + SCALE_SECONDS
-            _training().record(loss_scale=scale)
+            training.record(loss_scale=scale)

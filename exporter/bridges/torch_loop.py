@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ReferenceType, WeakSet, ref
 
+from exporter import training
 from exporter.bridges import torch_hooks
 from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_made
 from exporter.bridges.loop import (
@@ -82,7 +83,7 @@ class _LoopSource(Source):
             return None
         if self._tracker is None:
             self._tracker = LoopTracker(guesses=self.courteous)
-            self._describe(self._tracker)
+            self._describe()
         elif self.courteous and self._tracker.job_reports():
             self._silent = True
             self._tracker.end_all(Discarded())
@@ -90,15 +91,13 @@ class _LoopSource(Source):
         return self._tracker
 
     @staticmethod
-    def _describe(tracker: LoopTracker) -> None:
+    def _describe() -> None:
         ranks = os.environ.get("WORLD_SIZE", "")
         world_size = int(ranks) if ranks.isascii() and ranks.isdigit() else None
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             world_size = int(distributed.get_world_size())
-        tracker.training.describe(
-            framework="pytorch", framework_version=version_of("torch"), world_size=world_size
-        )
+        training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size)
 
     @property
     def step(self) -> int:
@@ -145,24 +144,24 @@ class _LoopSource(Source):
             self._is_exhausted = error is not None
             if isinstance(error, StopIteration):
                 self._idle(tracker)
-                self._epoch_ends(tracker)
+                self._epoch_ends()
         else:
             self._is_exhausted = False
             self._fetched.append(samples_and_tokens(batch))
             tracker.phase("forward" if tracker.is_open(LOOP) else None)
 
-    def _count_batches(self, tracker: LoopTracker) -> None:
+    def _count_batches(self) -> None:
         """Count the batches that something is trained on by now."""
         ahead = 0 if self._is_exhausted else self.batches_ahead
         while len(self._fetched) > ahead:
             samples, tokens = self._fetched.popleft()
-            tracker.training.record(samples=samples, tokens=tokens, microbatches=1)
+            training.record(samples=samples, tokens=tokens, microbatches=1)
 
-    def _epoch_ends(self, tracker: LoopTracker) -> None:
+    def _epoch_ends(self) -> None:
         if self._turns > self._turns_at_epoch:
             self._turns_at_epoch = self._turns
             self._epochs += 1
-            tracker.training.record(epoch=self._epochs)
+            training.record(epoch=self._epochs)
 
     # Evaluation -------------------------------------------------------------------------------------------------
 
@@ -221,7 +220,7 @@ class _LoopSource(Source):
             return
         self._training_goes_on(tracker)
         self._worked = True
-        self._count_batches(tracker)
+        self._count_batches()
         again = self._in_optimizer and not self._loss.is_empty  # LBFGS calls its closure until it is content
         if not self._stepped and not again:  # what follows an optimizer's step is another's loss
             self._loss.add(tensors, begins=True)
@@ -261,7 +260,7 @@ class _LoopSource(Source):
         tracker.phase(None)
         rate = optimizer.param_groups[0].get("lr") if hasattr(optimizer, "param_groups") else None
         if isinstance(rate, (int, float)):
-            tracker.training.record(learning_rate=rate)
+            training.record(learning_rate=rate)
         self._optimizer_done(tracker, id(optimizer))
 
     def _optimizer_done(self, tracker: LoopTracker, key: int) -> None:
@@ -321,7 +320,7 @@ class _LoopSource(Source):
         self._evaluation_ends(tracker, None)
         if not tracker.is_open(LOOP):
             tracker.begin_loop(self.step)
-            tracker.training.record(epoch=self._epochs)
+            training.record(epoch=self._epochs)
         self._turn_begins(tracker)
 
     def _turn_begins(self, tracker: LoopTracker) -> None:
@@ -352,8 +351,8 @@ class _LoopSource(Source):
         if at_once:
             tracker.begin_save(self.step, whole=whole)
         else:
-            tracker.begin(SAVE, tracker.training.phase("checkpoint_save_async"))
-        save = AsyncSave(tracker.training, self.step)
+            tracker.begin(SAVE, training.phase("checkpoint_save_async"))
+        save = AsyncSave(self.step)
         future, error = yield
         if self._tracker is tracker:
             tracker.end(SAVE, error)
@@ -377,7 +376,7 @@ class _LoopSource(Source):
             # What another thread left open cannot be closed from here one by one; where it has ended, so has the loop.
             runs = any(thread.ident == self._thread for thread in threading.enumerate())
             if error is None and not runs and tracker.is_open(LOOP):
-                tracker.training.on_train_end()
+                training.on_train_end()
             return
         if error is None:
             tracker.end(EVALUATION)
@@ -425,7 +424,7 @@ def describe_loop(**facts: Any) -> LoopTracker | None:
     source = active_loop()
     tracker = None if source is None else source.tracker
     if tracker is not None and facts:
-        tracker.training.describe(**facts)
+        training.describe(**facts)
     return tracker
 
 

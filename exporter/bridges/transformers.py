@@ -17,6 +17,7 @@ from time import monotonic
 from types import ModuleType
 from typing import Any
 
+from exporter import training
 from exporter.bridges import torch_hooks
 from exporter.bridges.loop import EVALUATION, ITERATION, LOOP, LoopTracker
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
@@ -64,7 +65,6 @@ class _TrainerSource(Source):
 
     def __init__(self, *, is_patched: bool = False) -> None:
         self.tracker = LoopTracker()
-        self.training: Any = self.tracker.training
         self.is_patched = is_patched
         self._batches_are_seen = False  # the work on each, and not only what is logged
         self._norms_are_seen = False  # since gradients are clipped, before they are logged
@@ -77,7 +77,7 @@ class _TrainerSource(Source):
         """Say what is trained, and how."""
         set_rank(int(args.process_index))
         precision = next((each for each in ("bf16", "fp16") if getattr(args, each, False)), "fp32")
-        self.training.describe(
+        training.describe(
             framework="transformers",
             framework_version=version_of("transformers"),
             model=type(model).__name__,
@@ -109,7 +109,7 @@ class _TrainerSource(Source):
             ACTIVE.release(self)
 
     def on_epoch_begin(self, state: Any) -> None:
-        self.training.record(epoch=int((state.epoch or 0.0) + 0.001))  # a thousandth of one is rounding
+        training.record(epoch=int((state.epoch or 0.0) + 0.001))  # a thousandth of one is rounding
 
     def on_epoch_end(self, state: Any) -> None:
         self.tracker.discard_iteration()  # perhaps amid a turn
@@ -135,17 +135,17 @@ class _TrainerSource(Source):
         """A batch is evaluated; it took the time since the one before, the waiting for it included."""
         before, self._evaluated_at = self._evaluated_at, monotonic()
         seconds = self._evaluated_at - before if self.tracker.is_open(EVALUATION) else None
-        self.training.step(mode=self._mode, seconds=seconds)
+        training.step(mode=self._mode, seconds=seconds)
 
     def logs(self, logs: Any) -> None:
         """Take numbers that the Trainer has computed anyway."""
         if "eval_loss" in logs:
-            self.training.record(loss=logs["eval_loss"], mode="validation")
+            training.record(loss=logs["eval_loss"], mode="validation")
         if not self._batches_are_seen:
-            self.training.record(loss=logs.get("loss"))
+            training.record(loss=logs.get("loss"))
         if not self._norms_are_seen:
-            self.training.record(grad_norm=logs.get("grad_norm"))
-        self.training.record(learning_rate=logs.get("learning_rate"))
+            training.record(grad_norm=logs.get("grad_norm"))
+        training.record(learning_rate=logs.get("learning_rate"))
 
     # What the patches report ------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ takes at most the time that `exporter.one_logger.delivery` gives at exit.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,7 +17,7 @@ from uuid import uuid4
 from exporter.one_logger.exporters import BaseExporter
 from exporter.one_logger.names import StandardEventName
 from exporter.training.attributes import Attribute
-from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
+from exporter.training.spans import Event, Span, TelemetryDataError
 
 
 @dataclass
@@ -38,31 +37,23 @@ class Config:
         self.tags = list(self.tags)
 
 
-class MetricNamingStrategy(ABC):
-    """How attributes become names of metrics."""
-
-    @abstractmethod
-    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
-        """Name an attribute of a span."""
-
-    @abstractmethod
-    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
-        """Name an attribute of an event."""
-
-
-class HierarchicalMetricNamingStrategy(MetricNamingStrategy):
+class HierarchicalMetricNamingStrategy:
     """`span.attribute` and `span.event.attribute`, joined by a separator."""
 
     def __init__(self, separator: str = ".") -> None:
         self._separator = separator
 
     def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
-        """Join the two names."""
+        """Name an attribute of a span."""
         return self._separator.join((span.name_str, attribute.name))
 
     def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
-        """Join the three names."""
+        """Name an attribute of an event."""
         return self._separator.join((span.name_str, event.name_str, attribute.name))
+
+
+MetricNamingStrategy = HierarchicalMetricNamingStrategy
+"""How attributes become names of metrics; one-logger's name for what a strategy of one's own is derived from."""
 
 
 class FlatMetricNamingStrategy(MetricNamingStrategy):
@@ -108,14 +99,11 @@ class WandBExporter(BaseExporter):
         self._log(span, span.updated_attributes.values(), span.stop_event)
 
     def export_event(self, event: Event, span: Span) -> None:
-        """Log the event."""
+        """Log the event, or the error: W&B shows its text."""
         super().export_event(event, span)
         self._log(span, (), event)
 
-    def export_error(self, event: ErrorEvent, span: Span) -> None:
-        """Log the error: W&B shows its text."""
-        super().export_error(event, span)
-        self._log(span, (), event)
+    export_error = export_event
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
         """Log of what kind it is."""

@@ -255,9 +255,14 @@ class EventLog(KindTable):
         """Say what is to be called when there is something to record; it must be cheap and never raise."""
         self._wake = start
 
-    def attach(self, companion: Any) -> None:
-        """Let a face know of the recording's own times: `tick()` a few times a second, `close()` and `after_fork()`."""
+    def attach(self, companion: Any, *, wake: bool = False) -> None:
+        """Let a face know of the recording's own times: `tick()` a few times a second, `close()` and `after_fork()`.
+
+        They begin with the first thing that is recorded; now, where `wake`.
+        """
         self._companions = (*self._companions, companion)
+        if wake and self._recording:
+            self._wake()
 
     def tick(self) -> None:
         """Let the faces do what is due."""

@@ -39,6 +39,7 @@ class StatState:
         own: Whether it is one of the exporter's own families, not one of the job's.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
         closed: The last closed window.
+        kept: What another library keeps and this only shows; None for samples of our own.
         listeners: Are given the state and each window of it that closes with a sample in it.
     """
 
@@ -54,7 +55,7 @@ class StatState:
             "_sum",
         ),
         *("_summable", "_value", "_window", "_window_started", "buffer", "closed", "count", "definition"),
-        *("effective", "enabled", "listeners", "measure", "own", "refusals", "tensors"),
+        *("effective", "enabled", "kept", "listeners", "measure", "own", "refusals", "tensors"),
     )
 
     def __init__(
@@ -91,6 +92,7 @@ class StatState:
         self._overflows = 0
         self._value: float | None = None
         self._reading: StatReading | None = None
+        self.kept: StatReading | None = None
         self._begin_window(wall)
         self.closed = WindowReading(wall, wall, 0)
 
@@ -142,8 +144,16 @@ class StatState:
             self.closed = WindowReading(self.closed.ended, wall, 0)
             self._reading = None
 
+    def keep(
+        self, count: int, total: float | None, bucket_counts: tuple[int, ...] = (), value: float | None = None
+    ) -> None:
+        """Show totals, or the value of a gauge, that another library keeps; on any thread."""
+        self.kept = StatReading(self.effective, count, total, bucket_counts, value=value)
+
     def reading(self) -> StatReading:
         """Tell all; the same object as long as nothing has changed."""
+        if self.kept is not None:
+            return self.kept
         while self.refusals:
             self._reject(self.refusals.popleft())
         if self._reading is None:

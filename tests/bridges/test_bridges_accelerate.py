@@ -42,11 +42,11 @@ def loop(accelerator, samples=16, epochs=1, fail=False):
 """
 
 SCENARIOS = """
-from exporter.bridges import accelerate as bridge, torch_loop
+from exporter.bridges import install, torch_loop
+install("accelerate")
 
 def tracked():
-    accelerator = Accelerator(log_with=bridge.tracker(), cpu=True, gradient_accumulation_steps=2)
-    accelerator.init_trackers("project", config={"lr": 0.125})
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     loop(accelerator, epochs=2)
     accelerator.log({"train_loss": 99.0, "eval_loss": 0.5, "lr": 0.25, "epoch": 2}, step=4)
     accelerator.end_training()

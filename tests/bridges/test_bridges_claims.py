@@ -141,7 +141,7 @@ def test_nobody_holds_the_claim_where_nobody_stands() -> None:
 ANY_ORDER = """
 import random
 from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOAD, LOOP, SAVE, LoopTracker
-from exporter.training.recording import TRAINING
+from exporter import training
 
 class Counted(LoopTracker):
     completed = 0
@@ -171,13 +171,13 @@ for _ in range(300):
         elif what == 6:
             tracker.discard_iteration()
         elif what == 7 and not tracker.is_open(EVALUATION):
-            tracker.begin(EVALUATION, tracker.training.validation_loop())
+            tracker.begin(EVALUATION, training.validation_loop())
         elif what == 8:
             tracker.end(chance.choice([BATCH, SAVE, LOAD]), error)
         elif what == 9 and not tracker.is_open(SAVE):
             tracker.begin_save(3)
         elif what == 10 and not tracker.is_open(BATCH):
-            tracker.begin(BATCH, tracker.training.validation_iteration())
+            tracker.begin(BATCH, training.validation_iteration())
         elif what == 11:
             tracker.phase(None)
     tracker.end_all(KeyError("end"))

@@ -73,14 +73,6 @@ def fresh(word: str = "value") -> str:
 # The same on both ---------------------------------------------------------------------------------------------
 
 
-class Base:
-    def func(self) -> None:
-        raise NotImplementedError
-
-    def call(self) -> None:
-        self.func()
-
-
 def test_every_public_name_of_torchs_module_is_here() -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
 
@@ -114,6 +106,22 @@ def test_prof_tells_success_and_duration_of_a_method_that_returns(module: Module
     assert handler.last(f"{prefix}.duration.ms").value >= 0
     assert handler.last(f"{prefix}.success").group_name == "torchelastic"
     assert f"{prefix}.failure" not in handler.names()
+
+
+def test_prof_names_a_method_by_its_class_also_where_a_base_class_calls_it(module: ModuleType) -> None:
+    class Base:
+        def call(self) -> None:
+            self.func()  # type: ignore[attr-defined]  # the subclass's
+
+    class Child(Base):
+        @module.prof  # type: ignore[untyped-decorator]  # either module's
+        def func(self) -> None: ...
+
+    handler = Keeping()
+    module.configure(handler)
+    Child().call()
+
+    assert handler.names() == [f"{Child.__qualname__}.func.{what}" for what in ("success", "duration.ms")]
 
 
 def test_prof_tells_failure_and_raises_on(module: ModuleType) -> None:

@@ -128,12 +128,6 @@ def test_d12_a_window_that_is_no_length_is_refused(window: float) -> None:
         Stat("d12", [], window)
 
 
-def test_d13_unregistering_twice_is_harmless() -> None:
-    handle = monitor.register_event_handler(lambda _event: None)
-    monitor.unregister_event_handler(handle)
-    monitor.unregister_event_handler(handle)
-
-
 def test_d15_d22_what_a_handler_raises_reaches_nobody() -> None:
     def broken(_event: Event) -> None:
         raise SystemExit(3)
@@ -433,10 +427,3 @@ s = monitor.Stat("a", [A.SUM], 60.0)
     done = child(program, "exporter.monitor")
 
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_clock_of_windows_is_aligned_as_torchs_is() -> None:
-    stat = Stat("face.aligned", [Aggregation.SUM], 0.05)
-
-    assert math.isclose(stat._ends / 0.05, round(stat._ends / 0.05), abs_tol=1e-6)
-    assert stat._ends - time.monotonic() <= 0.05

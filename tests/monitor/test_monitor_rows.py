@@ -31,7 +31,3 @@ def test_the_examples_of_the_document_run_as_they_stand(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert (len(blocks), len(examples)) == (2, 43)
-
-
-def test_adding_is_a_call_into_c() -> None:
-    assert type(exporter.Stat("r10.hot").add) is type([].append)

@@ -41,7 +41,6 @@ from exporter.elastic.events.handlers import (
     get_logging_handler,
 )
 from exporter.recording import events as recorded
-from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.worker import Handle
 
 __all__ = [
@@ -70,9 +69,10 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
 
     Prometheus counts events whoever is configured. Raises TypeError: That is no handler: an object with `record(event)`.
     """
-    handlers: list[Any] = (
-        list(handler) if isinstance(handler, list | tuple) else [] if handler is None else [handler]
-    )
+    if handler is None:
+        unconfigure()
+        return
+    handlers: Any = handler if isinstance(handler, list | tuple) else (handler,)
     for each in handlers:
         _check(each)
     unconfigure()
@@ -85,17 +85,13 @@ def add_handler(handler: EventHandler) -> None:
     _check(handler)
     bridge.install()
 
-    def take(event: Event | None) -> None:
-        if event is not None:
+    def take(event: object) -> None:
+        if isinstance(event, Event):
             handler.record(event)
 
-    def origin(_event: RecordedEvent, origin: object) -> object:
-        return origin if isinstance(origin, Event) else None
-
     name = type(handler).__name__
-    _registered.append(
-        (handler, recorded.register(take, name=name, adapt=origin, queue=10_000, answers=True))
-    )
+    handle = recorded.register(take, name=name, adapt=lambda _, origin: origin, queue=10_000, answers=True)
+    _registered.append((handler, handle))
 
 
 def unconfigure(handler: EventHandler | None = None) -> None:

@@ -94,20 +94,7 @@ class Event(_Serialized):
 
 @dataclass
 class RdzvEvent(_Serialized):
-    """Anything that happens in a rendezvous.
-
-    Attributes:
-        name: What.
-        run_id: The run.
-        message: For people.
-        hostname: Where.
-        pid: Of which process.
-        node_state: The node's state.
-        master_endpoint: Of the rendezvous' store, where it is known.
-        rank: Of the node, where it is known.
-        local_id: Of the node, where there is one.
-        error_trace: Of a failure.
-    """
+    """Anything that happens in a rendezvous, with what is known of the node; `error_trace` is that of a failure."""
 
     _enumeration = "node_state", NodeState
 

@@ -1,0 +1,245 @@
+"""The bridge from prometheus_client: the job's own metrics, by the feed, under its run and rank.
+
+Used in the training process, where the job has loaded that library; no HTTP server in a rank, no multiprocess mode. Of the
+default registry, and of those given to `export`, every collector is asked every few seconds and at exit, on a thread of the
+bridge. One that raises costs itself that look; one that hangs is left alone from then on, and its gauges go.
+
+Counters, histograms and summaries go on over restarts as the exporter's own do, and a forked child counts from zero.
+What prometheus_client says of Python and of the process is left to the sidecar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import inf, isfinite
+from operator import lt, sub
+from time import monotonic
+from typing import Any
+
+from exporter.errors import DefinitionError
+from exporter.patching import when_imported
+from exporter.recording.definition import LONGEST_HELP, check_definition
+from exporter.recording.events import EVENTS
+from exporter.recording.identity import clean_text
+from exporter.recording.notices import tell_once
+from exporter.recording.stat import REGISTRY
+from exporter.recording.state import StatState
+from exporter.recording.values import Aggregation
+from exporter.recording.worker import Worker
+
+LOOK_SECONDS = 5.0
+HANGS_SECONDS = 10.0
+EXIT_SECONDS = 2.0
+MOST_SERIES = 2000
+"""Of one process; those beyond it are left out, which is said once."""
+_SIDECARS = ("python_", "process_")
+
+Key = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Kind, name without the suffix of its kind, and labels."""
+
+
+class _Series:
+    """One series, and the totals that the job's own library keeps of it."""
+
+    def __init__(self, state: StatState, *, forked: bool) -> None:
+        self._state = state
+        self._last: tuple[float, ...] | None = None
+        self._forked = forked
+        self._base: tuple[float, ...] = ()
+
+    def set(self, value: float | None) -> None:
+        """Show the value of a gauge."""
+        self._state.keep(0 if value is None else 1, 0.0, value=value)
+
+    def count(self, *now: float) -> None:
+        """Show the increase of totals: a count, a sum and the cumulated buckets."""
+        before, self._last = self._last, now
+        if before is None:
+            self._base = now if self._forked else (0.0,) * len(now)  # what was counted so far is the parent's
+        elif self._state.kept is None:
+            self._base = before  # the recording has begun anew, under another identity
+        elif any(map(lt, now, before)):
+            self._base = tuple(map(sub, self._base, before))  # the job has begun its counter anew
+        number, total, *buckets = map(sub, now, self._base)
+        counts = tuple(map(int, buckets))
+        number = max(number, total > 0)  # a counter has none
+        self._state.keep(int(number), total if isfinite(total) and total >= 0 else None, counts)
+
+    def forget(self) -> None:
+        """Begin anew, in a forked child."""
+        self._last, self._forked = None, True
+
+
+class Registries:
+    """Asks the collectors of the job's registries."""
+
+    def __init__(self) -> None:
+        self._registries: list[Any] = []
+        self._series: dict[Key, _Series | None] = {}
+        self._gauges: dict[int, set[Key]] = {}  # of each collector
+        self._hung: set[int] = set()
+        self._asked: tuple[int, float] | None = None  # a collector, and since when
+        self._forked = False
+        self._due = 0.0
+        self._worker = self._made()
+
+    def add(self, registry: Any) -> None:
+        """Ask one more registry from now on; again is harmless."""
+        if not any(each is registry for each in self._registries):
+            self._registries.append(registry)
+            if len(self._registries) == 1:
+                self._worker.start()
+                EVENTS.attach(self, wake=True)
+
+    def _made(self) -> Worker:
+        return Worker(lambda _: self.look(), name="prometheus-client", bound=1, what="looks")
+
+    # What the recording thread calls ----------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Look, if it is time; leave a collector alone that hangs."""
+        now, asked = monotonic(), self._asked
+        if asked is not None and now - asked[1] > HANGS_SECONDS:
+            self._leave(asked[0])
+        elif now >= self._due and asked is None:
+            self._due = now + LOOK_SECONDS
+            self._worker.put(None)
+
+    def close(self) -> None:
+        """Look for the last time."""
+        self._worker.put(None)
+        self._worker.finish()(EXIT_SECONDS, "exit")
+
+    def after_fork(self) -> None:
+        """In a forked child: what was counted so far is the parent's."""
+        self._forked, self._asked = True, None
+        for series in self._series.values():
+            if series is not None:
+                series.forget()
+        self._worker.after_fork()
+        self._worker.start()
+
+    # What the bridge's thread does ------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Ask every collector once."""
+        for registry in list(self._registries):
+            collectors = list(getattr(registry, "_collector_to_names", None) or (registry,))
+            for collector in collectors:
+                if id(collector) not in self._hung and not self._ask(collector):
+                    return
+
+    def _ask(self, collector: Any) -> bool:
+        """Ask one; False where it has hung meanwhile, so that another thread goes on."""
+        self._asked = asked = (id(collector), monotonic())
+        gauges: set[Key] = set()
+        try:
+            for family in collector.collect():
+                if not family.name.startswith(_SIDECARS):
+                    self._take(family, gauges)
+        except Exception as error:  # noqa: BLE001  # the job's own code
+            name = type(collector).__qualname__
+            tell_once(
+                f"prometheus_client {name}",
+                f"the collector {name} of prometheus_client has raised: {error!r}",
+            )
+        if self._asked is not asked:
+            return False
+        self._asked = None
+        for key in self._gauges.get(id(collector), set()) - gauges:
+            self._set(key, None)
+        self._gauges[id(collector)] = gauges
+        return True
+
+    def _leave(self, collector: int) -> None:
+        self._hung.add(collector)
+        self._asked = None
+        tell_once(
+            f"prometheus_client hangs {collector}",
+            f"a collector of prometheus_client has not answered within {HANGS_SECONDS:g} s and is not asked any more",
+        )
+        for key in self._gauges.pop(collector, set()):
+            self._set(key, None)
+        self._worker = self._made()
+        self._worker.start()
+
+    def _set(self, key: Key, value: float | None) -> None:
+        series = self._series.get(key)
+        if series is not None:
+            series.set(value)
+
+    def _take(self, family: Any, gauges: set[Key]) -> None:
+        if family.type in {"histogram", "summary"}:
+            self._take_distributions(family)
+        for sample in () if family.type in {"histogram", "summary", "gaugehistogram"} else family.samples:
+            is_counter = family.type == "counter"
+            if is_counter != sample.name.endswith("_total") or sample.name.endswith("_created"):
+                continue
+            kind, name = (
+                ("counter", sample.name.removesuffix("_total")) if is_counter else ("gauge", sample.name)
+            )
+            key = (kind, name, _labels(sample))
+            series = self._of(key, family.documentation)
+            if series is None:
+                continue
+            if is_counter:
+                series.count(0, float(sample.value))
+            else:
+                gauges.add(key)
+                series.set(float(sample.value) if isfinite(sample.value) else None)
+
+    def _take_distributions(self, family: Any) -> None:
+        parts: dict[tuple[tuple[str, str], ...], dict[float | str, float]] = {}
+        for sample in family.samples:
+            part = parts.setdefault(_labels(sample), {})
+            if sample.name.endswith("_bucket"):
+                part[float(sample.labels["le"])] = sample.value
+            elif sample.name.endswith(("_count", "_sum")):
+                part[sample.name.rpartition("_")[2]] = sample.value
+        for labels, part in parts.items():
+            bounds = sorted(each for each in part if isinstance(each, float) and each < inf)
+            number = part.get("count", part.get(inf))
+            series = self._of((family.type, family.name, labels), family.documentation, bounds)
+            if series is not None and number is not None:
+                series.count(number, part.get("sum", 0.0), *[part[bound] for bound in bounds])
+
+    def _of(self, key: Key, text: str, bounds: Iterable[float] = ()) -> _Series | None:
+        """Return a series, made when it is met first; None of one whose name or labels cannot be recorded."""
+        if key not in self._series:
+            if len(self._series) >= MOST_SERIES:
+                tell_once(
+                    "prometheus_client most", f"only {MOST_SERIES} series of prometheus_client are exported"
+                )
+                return None
+            self._series[key] = self._make(key, clean_text(text)[:LONGEST_HELP], tuple(bounds))
+        return self._series[key]
+
+    def _make(self, key: Key, text: str, bounds: tuple[float, ...]) -> _Series | None:
+        kind, name, labels = key
+        aggregations = {Aggregation.HISTOGRAM} if bounds else set[Aggregation]()
+        try:
+            definition = check_definition(
+                name, aggregations, help=text, labels=dict(labels), buckets=bounds or None
+            )
+            state = REGISTRY.obtain(
+                definition.replace(kind="summary" if kind == "histogram" and not bounds else kind)
+            )
+        except DefinitionError as error:
+            tell_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
+            return None
+        state.own = True  # a helper that counts something is no rank for it
+        return _Series(state, forked=self._forked)
+
+
+def _labels(sample: Any) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le" and value))
+
+
+_REGISTRIES = Registries()
+export: Callable[[Any], None] = _REGISTRIES.add
+"""Have a registry's metrics exported, besides the default one."""
+
+
+def install() -> None:
+    """Export the default registry, from when prometheus_client is imported."""
+    when_imported("prometheus_client", lambda module: export(module.REGISTRY))

@@ -1,0 +1,130 @@
+"""The bridge from prometheus_client, with the real one: the job's own metrics come by the feed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from elastic_support import child, labelled, page_of, series
+from places import TESTS
+
+PRELUDE = f"""
+import os, sys, time
+sys.path.insert(0, {str(TESTS)!r})
+import prometheus_client as prom
+import exporter
+from exporter.bridges import prometheus_client as bridge
+bridge.LOOK_SECONDS, bridge.HANGS_SECONDS = 0.2, 0.5
+exporter.configure(run="mine")
+"""
+JOB = (
+    PRELUDE
+    + """
+bridge.install()
+from pathlib import Path
+from elastic_support import page_of
+served = prom.Counter("app_requests", "Requests.", ["path"])
+depth = prom.Gauge("app_queue_depth", "Depth of\\nthe queue.")
+took = prom.Histogram("app_took_seconds", "Time.", buckets=(0.1, 1.0))
+size = prom.Summary("app_size_bytes", "Size.")
+prom.Info("app_build", "Build.").info({"version": "1.2"})
+prom.Counter("gpu_energy_joules", "The exporter's own name.")
+own = prom.CollectorRegistry()
+prom.Gauge("app_own", "Of a registry of the job's own.", registry=own).set(3)
+bridge.export(own)
+served.labels("/a").inc(2.5)
+depth.set(7)
+for value in (0.05, 0.5, 5.0):
+    took.observe(value)
+size.observe(100)
+exporter.Stat("app.trains").add(1.0)
+time.sleep(1.5)
+exporter.flush()
+print(page_of(Path(os.environ["EXPORTER_FEED_DIR"])))
+served.labels("/a").inc(4)  # in the last moment
+"""
+)
+
+
+def test_the_jobs_own_metrics_have_its_run_and_rank_and_go_on_over_a_restart(tmp_path: Path) -> None:
+    living = child(tmp_path / "feed", JOB).stdout
+    child(tmp_path / "feed", JOB)
+    ended = page_of(tmp_path / "feed")
+
+    assert labelled(living, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
+    assert labelled(living, "app_queue_depth", rank="0") == 7
+    assert labelled(living, "app_own") == 3
+    assert labelled(living, "app_build_info", version="1.2") == 1
+    assert {
+        key.partition("le=")[2]: value for key, value in series(living, "app_took_seconds_bucket").items()
+    } == {
+        '"0.1",rank="0",run="mine"}': 1,
+        '"1.0",rank="0",run="mine"}': 2,
+        '"+Inf",rank="0",run="mine"}': 3,
+    }
+    assert "python_info" not in living
+    assert "gpu_energy_joules_total{rank" not in living
+    assert labelled(ended, "app_requests_total", path="/a") == 2 * 6.5
+    assert labelled(ended, "app_took_seconds_count") == 6
+    assert labelled(ended, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
+    assert labelled(ended, "app_size_bytes_sum") == 200
+    assert series(ended, "app_queue_depth") == {}  # a gap: the rank is dead
+
+
+def test_what_a_forked_child_counts_is_its_own_and_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
+    program = (
+        PRELUDE
+        + """
+bridge.install()
+counter = prom.Counter("app_steps", "Steps.")
+counter.inc(5)
+time.sleep(1)
+if os.fork() == 0:
+    time.sleep(1)
+    counter.inc(100)
+    raise SystemExit(0)
+os.wait()
+counter.reset()
+counter.inc(2)
+time.sleep(1)
+counter.inc(1)
+"""
+    )
+    child(tmp_path / "feed", program)
+
+    assert labelled(page_of(tmp_path / "feed"), "app_steps_total") == 5 + 100 + 3
+
+
+def test_a_collector_that_raises_or_hangs_costs_itself(tmp_path: Path) -> None:
+    program = (
+        PRELUDE
+        + """
+class Raising:
+    def collect(self):
+        raise ValueError("the job's own")
+class Hanging:
+    calls = 0
+    def collect(self):
+        self.calls += 1
+        yield prom.metrics_core.GaugeMetricFamily("app_hanging", "Hangs.", value=1)
+        if self.calls > 1:
+            time.sleep(3600)
+registry, hanging = prom.CollectorRegistry(auto_describe=False), Hanging()
+for collector in (Raising(), hanging):
+    registry._collector_to_names[collector] = []
+counter = prom.Counter("app_steps", "Steps.", registry=registry)
+bridge.export(registry)
+time.sleep(3)
+counter.inc(9)
+time.sleep(1)
+print(hanging.calls)
+os.kill(os.getpid(), 9)
+"""
+    )
+    done = child(tmp_path / "feed", program, check=False)
+    page = page_of(tmp_path / "feed")
+
+    assert done.stdout == "2\n"
+    assert "the collector Raising of prometheus_client has raised" in done.stderr
+    assert "has not answered" in done.stderr
+    assert labelled(page, "app_steps_total") == 9
