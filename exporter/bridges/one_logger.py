@@ -106,7 +106,7 @@ class _SpanSource(Source):
     def happens(self, event: Any) -> None:
         name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
-            _take_over_training()
+            _take_over()
         elif name == "save_checkpoint_success" and ACTIVE.source is self:
             training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
 
@@ -239,42 +239,25 @@ class _TakenOver:
 
 
 def _take_over() -> None:
-    """Configure ours as theirs is, at the begin of the application."""
-    theirs = _theirs()
-    if theirs is None or _TakenOver.settings:
+    """Configure ours as theirs is, at the begin of the application, and what they know of the training once it is known."""
+    module = sys.modules.get(_PROVIDER)
+    theirs = None if module is None else module.OneLoggerProvider.instance()
+    if theirs is None or not theirs.one_logger_ready:
         return
     try:
         provider = training.TrainingTelemetryProvider.instance()
-        if provider.one_logger_ready:
-            return
-        given = _fields(training.OneLoggerConfig, theirs)
-        fields = {name: value for name, value in given.items() if name not in _OWN}
-        provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
+        if not provider.one_logger_ready:
+            given = _fields(training.OneLoggerConfig, theirs.config)
+            fields = {name: value for name, value in given.items() if name not in _OWN}
+            provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
+            _TakenOver.settings = True
+        telemetry = getattr(theirs.config, "telemetry_config", None)
+        if telemetry is not None and _TakenOver.settings and not _TakenOver.training:
+            given = _fields(training.TrainingTelemetryConfig, telemetry)
+            provider.set_training_telemetry_config(training.TrainingTelemetryConfig(**given))
+            _TakenOver.training = True
     except Exception as error:  # noqa: BLE001  # the job's own values; the spans are told all the same
         tell_once("one-logger settings", f"one-logger's configuration is not taken over: {error}")
-        return
-    _TakenOver.settings = True
-    _take_over_training()
-
-
-def _take_over_training() -> None:
-    """Take over what they know of the training, once it is known."""
-    theirs = getattr(_theirs(), "telemetry_config", None)
-    if theirs is None or not _TakenOver.settings or _TakenOver.training:
-        return
-    try:
-        ours = training.TrainingTelemetryConfig(**_fields(training.TrainingTelemetryConfig, theirs))
-        training.TrainingTelemetryProvider.instance().set_training_telemetry_config(ours)
-    except Exception as error:  # noqa: BLE001  # as above
-        tell_once("one-logger training settings", f"its training configuration is not taken over: {error}")
-        return
-    _TakenOver.training = True
-
-
-def _theirs() -> Any:
-    module = sys.modules.get(_PROVIDER)
-    provider = None if module is None else module.OneLoggerProvider.instance()
-    return provider.config if provider is not None and provider.one_logger_ready else None
 
 
 def _fields(ours: Any, theirs: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ SLICE_EVENTS = 1 << 15
 """Events taken out at once, in about a millisecond."""
 MOST_TOLD = 1 << 12
 """Events of one slice that handlers and `recent` are told of: the first; all of them count."""
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.0  # at every tick of the recording thread, four times a second
 EXIT_SECONDS = 15.0
 """The longest that an exiting process waits until what waits is counted."""
 MOST_SERIES = 1000

@@ -21,7 +21,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from time import monotonic_ns, time
@@ -196,20 +196,20 @@ class Stat(RecordedStat):
 class _ProfiledTimer(Timer):
     """A Timer that is a range of torch's profiler, too, where the job has loaded torch."""
 
-    __slots__ = ("_blocks", "_name")
+    __slots__ = ("_name", "_range")
 
     def __init__(self, name: str, add: Callable[[float], object]) -> None:
         super().__init__(add)
         self._name = name
 
-    def __enter__(self) -> _ProfiledTimer:  # noqa: PYI034  # typing has Self from 3.11 on
-        self._blocks = ExitStack()
-        self._blocks.enter_context(_profiler_range(self._name))
-        self._blocks.enter_context(Timer(self._add))
-        return self
+    def __enter__(self) -> Any:
+        self._range = _profiler_range(self._name)
+        self._range.__enter__()
+        return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
-        self._blocks.__exit__(*exception)  # type: ignore[arg-type]  # the three that Python gives
+        super().__exit__(*exception)
+        self._range.__exit__(*exception)  # type: ignore[arg-type]  # the three that Python gives
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function; what runs in pieces is timed alone, since ranges of the profiler have to nest."""

@@ -13,7 +13,7 @@ import pytest
 from bridges_support import job
 
 from exporter.bridges.loop import samples_and_tokens
-from exporter.bridges.sources import INSTRUMENTED, LEADING, NOBODY, WATCHING, ActiveSource, Source
+from exporter.bridges.sources import INSTRUMENTED, LEADING, WATCHING, ActiveSource, Source
 from exporter.patching import Around, Hook, patch, patch_existing
 
 
@@ -127,15 +127,6 @@ def test_who_knows_more_takes_the_claim_and_it_returns_to_who_stands() -> None:
     assert (fallback.yielded, instrumented.yielded, leading.yielded) == (1, 1, 0)
 
 
-def test_nobody_holds_the_claim_where_nobody_stands() -> None:
-    active, source = ActiveSource(), Named(LEADING)
-
-    assert active.take(source)
-    active.release(source)
-    assert active.source is NOBODY
-    assert (NOBODY.fetch(), NOBODY.backward(None), NOBODY.save({}, at_once=True)) == (None, None, None)
-
-
 # The tracker ---------------------------------------------------------------------------------------------------
 
 ANY_ORDER = """
@@ -226,12 +217,3 @@ class Shaped:
 )
 def test_a_batch_is_counted_by_its_shapes(batch: object, counted: tuple[int | None, int | None]) -> None:
     assert samples_and_tokens(batch) == counted
-
-
-def test_a_batch_that_raises_is_not_counted() -> None:
-    class Odd:
-        @property
-        def shape(self) -> object:
-            raise ValueError("no shape yet")
-
-    assert samples_and_tokens(Odd()) == (None, None)

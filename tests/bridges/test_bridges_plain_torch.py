@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from bridges_support import AUTO, Job, job, wanted
 
-from exporter.bridges.checkpoints import holds_optimizer
-
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
 PRELUDE = """
@@ -434,22 +432,6 @@ for (batch,) in loader(12):
     assert re.sub(r"[\d.:]+", "", told.done.stderr) == re.sub(r"[\d.:]+", "", plain.done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("saved", "whole"),
-    [
-        ({"optimizer": {"state": {}, "param_groups": []}}, True),
-        ({"state": {}, "param_groups": []}, True),
-        ({"optimizers": [{"state": {}, "param_groups": []}]}, True),
-        ({"a": {"b": {"optimizer": {"state": {}, "param_groups": []}}}}, True),
-        ({"weight": 1, "state": {}}, False),
-        ([], False),
-        (None, False),
-    ],
-)
-def test_a_resumable_checkpoint_is_one_that_holds_an_optimizer(saved: object, whole: bool) -> None:
-    assert holds_optimizer(saved) is whole
-
-
 # Without a line of code ---------------------------------------------------------------------------------------
 
 UNCHANGED = """
@@ -556,21 +538,6 @@ for (batch,) in loader(12):
     assert told.value("training_tokens_total", mode="train") == 300
     assert told.phases()["backward"] == 3
     assert 'model="mine"' in told.page
-
-
-def test_a_rank_tells_its_own_share(tmp_path: Path) -> None:
-    pages = []
-    for rank, size in (("0", 4), ("1", 2)):
-        program = UNCHANGED.replace("loader(12)", f"loader({3 * size}, {size})")
-        environment = {**AUTO, "RANK": rank, "WORLD_SIZE": "2", "EXPORTER_RUN": "ranks"}
-        pages.append(job(tmp_path, PRELUDE + program, environment))
-
-    first, both = pages
-    assert both.value("training_steps_total", rank="0") == both.value("training_steps_total", rank="1") == 6
-    assert both.value("training_samples_total", rank="0") == 24
-    assert both.value("training_samples_total", rank="1") == 12
-    assert 'framework="pytorch"' in first.page
-    assert 'world_size="2"' in first.page
 
 
 def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:

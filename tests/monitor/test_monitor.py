@@ -16,9 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import tally, total
-
-import exporter
+from elastic_support import total
 
 HOUR = dt.timedelta(hours=1)
 LONG = dt.timedelta(seconds=100)
@@ -437,17 +435,12 @@ def test_b16_a_wait_is_listed_with_its_calls_and_time(ours: Any) -> None:
     first, second = ours._WaitCounter("b16.wait"), ours._WaitCounter("b16.wait")
     with first.guard(), second.guard():
         time.sleep(0.01)
-        exporter.flush()
-        active = tally("training.torch.waits", key="b16.wait").reading().value
     for number in range(300):
         with ours._WaitCounter(f"b16.many{number}").guard():
             pass
 
-    assert active == 2
     assert total("training.torch.wait_calls", key="b16.wait") == 2
     assert 0.02 <= total("training.torch.wait", key="b16.wait") < 10
-    assert 0.01 <= (tally("training.torch.wait_longest", key="b16.wait").reading().value or 0) < 10
-    assert tally("training.torch.waits", key="b16.wait").reading().value == 0
     assert total("training.torch.wait_calls", key="other") >= 100
 
 
