@@ -1,18 +1,8 @@
 """The bridge to a training loop without a framework: what can be concluded from what it asks torch to do.
 
-Used in the training process, on the thread that trains. Nobody says where this loop's turns begin and end, so:
-
-- a *turn* ends with a step of the first optimizer, and the next one begins there, or with the fetch of a batch after a
-  validation, a checkpoint or the end of an epoch: accumulated batches are one turn, and so are the several optimizers of
-  a GAN. Where that optimizer steps no more, another leads once it has stepped twice. A job without an optimizer changes
-  its model by hand: its turns end where it clears the model's gradients, `model.zero_grad()`;
-- what does not come to a step is no turn: the time up to a validation or a checkpoint, the end of an epoch or of the job;
-- from `eval()` of the model that is trained until its `train()` it is a *validation*, and so are batches that are fetched
-  while gradients are off, until a loader is exhausted or something is trained again;
-- a file in which an optimizer's state is written is a *checkpoint*: from nothing else could the job go on;
-- the *loss* is what the backward passes of the turn begin from, before they are scaled and divided (`loop.TurnLoss`).
-
-A job that reports its loop itself, or uses a framework with a bridge of its own, is left to them.
+Used in the training process, on the thread that trains. Nobody says where this loop's turns, validations and checkpoints
+begin and end, nor what its loss is; what they are concluded from is in docs/bridges.md. A job that reports its loop itself,
+or uses a framework with a bridge of its own, is left to them.
 """
 
 from __future__ import annotations

@@ -106,23 +106,14 @@ class Event:
         return f"{type(self).__name__}(name={self.name!r}, timestamp={self.timestamp!r}, data={self.data!r})"
 
 
-def log_event(event: Event, *, answered: bool = True) -> None:
-    """Log an event to all registered handlers, and count it.
-
-    Args:
-        event: It is not changed.
-        answered: Whether to wait until the handlers have taken it, as torch does.
-
-    Raises:
-        TypeError: That is no event.
-    """
+def log_event(event: Event) -> None:
+    """Log an event to all registered handlers, and count it. Raises TypeError: That is no event."""
     if not isinstance(event, Event):
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}")
     kind = EVENTS.kind(event._name or UNNAMED, "info")  # noqa: SLF001  # of this file, and not what a subclass makes of it
     if kind.enabled:
         EVENTS.record(kind, event, event._timestamp, event)  # noqa: SLF001  # likewise
-        if answered:
-            EVENTS.answer(kind)
+        EVENTS.answer(kind)
 
 
 def _check_timestamp(timestamp: object) -> dt.datetime:

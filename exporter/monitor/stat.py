@@ -188,7 +188,7 @@ class Stat:
             self._lock.release()
             self._log(closed)
 
-    def _settle(self, *, at_end: bool = False, answered: bool = True) -> None:
+    def _settle(self, *, at_end: bool = False) -> None:
         """Close the window if its time is over, or if the Stat, or the process, is at its end."""
         now = monotonic()
         if (at_end or now >= self._ends) and (self._values or self._count or self._full):
@@ -200,7 +200,7 @@ class Stat:
                     closed.append(self._roll(now))
             finally:
                 self._lock.release()
-                self._log(closed, answered=answered)
+                self._log(closed)
 
     def _forget(self) -> None:
         """In a forked child: the open window is the parent's."""
@@ -261,26 +261,26 @@ class Stat:
         self._empty()
         return {f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}
 
-    def _log(self, closed: Iterable[dict[str, float] | None], *, answered: bool = True) -> None:
+    def _log(self, closed: Iterable[dict[str, float] | None]) -> None:
         for data in closed:
             if data is not None:
                 event = Event(STAT_EVENT, dt.datetime.now(), data)  # noqa: DTZ005  # local and naive, as torch's own
-                log_event(event, answered=answered)
+                log_event(event)
 
 
 _live: dict[int, weakref.ref[Stat]] = {}
 
 
 class _Clockwork:
-    """Closes windows at the times that the recording tells; its thread waits for no handler."""
+    """Closes windows at the times that the recording tells."""
 
     def tick(self) -> None:
         for stat in _living():
-            stat._settle(answered=False)  # noqa: SLF001  # of this file
+            stat._settle()  # noqa: SLF001  # of this file
 
     def close(self) -> None:
         for stat in _living():
-            stat._settle(at_end=True, answered=False)  # noqa: SLF001  # of this file
+            stat._settle(at_end=True)  # noqa: SLF001  # of this file
 
     def after_fork(self) -> None:
         for stat in _living():

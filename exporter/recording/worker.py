@@ -261,7 +261,6 @@ when somebody looks, and is given its id then."""
 
 ANSWER_SECONDS = 5.0
 """The longest that whoever logs waits for a handler that answers."""
-_here = threading.local()
 _CONTAINERS = (list, deque, SimpleQueue)
 _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
@@ -315,10 +314,11 @@ class Handle(Worker):
     def answer(self) -> None:
         """Wait until it has taken what was logged so far: what a face does whose original calls handlers at once.
 
-        After `ANSWER_SECONDS` without an answer nobody waits any more until it has caught up. Nor does a handler wait on
-        its own thread, since two could wait for each other: what it logs is told after it.
+        After `ANSWER_SECONDS` without an answer nobody waits any more until it has caught up. Nor do threads of the exporter's
+        own wait: two handlers could wait for each other, so what one logs is told after it.
         """
-        if getattr(_here, "is_handler", False) or not (self._late is None or self._late.is_set()):
+        is_ours = threading.current_thread().name.startswith("exporter-")
+        if is_ours or not (self._late is None or self._late.is_set()):
             return
         marker = self.mark()
         self._late = None if marker is None or marker.wait(ANSWER_SECONDS) else marker
@@ -359,7 +359,6 @@ class Handle(Worker):
         return self.registered and super().put((item, origin), bounded=bounded)
 
     def _give(self, item: tuple[Any, object]) -> None:
-        _here.is_handler = self.answers
         self._call(item[0] if self._adapt is None else self._adapt(*item))
 
     def __repr__(self) -> str:
