@@ -32,7 +32,7 @@ UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
 OF_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
 """Those that need a job, directories of one, or registers that turn; their tests have machines of their own."""
 
-OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"clock", "own"} | OF_JOB]
+OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"own"} | OF_JOB]
 """Those that read nothing but files, and what psutil asks the kernel."""
 
 REASONS = {*FILE_REASONS, "hanging", "missing", "read", "timeout", "state"}

@@ -33,7 +33,7 @@ from exporter.collectors.host.network import NetworkCollector
 from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
 from exporter.collectors.host.pressure import PressureCollector
 from exporter.collectors.host.rdma import RdmaCollector
-from exporter.collectors.host.system import ClockCollector, HardwareCollector, OwnCollector
+from exporter.collectors.host.system import HardwareCollector, OwnCollector
 from exporter.collectors.kernel_files import EVERYTHING
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -94,8 +94,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
     _entry(MemoryCollector, "Use of memory, swap, page faults, out-of-memory kills, /dev/shm."),
     _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
-    _entry(HardwareCollector, "CPUs, temperatures, memory errors.", times=SLOW),
-    _entry(ClockCollector, "Whether the kernel's clock is synchronized.", times=SLOW),
+    _entry(HardwareCollector, "Number of CPUs, temperatures.", times=SLOW),
     _entry(CgroupCollector, "The job's cgroup: its CPU and memory limits, and its use of them."),
     _entry(
         DiskCollector,

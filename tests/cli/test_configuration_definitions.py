@@ -75,7 +75,7 @@ def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) 
         ("web: {telemetry_path: /-/x}", "web.telemetry_path: expected a path such as /metrics"),
         ("collectors: {cpu: {per_cor: true}}", 'unknown key "per_cor", did you mean "per_core"?'),
         (
-            "collectors: {clock: {per_core: true}}",
+            "collectors: {pressure: {per_core: true}}",
             'unknown key "per_core", expected one of enabled, interval, deadline',
         ),
         (
@@ -170,7 +170,7 @@ def test_the_schema_is_valid_and_agrees_with_the_loader() -> None:
         "log: {level: loud}",
         "recording: [{}]",
         "recording: [{match: a, aggregations: [men]}]",
-        "collectors: {clock: {per_core: true}}",
+        "collectors: {pressure: {per_core: true}}",
         "exposition: {max_series: 1}",
     ):
         assert not valid(text), text

@@ -30,7 +30,7 @@ WAYS = pytest.mark.parametrize("reload", [by_signal, by_http])
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text("collectors: {memory: {interval: 1s}, clock: {enabled: false}}\n")
+    path.write_text("collectors: {memory: {interval: 1s}, pressure: {enabled: false}}\n")
     return path
 
 
@@ -51,7 +51,7 @@ def test_collectors_are_added_removed_and_timed_anew(
         gone = running.sample("host_memory_total_bytes")
 
     assert before - after == {"memory"}
-    assert after - before == {"clock"}
+    assert after - before == {"pressure"}
     assert times == [2, 2]
     assert gone is None
 

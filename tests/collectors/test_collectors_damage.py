@@ -24,7 +24,7 @@ TOUCHED = {
     "cpu": "proc/stat",
     "pressure": "pressure",
     "memory": "proc/meminfo proc/vmstat",
-    "hardware": "cpu.max self/cgroup edac",
+    "hardware": "cpu.max self/cgroup",
     "cgroup": "fs/cgroup self/cgroup mountinfo",
     "disk": "diskstats",
     "filesystem": "mountinfo",

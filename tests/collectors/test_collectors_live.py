@@ -18,9 +18,7 @@ from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.network import NetworkCollector
 from exporter.collectors.host.system import (
-    ClockCollector,
     HardwareCollector,
-    ask_kernel,
 )
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import CollectError
@@ -88,27 +86,6 @@ def test_cpus_load_and_links_are_those_of_this_machine() -> None:
     assert value_of(hardware, "host_cpus", "affinity") == len(os.sched_getaffinity(0))
     assert value_of(cpu, "host_load1") == pytest.approx(os.getloadavg()[0], abs=0.5)
     assert set(shown) <= {path.name for path in Path("/sys/class/net").iterdir()}
-
-
-def test_the_kernel_tells_about_its_clock() -> None:
-    try:
-        state = ask_kernel()
-    except PermissionError:
-        pytest.skip("a sandbox forbids adjtimex")
-
-    assert state is not None
-    assert 0 <= state <= 5
-
-
-def test_a_clock_nobody_keeps_is_said_so_and_a_sandbox_that_forbids_the_question_has_a_remedy() -> None:
-    def forbid() -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    [(reason, message)] = ClockCollector(ask=forbid).collect().problems
-
-    assert value_of(ClockCollector(ask=lambda: 5).collect(), "host_time_synced") == 0
-    assert reason == "permission"
-    assert "CAP_SYS_TIME" in message
 
 
 def test_thermometers_of_one_name_are_numbered_and_those_of_cores_left_out(

@@ -1,20 +1,15 @@
-"""System: CPUs, thermometers, memory errors, the kernel's clock, and the exporter's own process.
+"""System: how many CPUs there are, thermometers, and the exporter's own process.
 
 Used in the sidecar. psutil counts the CPUs and reads the thermometers, on a slow interval: asking some chips (disks,
-network cards) takes milliseconds. EDAC of /sys comes in. Source: Documentation/admin-guide/RAS.
-prometheus_client reads the own process, under the names that every Prometheus client uses.
-`adjtimex` is asked without changing anything: ranks of several nodes are compared by time, and a clock that is off
-makes stragglers out of innocents. Source: man 2 adjtimex.
+network cards) takes milliseconds. prometheus_client reads the own process, under the names that every client uses.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -22,8 +17,7 @@ import psutil
 from prometheus_client import ProcessCollector
 
 from exporter.collectors.host.cgroup import CgroupTree, cpu_quota
-from exporter.collectors.kernel_files import list_directory, printable, procfs, read_file, source
-from exporter.errors import CollectError
+from exporter.collectors.kernel_files import printable, procfs, source
 from exporter.families import Collected, FamilySpec, family
 from exporter.version import __version__
 
@@ -50,11 +44,6 @@ OWN_SPECS = (
     _own("open_fds", "File descriptors that the exporter has open.", "/proc/self/fd"),
     _own("max_fds", "File descriptors that the exporter may have open.", "/proc/self/limits Max open files"),
 )
-SYNCED = family(
-    "host_time_synced",
-    "Whether a time daemon keeps the clock (1) or not (0). Absent off Linux, and where a sandbox forbids the call.",
-    "adjtimex state is not TIME_ERROR",
-)
 CPUS = family(
     "host_cpus",
     "CPUs by kind: online logical ones, physical cores, those the exporter may run on (affinity), and the cgroup's tightest limit (quota). A kind is absent where the system does not say; quota also where there is no limit.",
@@ -68,24 +57,10 @@ TEMPERATURE = family(
     "chip",
     "sensor",
 )
-CORRECTABLE = family(
-    "host_memory_ecc_correctable_errors_total",
-    "Memory errors that were corrected. Absent without ECC memory or its driver.",
-    "/sys/devices/system/edac/mc/mc*/ce_count",
-    "controller",
-)
-UNCORRECTABLE = family(
-    "host_memory_ecc_uncorrectable_errors_total",
-    "Memory errors that could not be corrected. Absent without ECC memory or its driver.",
-    "/sys/devices/system/edac/mc/mc*/ue_count",
-    "controller",
-)
-HARDWARE_SPECS = (CPUS, TEMPERATURE, CORRECTABLE, UNCORRECTABLE)
-SPECS = (*OWN_SPECS, SYNCED, *HARDWARE_SPECS)
+HARDWARE_SPECS = (CPUS, TEMPERATURE)
+SPECS = (*OWN_SPECS, *HARDWARE_SPECS)
 
 ABSOLUTE_ZERO_CELSIUS = -273.15
-
-TIME_ERROR = 5
 
 
 class OwnCollector:
@@ -110,55 +85,13 @@ class OwnCollector:
         return collected
 
 
-def ask_kernel() -> int | None:
-    """Call adjtimex with nothing to set and return the clock's state; None where the C library has no such function.
-
-    Raises:
-        OSError: The system refuses the call.
-    """
-    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
-    if adjtimex is None:
-        return None
-    state: int = adjtimex(ctypes.create_string_buffer(1024))  # room enough for a struct timex of zeros
-    if state < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return state
-
-
-class ClockCollector:
-    """Asks the kernel about its clock."""
-
-    name = "clock"
-    specs = (SYNCED,)
-
-    def __init__(self, *, ask: Callable[[], int | None] = ask_kernel) -> None:
-        self._ask = ask
-
-    def collect(self) -> Collected:
-        """Ask once."""
-        collected = Collected()
-        with source(collected, "adjtimex"):
-            try:
-                state = self._ask()
-            except PermissionError as error:
-                message = f"adjtimex: {error.strerror}; a container may need CAP_SYS_TIME in its seccomp profile to ask for the time"
-                raise CollectError(message, reason="permission") from error
-            if state is None:
-                collected.unsupported.append("no adjtimex in the C library")
-            else:
-                collected.add(SYNCED, int(state != TIME_ERROR))
-        return collected
-
-
 class HardwareCollector:
-    """Reads CPUs, thermometers and error counts."""
+    """Counts the CPUs and reads the thermometers."""
 
     name = "hardware"
     specs = HARDWARE_SPECS
 
     def __init__(self, *, sys: Path = Path("/sys")) -> None:
-        self._controllers = sys / "devices/system/edac/mc"
         self._tree = CgroupTree(sys=sys)
 
     def collect(self) -> Collected:
@@ -171,13 +104,6 @@ class HardwareCollector:
             collected.add(CPUS, cpu_quota(self._tree), "quota")
         with source(collected, "thermometers"):
             _add_temperatures(collected)
-        with source(collected, self._controllers):
-            names = [name for name in list_directory(self._controllers) if re.fullmatch(r"mc\d+", name)]
-            for name in names:
-                for spec, file in ((CORRECTABLE, "ce_count"), (UNCORRECTABLE, "ue_count")):
-                    collected.add(spec, int(read_file(self._controllers / name / file)), name[2:])
-            if not names:
-                collected.unsupported.append(f"no memory controllers in {self._controllers}")
         return collected
 
 
