@@ -291,12 +291,6 @@ def sources() -> tuple[Panel, ...]:
                 mappings=words({"true": ("measured", PLAIN), "false": ("a model", WARNING)}),
             ),
             Column(
-                'max by (instance, device) (exporter_energy_resolution_seconds{instance=~"$node"})',
-                "Period",
-                unit="s",
-                width=90,
-            ),
-            Column(
                 'max by (instance, device) (exporter_energy_crosscheck_ratio{instance=~"$node"})',
                 "Counter / power",
                 decimals=2,

@@ -80,7 +80,6 @@ class EnergyReading:
     name: str = ""  # the device's, for people and for prices by model
     index: str = ""
     power_joules: float | None = None  # integral of power that was measured independently of `joules`
-    resolution_seconds: float | None = None  # measured time between two changes of the counter
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
 

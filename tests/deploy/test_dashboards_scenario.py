@@ -43,8 +43,8 @@ OF_THE_MACHINE = "training-node"
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", VIRTUAL): {"Power of machines": "B"},
-    ("training-energy", LATER): {"Source of each number": "BC"},
-    ("training-energy", NO_FAULT): {"Source of each number": "DE"},
+    ("training-energy", LATER): {"Source of each number": "B"},
+    ("training-energy", NO_FAULT): {"Source of each number": "CD"},
     ("training-fleet", NO_FAULT): {"GPUs": "B", "Exporters": "C"},
     ("training-fleet", PASSES): {"Firing alerts, in detail": "A", "Firing alerts": "A"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},

@@ -301,8 +301,6 @@ class EnergyCollector:
             measured = "true" if reading.measured else "false"
             what = (reading.component, reading.device, reading.source, measured, reading.name, reading.index)
             samples[families.SOURCE_INFO][what] = 1.0
-            if reading.resolution_seconds is not None:
-                samples[families.RESOLUTION][reading.device,] = reading.resolution_seconds
             if reading.component == "gpu":
                 for method, watts in device.idle.by_method().items():
                     samples[families.GPU_IDLE][reading.index, reading.device, method] = watts

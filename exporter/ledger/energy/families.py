@@ -25,8 +25,6 @@ exporter_energy_counting: Whether this exporter counts the energy of its machine
     does (0). <- record lock in shared memory
 exporter_energy_source_info{component,device,source,measured,name,index}: What the energy of a device is read
     from; measured is false for a model. <- collectors of energy
-exporter_energy_resolution_seconds{device}: Measured time between two changes of the device's energy counter.
-    Absent where it could not be measured. <- smallest time between changes, over at least 10
 exporter_energy_gap_seconds_total{component,device,reason}: Time without a reading of the device's energy;
     what was used in it is counted where the counter tells later. Reasons: permission, lost, error. <-
     collectors of energy
@@ -82,8 +80,7 @@ training_wasted_energy_joules_total{run,cause} [work's]: Energy of the run that 
     phases, energy of work * share of it that was lost
 """)
 )
-(COUNTING, SOURCE_INFO, RESOLUTION, GAP, RESETS, CROSSCHECK, GPU_IDLE, ENERGY, SHARE, PUE, INTENSITY) = SPECS[
-    :11
-]
-(INTENSITY_TIME, CARBON, EMBODIED, WATER, PRICE, DEVICE_PRICE, COST) = SPECS[11:18]
-(PHASE_ENERGY, PHASE_QUALITY, PRODUCTIVE_ENERGY, WASTED_ENERGY) = SPECS[18:]
+(COUNTING, SOURCE_INFO, GAP, RESETS, CROSSCHECK, GPU_IDLE) = SPECS[:6]
+(ENERGY, SHARE, PUE, INTENSITY, INTENSITY_TIME, CARBON, EMBODIED) = SPECS[6:13]
+(WATER, PRICE, DEVICE_PRICE, COST) = SPECS[13:17]
+(PHASE_ENERGY, PHASE_QUALITY, PRODUCTIVE_ENERGY, WASTED_ENERGY) = SPECS[17:]
