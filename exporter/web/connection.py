@@ -204,9 +204,6 @@ class TlsWire(Wire):
             await super()._send(self._outgoing.read())
 
 
-_NOT_TLS = Answer(400, b"this port speaks HTTPS\n", close=True, route="malformed")
-
-
 @dataclass(slots=True)
 class ServerState:
     """What all connections of a server share."""
@@ -278,7 +275,7 @@ class Connection:
     async def _talk(self) -> None:
         limits = self._server.limits
         wire = await self._open()
-        while wire is not None:
+        while True:
             try:
                 request = await self._read(wire)
             except MalformedError as malformed:
@@ -293,27 +290,18 @@ class Connection:
                 await asyncio.sleep(0)  # who sends request upon request waits for the others too
             else:
                 self._enter(State.IDLE, limits.idle_seconds)
-        if wire is not None:
-            await self._say_goodbye(wire)
+        self._enter(State.IDLE, limits.farewell_seconds)
+        await wire.finish(limits.farewell_bytes)
 
-    async def _open(self) -> Wire | None:
-        """The peer's wire, after the handshake where there is one; None for a peer that may not come in."""
+    async def _open(self) -> Wire:
+        """The peer's wire, after the handshake where there is one; raises ssl.SSLError for who may not come in."""
         tls = (await self._server.config.current()).tls
         if tls is None:
             return Wire(self._sock)
         wire = TlsWire(self._sock, tls.context)
-        try:
-            names = await wire.handshake()
-        except ssl.SSLError as error:
-            if error.reason != "HTTP_REQUEST":
-                raise
-            plain = Wire(self._sock)
-            await self._send(plain, _NOT_TLS)
-            await self._say_goodbye(plain)
-            return None
+        names = await wire.handshake()
         if names is not None and not tls.admits(names):
-            self._server.counts.errors["certificate"] += 1
-            return None
+            raise ssl.SSLError("the certificate has none of the allowed names")
         return wire
 
     async def _read(self, wire: Wire) -> Request | None:
@@ -350,7 +338,3 @@ class Connection:
         self._limit(self._server.limits.write_seconds, "write_timeout")
         await wire.write(parts)
         return goes_on
-
-    async def _say_goodbye(self, wire: Wire) -> None:
-        self._enter(State.IDLE, self._server.limits.farewell_seconds)
-        await wire.finish(self._server.limits.farewell_bytes)

@@ -7,7 +7,8 @@ of refusing:
   `client_auth_type` but `NoClientCert` needs a CA (exporter-toolkit falls back to the public ones), and
   `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
   `RequireAndVerifyClientCert`.
-- TLS 1.0 and 1.1, `curve_preferences`, `headers`, `rate_limit`, and certificates inside the file are not offered.
+- TLS 1.0 and 1.1, the choice of ciphers and curves (OpenSSL's defaults hold; `min_version: TLS13` narrows them),
+  `headers`, `rate_limit`, and certificates inside the file are not offered.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
   or ciphers are given).
@@ -48,22 +49,6 @@ CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
     "RequireClientCert": ssl.CERT_REQUIRED,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-# exporter-toolkit takes these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
-CIPHER_SUITES: Mapping[str, str | None] = {
-    "TLS_AES_128_GCM_SHA256": None,
-    "TLS_AES_256_GCM_SHA384": None,
-    "TLS_CHACHA20_POLY1305_SHA256": None,
-    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
-    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
-    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +62,6 @@ class TlsServerConfig:
     client_allowed_sans: tuple[str, ...] = ()
     min_version: TlsVersion = "TLS12"
     max_version: TlsVersion = "TLS13"
-    cipher_suites: tuple[str, ...] = ()
-    prefer_server_cipher_suites: bool = True
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
@@ -95,8 +78,6 @@ class TlsServerConfig:
         if self.client_auth_type not in CLIENT_AUTH_TYPES:
             known = ", ".join(filter(None, CLIENT_AUTH_TYPES))
             yield "client_auth_type", f"{self.client_auth_type} is not one of {known}"
-        for suite in set(self.cipher_suites) - set(CIPHER_SUITES):
-            yield "cipher_suites", f"{suite} is not one of {', '.join(CIPHER_SUITES)}"
         verifies = self.verify_mode != ssl.CERT_NONE
         if verifies and self.client_ca_file is None:
             reason = "Python's ssl verifies every client certificate"
@@ -107,10 +88,6 @@ class TlsServerConfig:
                 yield name, f"without effect while client_auth_type is NoClientCert; {remedy}"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
-        older = any(map(CIPHER_SUITES.get, self.cipher_suites))
-        if self.cipher_suites and self.min_version == "TLS12" and not older:
-            remedy = "add one of TLS 1.2, or set min_version: TLS13"
-            yield "cipher_suites", f"holds only suites of TLS 1.3, which are always offered; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +155,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
         context.minimum_version = _VERSIONS[config.min_version]
         context.maximum_version = _VERSIONS[config.max_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
-    if not config.prefer_server_cipher_suites:
-        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
-    if suites := [name for suite in config.cipher_suites if (name := CIPHER_SUITES[suite]) is not None]:
-        with step("cipher_suites"):
-            context.set_ciphers(":".join(suites))
     with step("cert_file"):
         certificate, key = (_readable(source.parent / file) for file in (config.cert_file, config.key_file))
         # The password: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
