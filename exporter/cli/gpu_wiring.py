@@ -12,10 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from exporter.collectors.gpu.collector import GpuCollector
-from exporter.collectors.gpu.counters import CounterTotal
-from exporter.collectors.gpu.families import ENERGY_READING
 from exporter.collectors.gpu.publishing import ENERGY, STATUS_SPECS
-from exporter.collectors.gpu.state import GpuTotals
 from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, Rows
 from exporter.errors import CollectError
 from exporter.families import Collected
@@ -23,8 +20,6 @@ from exporter.families import Collected
 FORGET_SECONDS = 30 * 86_400.0
 """A GPU that was not seen for so long does not come back."""
 
-# The total of energy begins at 0 whatever the raw number is; those of families add up several counters.
-_ALWAYS = (ENERGY_READING, "gpu_")
 # Those about NVML and its process begin anew with the sidecar, as the sidecar's own do.
 _KEPT = frozenset(
     spec.name.removesuffix("_total")
@@ -76,7 +71,7 @@ class KeptGpus:
             self._open(told)
             collected = self._gpus.collect()
             # Asked for after the families were made: what is saved is never less than what is shown.
-            withheld = frozenset() if self._save(self._gpus.totals(), told) else _KEPT
+            withheld = frozenset() if self._save(self._gpus.rows(), told) else _KEPT
             if self._rests and any(family.name == _ENERGY for family in collected):
                 withheld |= {_ENERGY}
                 told.unsupported.append("another exporter on this machine counts its energy: absent here")
@@ -128,17 +123,20 @@ class KeptGpus:
             except CollectError as error:
                 told.fail(error)
             if self._rows is not None:
-                self._gpus.restore(totals_of(self._rows, time.time()))
+                self._gpus.restore(self._rows)
         if not self._begun:
             self._begun = True
             if self.released:
                 self._gpus.release()
             self._gpus.start()
 
-    def _save(self, totals: GpuTotals, told: Collected) -> bool:
+    def _save(self, rows: Rows, told: Collected) -> bool:
         if self._rows is None:
             return False
-        rows = rows_of(totals, time.time(), kept=self._rows)
+        seen, now = {name[0] for name in rows}, time.time()
+        for name, kept in self._rows.items():  # of GPUs that were not seen in this life
+            if name[0] not in seen and now - (kept[2] or 0.0) < FORGET_SECONDS:
+                rows[name] = kept
         try:
             if rows != self._rows:
                 self._page.save(rows)
@@ -147,33 +145,3 @@ class KeptGpus:
             return False
         self._rows = rows
         return True
-
-
-def rows_of(
-    totals: GpuTotals, now: float, *, kept: Mapping[tuple[str, ...], tuple[float | None, ...]]
-) -> Rows:
-    """Write counters; those of GPUs that were not seen in this life stay as they were kept.
-
-    A row is the total, the last raw number, and when that was read, Unix time. Counters that never counted are
-    left out: hundreds of errors of NVLinks that never were. They begin the same way without.
-    """
-    rows: Rows = {
-        name: values
-        for name, values in kept.items()
-        if name[0] not in totals and now - (values[2] or 0.0) < FORGET_SECONDS
-    }
-    for uuid, counters in totals.items():
-        for name, each in counters.items():
-            if each.total or each.raw or name.startswith(_ALWAYS):
-                rows[uuid, name] = each.total, each.raw, round(now - each.age_seconds, 3)
-    return rows
-
-
-def totals_of(rows: Rows, now: float) -> GpuTotals:
-    """Read them back."""
-    totals: dict[str, dict[str, CounterTotal]] = {}
-    for name, values in rows.items():
-        total, raw, at = values[:3]
-        if total is not None and raw is not None and at is not None:
-            totals.setdefault(name[0], {})[name[1]] = CounterTotal(total, raw, max(0.0, now - at))
-    return totals

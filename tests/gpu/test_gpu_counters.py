@@ -39,25 +39,6 @@ def test_a_total_never_falls_whatever_comes(
         before = counter.total
 
 
-@given(
-    st.lists(st.integers(0, 9_000_000), min_size=3, max_size=50),
-    st.integers(0, 2**40),
-    st.integers(1, 48),
-    st.sampled_from([0, 2**64 - 2, 17]),
-)
-def test_one_wrong_number_costs_nothing(steps: list[int], begin: int, place: int, wrong: int) -> None:
-    numbers = [begin + sum(steps[:count]) for count in range(len(steps) + 1)]
-    true = numbers[-1] - numbers[0]
-    if 0 < place < len(numbers) - 1:
-        numbers[place] = wrong
-    counter = Counter(ENERGY_RULE)
-
-    run(counter, [float(number) if number < 2**53 else number for number in numbers])
-
-    assert counter.total == pytest.approx(true, abs=2 * 9_000_000)
-    assert abs(counter.total - true) <= (0 if wrong == 2**64 - 2 or begin > 2**33 else 2 * 9_000_000)
-
-
 def test_energy_begins_at_zero_and_other_counters_where_the_driver_is() -> None:
     assert run(Counter(ENERGY_RULE), [5_000_000, 5_100_000]) == 100_000
     assert run(Counter(CounterRule()), [7, 9]) == 9
@@ -109,16 +90,6 @@ def test_a_counter_that_makes_no_sense_is_not_shown_until_it_does() -> None:
     assert counter.value() == 2.0
 
 
-def test_a_gap_does_not_make_a_jump() -> None:
-    counter = Counter(ENERGY_RULE)
-    counter.advance(0, 0, 1)
-
-    counter.advance(7_000_000, 20.0, 1)  # 350 W for 20 s in which nobody asked
-
-    assert counter.total == 7_000_000
-    assert counter.resets == {}
-
-
 def test_a_new_child_counts_from_zero_and_the_driver_goes_on() -> None:
     of_child, of_driver = Counter(INTEGRAL_RULE), Counter(ENERGY_RULE)
     for counter in (of_child, of_driver):
@@ -139,10 +110,10 @@ def test_a_counter_that_was_kept_goes_on(steps: list[int], cut: int) -> None:
     first, second = Counter(ENERGY_RULE), Counter(ENERGY_RULE)
     cut = min(cut, len(numbers) - 1)
     run(first, [float(number) for number in numbers[:cut]])
-    kept = first.keep(now=cut + 5.0)
+    kept = first.keep()
     assert kept is not None
 
-    second.resume(kept, now=1000.0)
+    second.resume(kept[0], kept[1], 995.0)
     run(second, [float(number) for number in numbers[cut:]], begin=1001.0)
 
     assert second.total == whole.total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from pathlib import Path
@@ -20,7 +19,6 @@ from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
 from exporter.replay import description
 from exporter.replay.calls import READINGS
-from exporter.replay.machine import Load, Readings
 from exporter.replay.machines import load_machine, machine_names
 
 GUIDE = PROJECT / "docs" / "replay.md"
@@ -105,43 +103,11 @@ def test_a_machine_of_the_package_has_words_and_fits_through_the_pipe(name: str)
     assert len(json.dumps(found.plain())) < 1 << 16  # what a pipe takes at once
 
 
-def test_large_numbers_keep_all_their_digits() -> None:
-    plain = machine(
-        SMALL.replace("energy: {idle: 100000, counter_from: 5000}", "energy: 18446744073709551615")
-    )
-
-    assert plain.plain()["gpus"][0]["values"]["energy"] == 2**64 - 1
-
-
 def test_null_is_not_supported_and_unmentioned_is_nothing() -> None:
     found = machine(SMALL.replace("power: 100000", "power: null")).plain()["gpus"][0]["values"]
 
     assert found["power"] is None
     assert "pcie_width" not in found
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.5, 50), st.floats(0, 1)), min_size=1, max_size=5),
-    st.floats(0, 0.3),
-    st.lists(st.floats(0, 1000), min_size=2, max_size=8),
-)
-def test_a_replayed_counter_grows_as_its_level_says(
-    steps: list[tuple[float, float]], ripple: float, moments: list[float]
-) -> None:
-    load = Load(
-        {"steps": [{"seconds": s, "level": level} for s, level in steps], "ripple": ripple}, shift=3.4
-    )
-    signal = {"idle": 10.0, "busy": 500.0, "counter_from": 3, "bits": None}
-    tracks = Readings({"counter": signal, "level": {**signal, "counter_from": None}}, load)
-    moments.sort()
-
-    counts = [tracks.at("counter", moment) for moment in moments]
-    assert all(count is not None and count >= 3 for count in counts)
-    for begin, end in itertools.pairwise(moments):
-        assert 0 <= load.at(begin) <= 1
-        grown = (tracks.at("counter", end) or 0) - (tracks.at("counter", begin) or 0)
-        mean = tracks.mean("level", begin, end) if end > begin else 0
-        assert grown == pytest.approx((mean or 0) * (end - begin), abs=2, rel=1e-6)
 
 
 @given(

@@ -19,7 +19,6 @@ from gpu_support import machine as described
 from gpu_support import replay
 from ledger_support import START, Page
 
-from exporter.cli.gpu_wiring import rows_of, totals_of
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, MachineUse, RunUse
 from exporter.ledger.energy.collector import EnergyCollector, Sources
@@ -78,7 +77,7 @@ class Node:
         self.rapl = self.machine.collector(pages)
         self.registry = GpuRegistry(monotonic=lambda: self.machine.now)
         self.page = pages.page("gpu")
-        self.registry.restore(totals_of(self.page.load() or {}, self.wall))
+        self.registry.restore(self.page.load() or {}, self.wall)
         self.energy = EnergyCollector(
             Sources(readings=self.readings, use=self.use, gpu_use=lambda: (), alive=lambda: {"r"}),
             pages,
@@ -110,7 +109,7 @@ class Node:
     def collect(self) -> dict[str, float]:
         """One pass of everything; gives the joules of the run by component."""
         self.rapl.collect()
-        self.page.save(rows_of(self.registry.totals(), self.wall, kept={}))
+        self.page.save(self.registry.rows(self.wall))
         found: Counter[str] = Counter()
         for labels, joules in Page(self.energy.collect()).all("training_energy_joules_total").items():
             found[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things

@@ -19,9 +19,9 @@ from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, comma
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
-from exporter.collectors.gpu.state import GpuRegistry, GpuTotals, PowerSample
+from exporter.collectors.gpu.state import GpuRegistry, PowerSample
 from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, RELEASED, STARTING, Supervisor, Timings
-from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.collectors.job import EnergyReading, GpuProcessUse, Rows
 from exporter.errors import CollectError
 from exporter.families import Collected
 
@@ -194,15 +194,15 @@ class GpuCollector:
         with self._lock:
             return self._registry.power_samples(after)
 
-    def totals(self) -> GpuTotals:
-        """The counters, as plain values that can be kept over a restart of the sidecar."""
+    def rows(self) -> Rows:
+        """The counters, as they can be kept over a restart of the sidecar; see `GpuRegistry.rows`."""
         with self._lock:
-            return self._registry.totals()
+            return self._registry.rows(time.time())
 
-    def restore(self, totals: GpuTotals) -> None:
+    def restore(self, rows: Rows) -> None:
         """Go on from counters that were kept, in place of what was counted meanwhile."""
         with self._lock:
-            self._registry.restore(totals)
+            self._registry.restore(rows, time.time())
 
     def _start_child(
         self, skip: tuple[int, ...], now: float, heard: Callable[[NvmlChild, Heard], None]

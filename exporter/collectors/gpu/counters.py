@@ -29,15 +29,6 @@ class CounterRule:
     of_process: bool = False  # whether it counts since the NVML child began, so that a new child begins at 0
 
 
-@dataclass(frozen=True, slots=True)
-class CounterTotal:
-    """A counter as it is kept over a restart: its total and last number, in its own unit, and the number's age."""
-
-    total: float
-    raw: float
-    age_seconds: float
-
-
 @dataclass(slots=True)
 class Counter:
     """One counter."""
@@ -76,19 +67,16 @@ class Counter:
         """Give the total in the family's unit; None while it is in doubt."""
         return None if self._doubts >= _MOST_DOUBTS else self.total * self.rule.scale
 
-    def keep(self, now: float) -> CounterTotal | None:
-        """Give what a later life needs to go on; None for what begins in the same way without."""
-        if self._last is None:
+    def keep(self) -> tuple[float, float, float] | None:
+        """Give what a later life needs to go on: the total, the last number and its time; None where it needs nothing."""
+        if self._last is None or not (self.total or self._last[0] or self.rule.from_zero):
             return None
-        raw, time = self._last
-        if not (self.total or raw or self.rule.from_zero):
-            return None
-        return CounterTotal(self.total, raw, max(0.0, now - time))
+        return self.total, *self._last
 
-    def resume(self, kept: CounterTotal, now: float) -> None:
+    def resume(self, total: float, raw: float, time: float) -> None:
         """Go on from what was kept; a counter of the old child's begins anew with the next one."""
-        self.total = kept.total
-        self._last = (kept.raw, now - kept.age_seconds)
+        self.total = total
+        self._last = (raw, time)
 
     def _accept(self, grown: float, raw: float, time: float, reason: str) -> None:
         if reason:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time as clock_module
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from exporter.collectors.gpu.counters import Counter, CounterTotal
+from exporter.collectors.gpu.counters import Counter
 from exporter.collectors.gpu.families import ENERGY_READING, ENERGY_RULE, INTEGRAL_READING, OF_CHILD, RULES
 from exporter.collectors.gpu.kernel_log import KernelXids
-from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.collectors.job import EnergyReading, GpuProcessUse, Rows
 
 POWER_SAMPLES_SECONDS = 30.0
 """How long samples of power are remembered for whoever divides energy."""
@@ -27,9 +27,6 @@ _CLOCK_STEP_SECONDS = 5.0
 
 PowerSample = tuple[float, float]
 """Unix seconds, by the driver, and the watts that a card drew since the sample before."""
-
-GpuTotals = Mapping[str, Mapping[str, CounterTotal]]
-"""Counters that can be kept, by the GPU's UUID, then by name and label."""
 
 COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
 
@@ -116,28 +113,29 @@ class GpuState:
             resets=dict(self.counter(ENERGY_READING).resets) if counted else {},
         )
 
-    def totals(self, now: float) -> Iterator[tuple[str, CounterTotal]]:
-        """The counters, to be kept over a restart of the sidecar."""
+    def rows(self, now: float, wall: float) -> Rows:
+        """The counters, to be kept over a restart of the sidecar; the times are the children's and Unix time."""
+        found: Rows = {}
         for reading, by_label in self.counters.items():
             for label, counter in by_label.items():
-                kept = counter.keep(now)
+                kept = counter.keep()
                 if kept is not None:
-                    yield f"{reading}|{label}", kept
-        if self.fallback_joules is not None:
-            yield _FALLBACK, CounterTotal(self.fallback_joules, 0, 0)
-        if self.shown_joules:
-            yield _SHOWN, CounterTotal(self.shown_joules, 0, 0)
+                    found[self.uuid, f"{reading}|{label}"] = *kept[:2], round(wall - now + kept[2], 3)
+        for name, joules in ((_FALLBACK, self.fallback_joules), (_SHOWN, self.shown_joules or None)):
+            if joules is not None:
+                found[self.uuid, name] = joules, 0.0, wall
+        return found
 
-    def resume(self, totals: Mapping[str, CounterTotal], now: float) -> None:
+    def resume(self, kept: Mapping[str, tuple[float, float, float]]) -> None:
         """Go on from counters that were kept."""
-        for key, kept in totals.items():
+        for key, (total, raw, time) in kept.items():
             name, _, label = key.partition("|")
             if key == _FALLBACK:
-                self.fallback_joules = kept.total
+                self.fallback_joules = total
             elif key == _SHOWN:
-                self.shown_joules = kept.total
+                self.shown_joules = total
             elif name in RULES:
-                self.counter(name, label).resume(kept, now)
+                self.counter(name, label).resume(total, raw, time)
         self._integral_at_counter = self._integral
 
     def _take_power(self, samples: tuple[int, list[int], list[int]] | None) -> None:
@@ -186,7 +184,7 @@ class GpuRegistry:
         self.rests = False  # whether no energy is counted: another exporter does
         self.time = 0.0  # of the last sample, on the children's clock
         self._costs: dict[tuple[str, ...], Counter] = {}
-        self._kept: dict[str, Mapping[str, CounterTotal]] = {}
+        self._kept: dict[str, dict[str, tuple[float, float, float]]] = {}
         self._gone: dict[str, GpuState] = {}
 
     def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
@@ -267,18 +265,24 @@ class GpuRegistry:
             found[gpu.uuid] = [sample for sample in gpu.power_samples if sample[0] > since]
         return {uuid: samples for uuid, samples in found.items() if samples}
 
-    def totals(self) -> GpuTotals:
-        """The counters, to be kept over a restart of the sidecar."""
-        now, gpus = self._monotonic(), (*self._gone.values(), *self.gpus.values())
-        return {gpu.uuid: dict(gpu.totals(now)) for gpu in gpus if gpu.uuid}
+    def rows(self, wall: float) -> Rows:
+        """The counters, to be kept over a restart of the sidecar; `wall` is Unix time.
 
-    def restore(self, totals: GpuTotals) -> None:
+        By the GPU's UUID and the counter: the total, the last raw number, and when that was read, Unix time.
+        """
+        now, gpus = self._monotonic(), (*self._gone.values(), *self.gpus.values())
+        return {name: row for gpu in gpus if gpu.uuid for name, row in gpu.rows(now, wall).items()}
+
+    def restore(self, rows: Rows, wall: float) -> None:
         """Go on from counters that were kept, in place of what was counted meanwhile."""
-        self._kept = dict(totals)
+        now = self._monotonic()
+        for (uuid, name), (total, raw, at) in rows.items():
+            if total is not None and raw is not None and at is not None:
+                self._kept.setdefault(uuid, {})[name] = total, raw, min(now, now + at - wall)
         for gpu in (*self._gone.values(), *self.gpus.values()):
             gpu.counters.clear()
             gpu.fallback_joules, gpu.shown_joules = None, 0.0
-            gpu.resume(self._kept.pop(gpu.uuid, {}), self._monotonic())
+            gpu.resume(self._kept.pop(gpu.uuid, {}))
 
     def _make_room(self, uuids: Mapping[int, str]) -> bool:
         """Put aside what is no longer where it was; whether there was anything."""
@@ -302,7 +306,7 @@ class GpuRegistry:
             gpu.index = index
         if uuid and not gpu.uuid:
             gpu.uuid = uuid
-            gpu.resume(self._kept.pop(uuid, {}), self._monotonic())
+            gpu.resume(self._kept.pop(uuid, {}))
         gpu.number = int(entry["number"])
         before = gpu.down
         for xid, (number, last) in entry.get("xids", {}).items():
