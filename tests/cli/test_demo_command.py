@@ -113,12 +113,6 @@ def test_ctrl_c_ends_everything_with_success(tmp_path: Path) -> None:
         assert processes_naming(str(tmp_path)) == {}
 
 
-def test_it_ends_by_itself_after_its_duration(tmp_path: Path) -> None:
-    with demo(tmp_path, "--demo.duration=2s") as (process, _):
-        assert process.wait() == 0
-    assert processes_naming(str(tmp_path)) == {}
-
-
 def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
     others = set(processes_naming('"checkpoint": '))
     with demo(tmp_path) as (process, port):

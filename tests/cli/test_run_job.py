@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -155,18 +154,6 @@ def test_a_living_launch_names_its_run_and_its_job_and_a_killed_one_does_not(tmp
 
         assert (job.run, name) == ("llama", "sleep\n")
         assert runs.jobs(tmp_path) == []
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"pid": 1, "status": 1, "at": NaN}'])
-def test_an_end_that_cannot_be_read_is_passed_over(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "1-a.ended").write_bytes(content)
-    (tmp_path / "runs" / "2-b.ended").write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
-    (tmp_path / "runs" / "3-c.ended").symlink_to("2-b.ended")
-    os.mkfifo(tmp_path / "runs" / "4-d.ended")
-
-    assert [end.pid for end in runs.ends(tmp_path)] == [2]
-    assert runs.ends(tmp_path / "nowhere") == []
 
 
 def test_an_end_that_is_a_day_old_is_removed(tmp_path: Path) -> None:

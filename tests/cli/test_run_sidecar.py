@@ -242,13 +242,6 @@ def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_
     assert len(lines(starts)) == 2
 
 
-def test_a_sidecar_that_refuses_to_start_is_not_started_again(feed: Path, tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    ended = supervised(feed, ["sleep", "2"], ["/bin/sh", "-c", f"echo x >> {starts}; exit 2"])
-
-    assert (ended.stderr, lines(starts)) == (FIRST_LINE, ["x"])
-
-
 def test_the_sidecar_has_a_session_of_its_own_and_no_input(feed: Path, tmp_path: Path) -> None:
     note = tmp_path / "note"
     look = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -139,21 +138,6 @@ def test_a_collector_made_anew_by_a_reload_does_not_call_what_hangs_once_more(
     assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
     assert statvfs.calls == ["/dead"]
     assert len({id(vars(each)["_pool"]) for each in made}) == 1
-
-
-def test_a_stale_handle_is_an_error_of_that_mount(tmp_path: Path) -> None:
-    root = machine_of(tmp_path, "1 0 8:1 / / rw - ext4 /dev/sda rw", "2 1 0:9 / /old rw - nfs s:/x rw")
-
-    def statvfs(path: str) -> os.statvfs_result:
-        if path == "/old":
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return ANSWER
-
-    collected = collector_of(root, StatvfsPool(statvfs=statvfs)).collect()
-
-    assert value_of(collected, ERROR, "/old", "nfs", "s:/x") == 1
-    assert value_of(collected, ERROR, "/", "ext4", "/dev/sda") == 0
-    assert collected.problems == [("unreadable", f"/old: {os.strerror(errno.ESTALE)}")]
 
 
 def test_each_mount_shows_what_its_filesystem_knows() -> None:
