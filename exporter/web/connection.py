@@ -149,18 +149,13 @@ class TlsWire(Wire):
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
-    async def handshake(self) -> frozenset[str] | None:
-        """Agree on a session; gives the alternative names of the peer's verified certificate, None without one.
+    async def handshake(self) -> None:
+        """Agree on a session.
 
         Raises:
             ssl.SSLError: There is none; the peer has been told why.
         """
         await self._drive(self._tls.do_handshake)
-        certificate = self._tls.getpeercert()
-        if not certificate:
-            return None
-        # ((kind, name), ...); typeshed also allows for certificate fields of other shapes
-        return frozenset(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
 
     async def read(self, size: int) -> bytes:
         """See `Wire`."""
@@ -294,14 +289,12 @@ class Connection:
         await wire.finish(limits.farewell_bytes)
 
     async def _open(self) -> Wire:
-        """The peer's wire, after the handshake where there is one; raises ssl.SSLError for who may not come in."""
+        """The peer's wire, after the handshake where there is one."""
         tls = (await self._server.config.current()).tls
         if tls is None:
             return Wire(self._sock)
-        wire = TlsWire(self._sock, tls.context)
-        names = await wire.handshake()
-        if names is not None and not tls.admits(names):
-            raise ssl.SSLError("the certificate has none of the allowed names")
+        wire = TlsWire(self._sock, tls)
+        await wire.handshake()
         return wire
 
     async def _read(self, wire: Wire) -> Request | None:

@@ -38,7 +38,7 @@ CONNECTION_ERRORS = family(
     "exporter_http_connection_errors_total",
     "Connections that were not accepted or ended before their time. Reasons: accept (no descriptors or memory), "
     "full (all others were being answered), evicted (to make room for a newer one); and by the peer's fault "
-    "head_timeout, reset, tls (certificates included), truncated, write_timeout.",
+    "head_timeout, reset, tls, truncated, write_timeout.",
     "web server's guard",
     "reason",
 )

@@ -8,7 +8,7 @@ of refusing:
   `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
   `RequireAndVerifyClientCert`.
 - TLS 1.0 and 1.1, the choice of ciphers and curves (OpenSSL's defaults hold; `min_version: TLS13` narrows them),
-  `headers`, `rate_limit`, and certificates inside the file are not offered.
+  `client_allowed_sans`, `headers`, `rate_limit`, and certificates inside the file are not offered.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
   or ciphers are given).
@@ -19,7 +19,6 @@ Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,7 +58,6 @@ class TlsServerConfig:
     key_file: Path
     client_auth_type: str = "NoClientCert"
     client_ca_file: Path | None = None
-    client_allowed_sans: tuple[str, ...] = ()
     min_version: TlsVersion = "TLS12"
     max_version: TlsVersion = "TLS13"
 
@@ -82,10 +80,9 @@ class TlsServerConfig:
         if verifies and self.client_ca_file is None:
             reason = "Python's ssl verifies every client certificate"
             yield "client_auth_type", f"{self.client_auth_type} needs client_ca_file: {reason}"
-        for name in ("client_ca_file", "client_allowed_sans"):
-            if getattr(self, name) and not verifies:
-                remedy = "set RequireAndVerifyClientCert"
-                yield name, f"without effect while client_auth_type is NoClientCert; {remedy}"
+        if self.client_ca_file is not None and not verifies:
+            remedy = "set RequireAndVerifyClientCert"
+            yield "client_ca_file", f"without effect while client_auth_type is NoClientCert; {remedy}"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
 
@@ -122,19 +119,7 @@ def load_web_config(path: Path) -> WebConfig:
     return load_file(path, WebConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """What new connections are to agree on."""
-
-    context: ssl.SSLContext
-    allowed_names: frozenset[str]  # of which a client's certificate must have one; empty allows all
-
-    def admits(self, names: frozenset[str]) -> bool:
-        """Whether a verified client certificate with these alternative names may pass."""
-        return not self.allowed_names or not self.allowed_names.isdisjoint(map(_normal, names))
-
-
-def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
+def make_tls(config: TlsServerConfig, source: Path) -> ssl.SSLContext:
     """Load certificates and keys, and set the rules, as `source` says.
 
     Raises:
@@ -166,7 +151,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
             context.load_verify_locations(cafile=_readable(source.parent / config.client_ca_file))
     if problems:
         raise ConfigurationError(problems)
-    return ServerTls(context, frozenset(map(_normal, config.client_allowed_sans)))
+    return context
 
 
 def _readable(path: Path) -> Path:
@@ -176,11 +161,3 @@ def _readable(path: Path) -> Path:
     except OSError as error:
         raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
     return path
-
-
-def _normal(name: str) -> str:
-    """IP addresses have many spellings; other names are compared as they are."""
-    try:
-        return ipaddress.ip_address(name.strip()).compressed
-    except ValueError:
-        return name

@@ -19,8 +19,6 @@ tls_server_config:
   key_file: "server.key"
   client_auth_type: "RequireAndVerifyClientCert"
   client_ca_file: "client2_selfsigned.pem"
-  client_allowed_sans:
-    - "one"
   min_version: TLS12
   max_version: TLS13
 http_server_config:
@@ -59,7 +57,6 @@ def test_the_format_of_exporter_toolkit_is_read(tmp_path: Path) -> None:
                 ("client_auth_type: RequireAnyClientCert", 21, "needs client_ca_file"),
                 ("client_auth_type: Sometimes", 21, "Sometimes is not one of"),
                 ("client_ca_file: ca.pem", 19, "client_auth_type is NoClientCert"),
-                ("client_allowed_sans: [a]", 24, "client_auth_type is NoClientCert"),
                 ("min_version: TLS10", 16, "TLS10"),
                 ("min_version: TLS13\n  max_version: TLS12", 16, "above max_version"),
                 ("cipher_suites: [TLS_AES_128_GCM_SHA256]", 3, 'unknown key "cipher_suites"'),

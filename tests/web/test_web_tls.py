@@ -85,22 +85,6 @@ def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, 
     assert known.status == 200
 
 
-def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authority) -> None:
-    names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + names
-    with serving(web_config=authority.config(lines)) as server:
-        port = port_of(server)
-        allowed = [
-            fetch(port, context=authority.client(*names)).status
-            for names in (["prometheus.example"], ["x.example", "10.0.0.9"], ["0:0:0:0:0:0:0:1"])
-        ]
-        with pytest.raises(OSError):
-            fetch(port, context=authority.client("sub.prometheus.example"))
-        assert eventually(lambda: numbers(server)["exporter_http_connection_errors_total{tls}"] == 1)
-
-    assert allowed == [200, 200, 200]
-
-
 def test_a_certificate_that_does_not_fit_is_refused_at_the_start(authority: Authority) -> None:
     config = authority.config()
     (authority.directory / "key.pem").unlink()
