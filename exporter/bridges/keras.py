@@ -8,13 +8,10 @@ With `EXPORTER_AUTO=1` every list of callbacks gets one. It has no hooks for bat
 device after each. Where a batch begins and ends is seen by the function that Keras makes for one, which is patched on
 the model while it is trained. An iteration goes from the end of one batch to the end of the next; what is not in that
 function is waiting for data. What happens inside of a batch is not told.
-
-Outside of `fit`, in a loop of the job's own, Keras' optimizers are told to whoever tells of that loop, as torch's are.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -38,10 +35,6 @@ def install() -> None:
     when_imported(
         "keras.src.callbacks.callback_list", lambda module: patch(module.CallbackList, "__init__", _list_made)
     )
-    when_imported(
-        "keras.src.optimizers.base_optimizer",
-        lambda module: patch_existing(module.BaseOptimizer, ("apply",), _update),
-    )
 
 
 def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
@@ -58,15 +51,6 @@ def _watch_models(model: Any) -> None:
     patch(model, "fit", _call)
     patch(model, "evaluate", _call)
     patch_existing(model, ("save", "save_weights"), _save)
-
-
-def _update(optimizer: Any, *_args: Any, **_kwargs: Any) -> Around:
-    if "keras.src.backend.torch" in sys.modules:
-        source = ACTIVE.source
-        source.optimizer_begins(optimizer)
-        _, error = yield
-        if error is None:
-            source.optimizer_ends(optimizer)
 
 
 class _FitSource(Source):

@@ -180,7 +180,7 @@ class _LoopSource(Source):
             return True
         held = {id(parameter) for parameter in module.parameters()}
         for optimizer in tuple(self._optimizers):
-            groups = getattr(optimizer, "param_groups", ())  # Keras' optimizers have none
+            groups = optimizer.param_groups
             changed = [id(each) in held for group in groups for each in group["params"] if each.requires_grad]
             if 2 * sum(changed) > len(changed):
                 return True
@@ -248,7 +248,7 @@ class _LoopSource(Source):
             return
         self._in_optimizer = False
         tracker.phase(None)
-        rate = optimizer.param_groups[0].get("lr") if hasattr(optimizer, "param_groups") else None
+        rate = optimizer.param_groups[0].get("lr")
         if isinstance(rate, (int, float)):
             training.record(learning_rate=rate)
         self._optimizer_done(tracker, id(optimizer))

@@ -151,27 +151,3 @@ print("asynchronous", callbacks._async_train)
     assert told.value("training_steps_total", mode="train") == 6
     assert told.value("training_checkpoints_total", result="ok") == 2
     assert "asynchronous True" in told.done.stdout
-
-
-def test_a_loop_of_the_jobs_own_is_told_as_one_without_a_framework(tmp_path: Path) -> None:
-    program = """
-import torch
-model = made()
-for _ in range(5):
-    model.train_on_batch(x[:4], y[:4])
-optimizer = keras.optimizers.SGD()
-model, loss_of = made(), keras.losses.MeanSquaredError()
-loader = torch.utils.data.DataLoader(torch.rand(12, 4), batch_size=4)
-for batch in loader:
-    model.zero_grad()
-    loss = loss_of(batch[:, :1], model(batch))
-    loss.backward()
-    with torch.no_grad():
-        optimizer.apply([each.value.grad for each in model.trainable_weights], model.trainable_weights)
-"""
-    told = job(tmp_path, PRELUDE + program, AUTO)
-
-    assert told.value("training_steps_total", mode="train") == 5 + 3
-    assert told.phases()["optimizer"] == 5 + 3
-    assert told.value("training_productive_seconds_total") != 0
-    assert "exporter" not in told.done.stderr
