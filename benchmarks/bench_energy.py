@@ -1,9 +1,10 @@
-"""Measures energy by phase on a real H100's recorded power, whose phases are known, beside the windows of zeus.
+"""Measures energy by phase on a real H100's recorded power, beside the windows of zeus, and what a phase in GPU time costs.
 
 The trace has matrix products that alternate with copies or pauses, at 400, 100 and 40 ms; 20 ms are cut from those of
 100 ms. The whole sidecar reads it at its pace, as it was sampled. Where zeus is installed, its own monitor opens and closes
-a window for each phase, on the trace's energy counter, which moves every 100 ms; the mean of ten offsets. Prints one JSON
-document, and ends with status 1 when a budget does not hold.
+a window for each phase, on the trace's energy counter, which moves every 100 ms; the mean of ten offsets. What a phase
+costs that is timed by CUDA events is measured on a card where there is one, else without what the events take themselves
+(1 to 7 us each, by how full the queue is). Prints one JSON document, and ends with status 1 when a budget does not hold.
 
     python benchmarks/bench_energy.py
 """
@@ -17,6 +18,8 @@ import itertools
 import statistics
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,6 +28,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from report import REPOSITORY, Row, report
+
+from exporter.training.gpu_time import GpuTimer
+from exporter.training.span_kinds import MODEL_FORWARD, TRAINING_ITERATION
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from power_trace_support import BEGIN, END, TRACE, Node, Window, counter_at, joules, total, windows
@@ -103,6 +109,35 @@ def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
     return {phase: measured[phase] / seconds[phase] for phase in seconds}, total(page) / counted - 1
 
 
+def phase_seconds() -> tuple[float, bool]:
+    """What a phase that is timed on the GPU costs the job's thread, and whether on a card."""
+    torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
+    card = torch is not None and torch.cuda.is_available()
+    if card:
+        torch.zeros(1, device="cuda")
+    else:
+        event = SimpleNamespace(record=lambda: None, query=lambda: True, elapsed_time=lambda _: 1.0)
+        sys.modules["torch"] = SimpleNamespace(  # type: ignore[assignment]  # as much of it as is asked
+            cuda=SimpleNamespace(
+                is_initialized=lambda: True,
+                is_current_stream_capturing=lambda: False,
+                Event=lambda **_: event,
+            )
+        )
+    timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
+    timer.decide(threading.get_ident(), 1.0, [])
+    took = []
+    for _ in range(200):
+        timer.begin(TRAINING_ITERATION)
+        began = time.perf_counter()
+        for _ in range(50):
+            timer.begin(MODEL_FORWARD)
+            timer.end(MODEL_FORWARD)
+        took.append((time.perf_counter() - began) / 50)
+        timer.end(TRAINING_ITERATION)
+    return statistics.median(took), card
+
+
 def main() -> None:
     """Measure, and print."""
     warnings.simplefilter("ignore")
@@ -129,6 +164,11 @@ def main() -> None:
     rows.append(
         Row("energy of all phases against the energy counter, relative error", abs(round(error, 5)), 0.003)
     )
+    seconds, card = phase_seconds()
+    what = (
+        f"a phase timed on the GPU, us of the job's thread{'' if card else ', without the events themselves'}"
+    )
+    rows.append(Row(what, round(1e6 * seconds, 2), 10.0))
     report(rows, **details)
 
 
