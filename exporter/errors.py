@@ -99,8 +99,7 @@ class CollectError(ExporterError):
 class OneLoggerError(ExporterError, ValueError):
     """One-logger's own: settings of training telemetry that cannot be.
 
-    Of a *call*, only a job that chose `PROPAGATE_EXCEPTIONS` explicitly ever sees it. Also a ValueError, as what
-    one-logger's configuration classes raise is.
+    Also a ValueError, as what one-logger's configuration classes raise is; a telemetry call never raises it.
     """
 
 

@@ -1,14 +1,12 @@
 """The providers: a job says once who it is, what is exported and to whom.
 
 Used in the training process, by its own threads. Configuring is loud: settings that cannot be raise `OneLoggerError`,
-before training begins. Calls in the wrong order are misuse, counted and logged; they raise only where the job chose
-`PROPAGATE_EXCEPTIONS`. Exporters start on threads of their own, so one that cannot connect delays and stops nothing.
+before training begins. Calls in the wrong order are misuse, counted and logged. Exporters start on threads of their own, so one that cannot connect delays and stops nothing.
 After a fork the child is not configured: it must not write under its parent's identity.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +20,7 @@ from exporter.one_logger.exporters import Exporter, ExporterConfig, ExporterConf
 from exporter.one_logger.names import ExportCustomizationMode
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
-from exporter.one_logger.records import Records, current, misuse
+from exporter.one_logger.records import Records, current
 from exporter.training import calls
 from exporter.training.attributes import SpanName, assert_that, shown
 from exporter.training.buffers import Hooks
@@ -82,7 +80,7 @@ class OneLoggerProvider(_Provider):
         if current() is None:
             _configure(config, recorder)
         else:
-            misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
+            report("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
 
     @property
     def recorder(self) -> DefaultRecorder:
@@ -110,7 +108,7 @@ def _building(method: _Function) -> _Function:
             method(self, *args, **kwargs)
         else:
             expected = "to be called before configure_provider, which takes effect once"
-            misuse(method.__name__, "configured_already", expected)
+            report(method.__name__, "configured_already", expected)
         return self
 
     return step  # type: ignore[return-value]  # the same arguments
@@ -137,7 +135,7 @@ class TrainingTelemetryProvider(_Provider):
         assert_that(is_one, f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}")
         if self._base is not None:
             expected = "to be called once; with_config_override changes fields"
-            misuse("with_base_config", "called_twice", expected)
+            report("with_base_config", "called_twice", expected)
         else:
             self._base = one_logger_config
         return self
@@ -152,22 +150,16 @@ class TrainingTelemetryProvider(_Provider):
         self._overrides = _updated(self._overrides, partial_config)
         return self
 
-    @_building
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
-        """Change fields of the configuration as a JSON file says."""
-        try:
-            with open(file_path, "rb") as file:  # noqa: PTH123  # os.PathLike
-                found = json.load(file)
-        except (OSError, ValueError) as error:
-            raise OneLoggerError(f"{os.fspath(file_path)}: {error}") from error
-        assert_that(isinstance(found, dict), f"{os.fspath(file_path)}: must be a JSON object of fields")
-        return self.with_config_override(found)
+        """Raise `OneLoggerError`: one-logger names it, and has it no more than this does."""
+        raise OneLoggerError(
+            f"read {os.fspath(file_path)} yourself and pass its fields to with_config_override"
+        )
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
-        """Raise `OneLoggerError`: one-logger names it, but there is no configuration server, here or there."""
+        """Raise `OneLoggerError`, likewise."""
         raise OneLoggerError(
-            f"there is no configuration server to ask at {config_server_url!r}:"
-            " fetch the fields yourself and pass them to with_config_override"
+            f"ask {config_server_url!r} yourself and pass its fields to with_config_override"
         )
 
     @_building
@@ -186,7 +178,7 @@ class TrainingTelemetryProvider(_Provider):
     ) -> TrainingTelemetryProvider:
         """Choose which spans are exported, once; without it, all but the short and frequent ones."""
         if self._filter is not None:
-            misuse("with_export_customization", "called_twice", "to be called once")
+            report("with_export_customization", "called_twice", "to be called once")
         else:
             self._filter = Filter(export_customization_mode, span_name_filter)
         return self
@@ -245,7 +237,7 @@ class TrainingTelemetryProvider(_Provider):
             return
         if records.training is not None:
             what = "to be called once: the configuration is set already"
-            misuse("set_training_telemetry_config", "already_set", what)
+            report("set_training_telemetry_config", "already_set", what)
             return
         records.set_training(training)
         records.settings.telemetry_config = training
