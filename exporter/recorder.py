@@ -193,7 +193,7 @@ class Recorder:
     def _after_fork(self) -> None:
         self._begin()
         self._forked = True
-        for part in (REGISTRY, EVENTS, TRAINING, self._passive, self._graves):
+        for part in (PROCESS, REGISTRY, EVENTS, TRAINING, self._passive, self._graves):
             part.after_fork()
         if _in_use():
             self.start()

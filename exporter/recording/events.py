@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from time import monotonic, monotonic_ns, time
-from typing import Any
+from typing import Any, TypeVar
 
 from exporter.recording.event_kinds import LONGEST_LABEL, Kind, KindTable, Pair
 from exporter.recording.event_values import (
@@ -36,6 +36,7 @@ MOST_QUEUED = 1_000_000
 END_SECONDS = 2.0
 """The longest that an unregistration, or the exit of the process, waits for a handler to take what is queued."""
 _UNNAMED = "unnamed"
+Found = TypeVar("Found")
 _class_of = type
 """Not isinstance, which asks an object of the job's for its `__class__`."""
 
@@ -116,17 +117,11 @@ class EventLog(KindTable):
             if not kind.enabled:
                 return
             plain = convert_data(data, lambda name: self._refuse(type, f"the datum {name!r}"))
-            now = happened = time()
-            if timestamp is not None:
-                try:
-                    happened = check_timestamp(timestamp)
-                except (TypeError, ValueError) as error:
-                    self._refuse(type, str(error))
+            now = time()
+            happened = now if timestamp is None else self._checked(type, check_timestamp, timestamp, now)
             parents: tuple[str, ...] = ()
-            try:
-                parents = check_parents(parent_ids)
-            except TypeError as error:
-                self._refuse(type, str(error))
+            if parent_ids != ():
+                parents = self._checked(type, check_parents, parent_ids, parents)
             raw: RawEvent = (
                 type,
                 None if message is None else str(message)[:LONGEST_TEXT],
@@ -141,6 +136,13 @@ class EventLog(KindTable):
             self.record(kind, raw, happened, payload=payload)
         except Exception as error:  # noqa: BLE001  # an object of the job's that fails wherever it is touched
             self._refuse(type if _class_of(type) is str else _UNNAMED, shown(error))
+
+    def _checked(self, type: str, check: Callable[[Any], Found], value: object, default: Found) -> Found:
+        try:
+            return check(value)
+        except (TypeError, ValueError) as error:
+            self._refuse(type, str(error))
+            return default
 
     def recent(self) -> list[Event]:
         """Give the latest events, the oldest first; at most `RECENT_EVENTS`."""
@@ -191,8 +193,6 @@ class EventLog(KindTable):
             raise TypeError(
                 f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
             )
-        if not isinstance(queue, int) or isinstance(queue, bool):
-            raise TypeError(f"queue must be a whole number of events, not {queue!r}")
         if not 1 <= queue <= MOST_QUEUED:
             raise ValueError(f"queue must be 1 to {MOST_QUEUED} events, not {queue}")
         patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)

@@ -38,18 +38,22 @@ _LAUNCHERS = frozenset({"accelerate", "deepspeed", "mpirun", "mpiexec", "srun", 
 class Process:
     """What is known of this process; safe to ask from any thread.
 
-    A forked child is no agent, and neither trains nor records, because its parent does.
+    Attributes:
+        is_agent: Whether it is torchrun's agent: nothing in its environment says so, only what it does.
     """
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._agent_pid = 0
         self._renew: Callable[[], None] = lambda: None
         self._run: str | None = None
         self._rank: int | None = None
         self._labels: tuple[tuple[str, str], ...] = ()
-        self._records = self._trains = False
         self.run_id = ""
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget what the parent does."""
+        self._records = self._trains = False
+        self.is_agent = False
 
     def on_change(self, renew: Callable[[], None]) -> None:
         """Say what begins the recording anew under another run or rank; it may not raise."""
@@ -57,14 +61,12 @@ class Process:
 
     def identity(self) -> ProcessIdentity:
         """Put together what is known now; without what only a feed file has (`id`, `started`, `version`)."""
-        own = self._pid == os.getpid()
         run, given = (self._run, True) if self._run is not None else _run_of(os.environ, self.run_id)
-        works = own and (self._records or self._trains)
         rank, role = self._rank, "agent"
         if not self.is_agent:
-            if rank is None and (works or _is_rank_owner()):
+            if rank is None and (self._records or _is_rank_owner()):
                 rank = _first_number(os.environ, _RANKS)
-            if rank is None and works:
+            if rank is None and self._records:
                 rank = 0
             role = "helper" if rank is None else "trainer"
         return ProcessIdentity(
@@ -78,7 +80,7 @@ class Process:
             node=clean_text(_node()),
             labels=self._labels,
             run_given=given,
-            trains=own and self._trains and not self.is_agent,
+            trains=self._trains and not self.is_agent,
         )
 
     def begin(self) -> None:
@@ -91,8 +93,6 @@ class Process:
 
     def claim_rank(self, *, trains: bool = True) -> None:
         """Take the rank that a process has which trains, or only records samples of the job's; idempotent and cheap."""
-        if self._pid != os.getpid():
-            self._pid, self._records, self._trains = os.getpid(), False, False
         self._records = True
         self._trains = self._trains or trains
 
@@ -106,11 +106,6 @@ class Process:
         self._labels = self._labels if labels is None else labels
         self._renew_unless(before)
 
-    @property
-    def is_agent(self) -> bool:
-        """Whether this process is torchrun's agent: nothing in its environment says so, only what it does."""
-        return self._agent_pid == os.getpid()
-
     def seen(self, run_id: str = "", *, environment: Mapping[str, str] = os.environ) -> None:
         """Note that this process acts as an agent, unless torchelastic has made its environment for a worker."""
         if (self.is_agent and (not run_id or run_id == self.run_id)) or (
@@ -122,7 +117,7 @@ class Process:
     def declare(self, run_id: str = "") -> None:
         """Note it whatever the environment says: an agent may be started by a worker of another."""
         before = self._who()
-        self._agent_pid = os.getpid()
+        self.is_agent = True
         self.run_id = run_id or self.run_id
         self._renew_unless(before)
 
@@ -139,7 +134,6 @@ PROCESS = Process()
 """This process."""
 AGENT = PROCESS
 identity = PROCESS.identity
-claim_rank = PROCESS.claim_rank
 
 
 def launch_name(script: str, now: float, pid: int | None = None) -> str:

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -116,20 +113,6 @@ def test_at_first_sight_the_age_is_that_of_the_file(tmp_path: Path) -> None:
     os.utime(tmp_path / f"{process}.feed", (1000, 1000))
 
     assert only_entry(FeedReader(tmp_path, clock=lambda: 1090.0)).age_seconds == pytest.approx(90, abs=1)
-
-
-def test_a_stopped_job_is_alive_and_ages(tmp_path: Path) -> None:
-    clock = Clock()
-    reader = FeedReader(tmp_path, monotonic=clock)
-    with training_process(tmp_path) as child:
-        child.tell("publish")
-        only_entry(reader)
-        child.process.send_signal(signal.SIGSTOP)
-        clock.now += 60
-        entry = only_entry(reader)
-
-        assert entry.alive
-        assert entry.age_seconds >= 60
 
 
 # What is refused
@@ -338,24 +321,6 @@ def test_of_two_readers_both_read_and_one_owns(tmp_path: Path) -> None:
         first.release_ownership()
         assert second.acquire_ownership()
         second.release_ownership()
-
-
-def test_ownership_ends_with_the_process_and_is_seen_by_others(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from exporter.feed.reader import FeedReader;"
-        "reader = FeedReader(Path(sys.argv[2])); print(reader.acquire_ownership(), flush=True); input()"
-    )
-    command = [sys.executable, "-c", code, "-", str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
-        mine = FeedReader(tmp_path)
-        while_alive = mine.acquire_ownership()
-        other.kill()
-
-    assert not while_alive
-    assert mine.acquire_ownership()
-    mine.release_ownership()
 
 
 def test_a_removed_owner_lock_is_made_again(tmp_path: Path) -> None:
