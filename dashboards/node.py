@@ -114,15 +114,20 @@ def _cpu() -> tuple[Panel, ...]:
             stacked=True,
             overrides=named({"user": BLUE, "system": ORANGE}),
         ),
-        lines("Pressure of the machine", *_waits("host"), unit="percentunit", most=1),
-        lines("Pressure of the container", *_waits("cgroup"), unit="percentunit", most=1),
+        lines("Pressure of the machine", *_waits(), unit="percentunit", most=1),
+        lines(
+            "Pressure of the container",
+            Query("rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O", PURPLE),
+            unit="percentunit",
+            most=1,
+        ),
     )
 
 
-def _waits(whose: str) -> Iterator[Query]:
+def _waits() -> Iterator[Query]:
     for what, name, color in (("cpu", "CPU", BLUE), ("memory", "memory", VERMILION), ("io", "I/O", PURPLE)):
         yield Query(
-            f"rate({whose}_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval])", name, color
+            f"rate(host_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval])", name, color
         )
 
 
