@@ -1,6 +1,6 @@
 """KeptGpus: the GPU collector, with counters that outlive the sidecar.
 
-Used in the sidecar by `job_wiring`. `collect` is called from one thread at a time, anything else may come from any.
+Used in the sidecar by `wiring`. `collect` is called from one thread at a time, anything else may come from any.
 Its counters are learnt from a page of the ledger's state before the first GPU is looked at, and saved before they are
 published, so that none of them ever steps back. While they cannot be saved or learnt they are withheld; gauges are not.
 """

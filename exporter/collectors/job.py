@@ -33,11 +33,8 @@ class GpuProcessUse:
     gpu: str  # index as the job sees it
     uuid: str  # of the whole GPU
     memory_bytes: int | None = None
-    # utilization by `sm`, `memory`, `encoder`, `decoder` since the last pass, as far as it is known
+    # utilization by `sm` since the last pass, as far as it is known
     ratios: Mapping[str, float] = field(default_factory=dict)
-    sm_seconds: float | None = None  # integral of its SM utilization; starts anew with the watcher
-    slice_ratio: float | None = None  # share of the GPU of its MIG instance; None for a whole GPU
-    instance: str = ""  # which MIG instance; "" for a whole GPU
 
 
 @dataclass(frozen=True, slots=True)

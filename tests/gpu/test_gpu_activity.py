@@ -48,14 +48,6 @@ def test_samples_that_are_too_close_are_not_compared() -> None:
     assert errors == {}
 
 
-def test_a_whole_request_that_fails_costs_only_its_metrics() -> None:
-    broken = WITH_GPM + "\ntimeline:\n  - {until: 12s, errors: {nvmlGpmSampleGet: TIMEOUT}}\n"
-    played = replay(machine(broken), 30)
-
-    assert played.readings("sm_activity")[0] is None
-    assert played.readings("sm_activity")[-1] == 0.6
-
-
 @pytest.mark.parametrize("newest", [2, 7, 20])
 def test_a_metric_that_the_driver_does_not_know_costs_no_other(newest: int) -> None:
     played = replay(machine(f"newest_metric: {newest}\n{WITH_GPM}"), 60, details=True)

@@ -27,16 +27,6 @@ def test_a_ring_counts_what_is_newer_than_the_first_look() -> None:
     assert ring.integral == pytest.approx(0.5 * 0.5 + 1.0 * 0.5)
 
 
-def test_a_sample_is_counted_once_however_often_it_is_read() -> None:
-    ring = Ring()
-    take(ring, [], at=100)
-
-    for _ in range(3):
-        take(ring, [(100.5, 1.0), (101, 1.0)], at=101)
-
-    assert ring.integral == pytest.approx(1.0)
-
-
 def test_the_reading_of_the_moment_stands_in_when_the_ring_is_dry() -> None:
     ring = Ring()
     take(ring, [], at=100, moment=0.2)

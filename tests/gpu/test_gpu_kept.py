@@ -48,21 +48,6 @@ def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_
         assert len(shown(gpus, ENERGY)) == 2
 
 
-def test_energy_that_another_exporter_has_counted_is_not_counted_again(tmp_path: Path) -> None:
-    counting = [True]
-    with kept(tmp_path, StateStore(tmp_path), counts=lambda: counting[0]) as gpus:
-        wait_until(lambda: sum(shown(gpus, ENERGY)) > 5.0)
-        counting[0] = False
-        last = sum(each.joules or 0 for each in gpus.energies())
-        assert shown(gpus, ENERGY) == []
-        time.sleep(1.0)  # 200 J
-        counting[0] = True
-        again = sum(shown(gpus, ENERGY))
-
-        assert last <= again < last + 100.0
-        wait_until(lambda: sum(shown(gpus, ENERGY)) > again)
-
-
 def test_power_samples_are_had_once_by_whoever_asks_with_the_last_time(tmp_path: Path) -> None:
     with kept(tmp_path, StateStore(tmp_path)) as gpus:
         had: dict[str, list[tuple[float, float]]] = {}

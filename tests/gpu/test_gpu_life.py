@@ -22,8 +22,6 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.collectors.gpu.publishing import SPECS
-from exporter.replay.machines import collector_arguments
 
 HAS_LIBRARY = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 
@@ -412,16 +410,6 @@ def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> 
         assert {(labels[0], labels[2]): number for labels, number in found.items()} == {("0", "79"): 1}
         times = values(collector.collect(), "gpu_xid_last_timestamp_seconds")
         assert set(times.values()) == {1234.0}
-
-
-def test_the_collector_keeps_the_contract_of_collectors(tmp_path: Path) -> None:
-    collector = GpuCollector(**collector_arguments(described(tmp_path)))
-
-    assert collector.name == "gpu"
-    assert collector.specs == SPECS
-    assert len({spec.name for spec in SPECS}) == len(SPECS)
-    assert values(collector.collect(), "gpu_nvml_error_info") == {("starting",): 1}
-    collector.stop()  # before it was ever started
 
 
 def test_only_the_card_that_a_call_hangs_on_is_down(tmp_path: Path) -> None:

@@ -56,14 +56,6 @@ def test_gpus_that_may_not_be_used_are_not_the_jobs(visible: str | None, expecte
     assert values(played.families(), "exporter_nvml_errors_total") == {}
 
 
-def test_where_no_gpu_may_be_used_each_says_so() -> None:
-    kept = "\ntimeline:\n  - {errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}}\n"
-    played = replay(small(kept), 400)
-
-    assert {labels[2] for labels in values(played.families(), "gpu_error_info")} == {"no_permission"}
-    assert played.farewell == "released"
-
-
 def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
     four = SMALL.replace("count: 2", "count: 4") + "\ntimeline:\n  - {gpus: [3], removed: true}\n"
     families = replay(machine(four), 10, visible=f"{U}3").families(expected=1)

@@ -188,19 +188,6 @@ def test_without_utilization_memory_divides_and_without_both_nobody_knows() -> N
     assert shares_of(gpu_reading(), use, use, unknown) == []
 
 
-def test_mig_slices_are_shares_of_the_whole_card() -> None:
-    use = use_of(one=1, two=2)
-    held = [
-        GpuProcessUse(1, "0", "GPU-a", slice_ratio=3 / 7, instance="1"),
-        GpuProcessUse(2, "0", "GPU-a", 10, {"sm": 0.5}, slice_ratio=2 / 7, instance="2"),
-        GpuProcessUse(1, "0", "GPU-a", 10, {"sm": 0.5}, slice_ratio=2 / 7, instance="2"),
-    ]
-    shares = shares_of(gpu_reading(), use, use, held)
-
-    assert {share.method for share in shares} == {"mig_share"}
-    assert {share.run: share.ratio for share in shares} == pytest.approx({"one": 4 / 7, "two": 1 / 7})
-
-
 def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: Path) -> None:
     node = Node(tmp_path, idle_watts=40.0, others_cpus=1.0, runs={"r": Run(cpus=3.0, allowed=2)})
     node.collect()

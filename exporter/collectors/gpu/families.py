@@ -204,19 +204,15 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         "pcie_width",
         "kind",
     ),
-    _counter(
-        "gpu_pcie_transmit_bytes_total",
-        "Bytes that the GPU sent over PCIe, packet headers included. Absent before Hopper.",
-        "GPM 20 integrated",
-        "pcie_transmit_gpm",
-        OF_CHILD,
-    ),
-    _counter(
-        "gpu_pcie_receive_bytes_total",
-        "Bytes that the GPU received over PCIe, packet headers included. Absent before Hopper.",
-        "GPM 21 integrated",
-        "pcie_receive_gpm",
-        OF_CHILD,
+    *(
+        _counter(
+            f"gpu_pcie_{way}_bytes_total",
+            f"Bytes that the GPU {did} over PCIe, packet headers included. Absent before Hopper.",
+            f"GPM {gpm} integrated",
+            f"pcie_{way}_gpm",
+            OF_CHILD,
+        )
+        for way, did, gpm in (("transmit", "sent", 20), ("receive", "received", 21))
     ),
     _counter(
         "gpu_pcie_replays_total",

@@ -8,7 +8,6 @@ comes in, shares come out; those of one device never add up to more than one.
 | gpu | `exclusive` | 1: only its processes hold the device |
 | gpu | `sm_share` | its part of the SM utilization of all processes on the device |
 | gpu | `memory_share` | its part of their memory, where utilization is not known or zero |
-| gpu | `mig_share` | the MIG slices it holds, divided by all; of a shared slice as above |
 | cpu, soc | `cpu_share` | `(1 - i) dcpu_run / dcpu_busy + i cpus_run / cpus`, i = idle power / power |
 | dram | `memory_share` | its resident memory, divided by all that is used |
 | any | `whole` | 1: the configuration says that the machine serves one run |
@@ -18,7 +17,7 @@ Idle power is divided by the CPUs that a run may use, since it keeps them from o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
@@ -49,7 +48,7 @@ def shares_of(
     if whole is not None:
         return [Share(whole, "whole", 1.0)]
     if reading.component == "gpu":
-        return _gpu_shares(reading.device, now, gpu_use)
+        return _divided([use for use in gpu_use if use.uuid == reading.device], now.runs)
     if reading.component == "dram":
         return _memory_shares(now)
     return _cpu_shares(reading, before, now)
@@ -79,24 +78,8 @@ def _memory_shares(now: MachineUse) -> list[Share]:
     return [Share(run.run, "memory_share", run.resident_bytes / total) for run in now.runs]
 
 
-def _gpu_shares(uuid: str, now: MachineUse, gpu_use: Iterable[GpuProcessUse]) -> list[Share]:
-    users = [use for use in gpu_use if use.uuid == uuid]
-    instances: dict[str, list[GpuProcessUse]] = {}
-    for use in users:
-        if use.slice_ratio is not None:
-            instances.setdefault(use.instance, []).append(use)
-    if not instances:
-        return _divided(users, now.runs)
-    sums: dict[str, float] = {}
-    for holders in instances.values():
-        for share in _divided(holders, now.runs):
-            sums[share.run] = sums.get(share.run, 0.0) + (holders[0].slice_ratio or 0.0) * share.ratio
-    over = max(1.0, sum(sums.values()))
-    return [Share(run, "mig_share", ratio / over) for run, ratio in sums.items()]
-
-
 def _divided(users: Collection[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
-    """Divide a device, or a slice of one, among those who hold it."""
+    """Divide a device among those who hold it."""
     of_pid: Mapping[int, str] = {pid: run.run for run in runs for pid in run.pids}
     ours: dict[str, list[GpuProcessUse]] = {}
     for use in users:

@@ -38,7 +38,7 @@ gpu_power_idle_watts{gpu,uuid,method}: Power of a GPU without work, by the way i
     before_start (tenth percentile while no process held it), min_seen (once the most seen was twice as much).
     A method is absent as long as it knows nothing. <- energy / time
 training_energy_joules_total{run,component,method} [run's]: Energy of the run on this machine, by the way in
-    which its share was found: exclusive, sm_share, mig_share, memory_share, cpu_share, whole. <-
+    which its share was found: exclusive, sm_share, memory_share, cpu_share, whole. <-
     sum of share * energy of each device
 training_energy_share_ratio{run,component,device}: The run's share of a device's energy in the last interval.
     Absent where it has none or none could be found. <- see training_energy_joules_total

@@ -127,7 +127,7 @@ class Buffers:
 
     def read_power(self, *, wall: float, out: Out) -> None:
         """Take the power since the last time: the integral, and the samples themselves."""
-        new = self._take(self._power, _POWER, watts, wall=wall, moment=out.get("power"))
+        new = self._read(self._power, _POWER, watts, wall=wall, moment=out.get("power"))
         out["power_joules"] = None if new is None else self._power.integral
         out["power_samples"] = _compact(new) if new else None
 
@@ -135,11 +135,11 @@ class Buffers:
         """Take the utilisation since the last time: for cards without performance counters."""
         before = self._utilization.integral
         moment = out.get("utilization")
-        new = self._take(self._utilization, _UTILIZATION, ratio, wall=wall, moment=moment)
+        new = self._read(self._utilization, _UTILIZATION, ratio, wall=wall, moment=moment)
         self._totals[_BUSY] = self._totals.get(_BUSY, 0.0) + self._utilization.integral - before
         out[_BUSY] = None if new is None else self._totals[_BUSY]
 
-    def _take(
+    def _read(
         self, ring: Ring, kind: int, convert: Callable[[Any], float], *, wall: float, moment: float | None
     ) -> list[Sample] | None:
         samples = self._drain(kind, ring.last or 0, convert)

@@ -2,7 +2,7 @@
 
 Used in the NVML child. Bytes leave as NVML counts them (KiB for NVLinks before the fifth generation). A port that is not
 in use answers "not supported" for fields that work on its neighbours, so every link is remembered by itself. The bytes of
-PCIe are in `gpm`: NVML's own counters (fields 197, 198) are registers of 32 bits, which wrap every 72 ms on a busy link.
+PCIe are in `integrals`: NVML's own counters (fields 197, 198) are registers of 32 bits, which wrap every 72 ms on a busy link.
 """
 
 from __future__ import annotations
