@@ -58,8 +58,8 @@ def example() -> str:
     head = (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         "#",
-        "# Every option of training-exporter with its default: this file changes nothing. The exporter works",
-        "# without a configuration; yours holds only what is to be different. `--config.check` finds its mistakes.",
+        "# Every option of training-exporter with its default. The exporter needs no configuration; your own file",
+        "# holds only what differs. `--config.check` reports its mistakes.",
     )
     return "".join(f"{line}\n" for line in (*head, *_lines(options_of(Configuration), "", set())))
 
@@ -85,9 +85,9 @@ def _described(option: Option) -> str:
         kind, _ = unwrap(member)
         item = get_args(kind)[0] if get_origin(kind) is frozenset else kind
         if choices(item):
-            text += f" ({'one' if item is kind else 'any'} of {', '.join(map(str, choices(item)))})"
+            text += f" {'One' if item is kind else 'Any'} of {', '.join(map(str, choices(item)))}."
         elif limits(member):
-            text += f" ({limits(member)})"
+            text += f" Allowed: {limits(member).removeprefix('of ')}."
     return f"{text} Needs a restart." if option.restart else text
 
 
