@@ -39,7 +39,6 @@ from exporter.feed.directory import check_directory, default_directory, is_trust
 from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.store import StateStore
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
@@ -167,7 +166,7 @@ class Sidecar:
             stale_after_seconds=configuration.feed.stale_after,
             linger_seconds=linger_seconds,
             directory=self.feed_directory,
-            sessions=Sessions(state, linger_seconds=linger_seconds, shared=shared),
+            shared=shared,
         )
         self._wiring = Wiring(
             configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory

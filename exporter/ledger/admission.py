@@ -25,7 +25,7 @@ from prometheus_client.core import Metric
 from exporter.families import Distribution, FamilySpec, FamilyType
 from exporter.ledger.families import IDENTITY_LABELS, training
 from exporter.ledger.families.training import LAST_VALUES
-from exporter.ledger.totals import Moment, Plan, Process, SeriesKey, Shape, VisibleSlot, shape_of
+from exporter.ledger.totals import GapRules, Moment, Plan, Process, SeriesKey, Shape, VisibleSlot, shape_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import (
     AGGREGATIONS,
@@ -171,14 +171,10 @@ Place = tuple[Claim, tuple[str, ...]]
 
 
 class StatFamilies:
-    """Makes the families of all Stats; one in which nothing has changed is taken as the last pass made it.
+    """Makes the families of all Stats; one in which nothing has changed is taken as the last pass made it."""
 
-    A time window that ended longer ago than its length and `stale_after_seconds` is no longer the last one.
-    """
-
-    def __init__(self, admission: Admission, *, stale_after_seconds: float) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._stale_after_seconds = stale_after_seconds
         self._oldest = 0.0
         self._samples: dict[str, Samples] = {}
         self._made: dict[str, tuple[FamilySpec, Samples, Metric]] = {}
@@ -187,7 +183,7 @@ class StatFamilies:
         self._specs: dict[str, FamilySpec] = {}
         self._places: dict[tuple[str, ...], tuple[list[Plan | None], list[Place | None]]] = {}
 
-    def fill(self, slots: Sequence[VisibleSlot], now: Moment) -> list[Metric]:
+    def fill(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
         """Make those of one pass, sorted by name."""
         # What the dead have left is settled after all the living.
         leftovers = [
@@ -196,7 +192,8 @@ class StatFamilies:
         if self._version != self._admission.version:
             self._version, self._specs, self._places = self._admission.version, {}, {}
         self._samples = {}
-        self._oldest = now.wall - self._stale_after_seconds
+        # A time window that ended longer ago than its length and this is no longer the last one.
+        self._oldest = now.wall - rules.stale_after_seconds
         for each in slots:
             self._living(each)
         for each, plan in leftovers:

@@ -77,14 +77,14 @@ class JobCollector:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         directory: Path | None = None,
-        sessions: Sessions | None = None,
+        shared: bool = False,
     ) -> None:
         self.loaded = False
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
         self.peaks: Sequence[PeakSetting] = ()
         self.work = WorkUse()
-        self.sessions = sessions or Sessions(state, linger_seconds=linger_seconds)
+        self.sessions = Sessions(state, shared=shared)
         self._feed = reader
         self._directory = directory
         self._state = state
@@ -93,8 +93,8 @@ class JobCollector:
         self._clock = clock
         self._monotonic = monotonic
         self._admission = Admission()
-        self._stats = StatFamilies(self._admission, stale_after_seconds=stale_after_seconds)
-        self._ranks = Ranks(state, stale_after_seconds=stale_after_seconds, linger_seconds=linger_seconds)
+        self._stats = StatFamilies(self._admission)
+        self._ranks = Ranks(state)
         self._states = RunStates()
         self._refused: frozenset[tuple[str, str]] = frozenset()
         self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
@@ -125,7 +125,7 @@ class JobCollector:
         entries = {entry.snapshot.process.id: entry for entry in in_order}
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
         self._note_feed(now, entries)
-        self._ranks.observe(owner, entries, unreadable, now)
+        self._ranks.observe(owner, entries, unreadable, rules, now)
         # Living processes that were taken for dead so long ago that they cannot be told from a copy.
         taken = [
             (f"{process_id}.feed", "taken")
@@ -135,7 +135,7 @@ class JobCollector:
         self._note_refused([*scan.refused, *taken])
         self._admission.count(list(self._ranks.processes()))
         self._ranks.save()
-        self.sessions.update(self._ranks, entries, now)
+        self.sessions.update(self._ranks, entries, rules.linger_seconds, now)
         ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
         seen = [
             visible(rank.key, slot, rules, now, counted=rank.safe)
@@ -186,7 +186,7 @@ class JobCollector:
         pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
         self.work = self._work(slots, pids, devices)
         collected = Collected()
-        collected += self._stats.fill(slots, now)
+        collected += self._stats.fill(slots, rules, now)
         collected += feed.process_families(
             slots, self._conflicts(now), lambda process_id: devices.of(pids.get(process_id))
         )

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
 from exporter.ledger.store import StateKey, StateStore, from_json, to_json
-from exporter.ledger.totals import Moment, Process, RankKey, Slot, Totals
+from exporter.ledger.totals import GapRules, Moment, Process, RankKey, Slot, Totals
 from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
 
 KIND = "rank"
@@ -238,11 +238,9 @@ def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[
 class Ranks:
     """All ranks of one feed directory; the `owner` keeps the totals, another sidecar only looks on."""
 
-    def __init__(self, state: StateStore, *, stale_after_seconds: float, linger_seconds: float) -> None:
+    def __init__(self, state: StateStore) -> None:
         self.owner = False
         self._state = state
-        self._stale_after_seconds = stale_after_seconds
-        self._linger_seconds = linger_seconds
         self._ranks: dict[RankKey, Rank] = {}
         self._rank_of: dict[str, RankKey] = {}
         self._resumed = False
@@ -263,7 +261,12 @@ class Ranks:
         return (process for rank in self for _, process in rank.processes())
 
     def observe(
-        self, owner: bool, entries: Mapping[str, FeedEntry], unreadable: Collection[str], now: Moment
+        self,
+        owner: bool,
+        entries: Mapping[str, FeedEntry],
+        unreadable: Collection[str],
+        rules: GapRules,
+        now: Moment,
     ) -> None:
         """Bind all processes, and load the state of ranks that are new here.
 
@@ -282,7 +285,7 @@ class Ranks:
         self._follow_claims(entries)
         present = {*entries, *unreadable}
         if not self._resumed:
-            self._resume_recent(by_rank, present, now)
+            self._resume_recent(by_rank, present, rules, now)
         for key in by_rank:
             rank = self._ranks.get(key)
             if rank is None:
@@ -294,7 +297,7 @@ class Ranks:
             if not rank.released:
                 if not rank.kept:
                     self._load(rank, present, now)
-                patience = self._stale_after_seconds
+                patience = rules.stale_after_seconds
                 rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
@@ -306,10 +309,12 @@ class Ranks:
                 self._ranks[before].drop(process_id)
         self._rank_of = found
 
-    def _resume_recent(self, by_rank: Collection[RankKey], present: Collection[str], now: Moment) -> None:
+    def _resume_recent(
+        self, by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
+    ) -> None:
         """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
         try:
-            keys = self._state.recent(KIND, self._linger_seconds)
+            keys = self._state.recent(KIND, rules.linger_seconds)
         except StateError as error:
             self._state.problems.append(str(error))
             return

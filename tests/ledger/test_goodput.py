@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from goodput_support import Books, PaperJob, a_job, steps
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from goodput_support import Books, a_job, steps
 from places import PROJECT
 
-from exporter.ledger.goodput.task import CAUSES, Goodput
-from exporter.ledger.store import dumps, loads
+from exporter.ledger.goodput.task import CAUSES
 
 
 def killed_at_100() -> Books:
@@ -173,69 +170,3 @@ def test_the_worked_example_of_the_documentation_is_true() -> None:
     for words in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
         assert words in text
     assert all(f"| `{cause}` |" in text for cause in CAUSES)
-
-
-class Story:
-    """What can happen to a task, drawn by hypothesis."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self.data = data
-        self.books = Books(new_after_seconds=100.0)
-        self.job: PaperJob | None = None
-        self.real = 0.0
-        self.marks: list[tuple[float, ...]] = []
-
-    def step(self) -> None:
-        if self.job is None:
-            self.books.now += self.data.draw(st.floats(0, 200))
-            self.job = a_job(
-                self.data.draw(st.integers(0, 30)), load=self.data.draw(st.sampled_from([0.0, 1.0]))
-            )
-            self.books.begin(self.job, tagged=self.data.draw(st.booleans()))
-            return
-        what = self.data.draw(
-            st.sampled_from(["train", "save", "spend", "hold", "see", "kill", "finish", "loop"])
-        )
-        seconds = self.data.draw(st.floats(0, 50))
-        if what == "train":
-            self.job.open = 0.0
-            self.job.train(seconds, data=seconds / 3)
-        elif what == "save":
-            self.job.save(seconds)
-        elif what == "spend":
-            self.job.spend(
-                self.data.draw(st.sampled_from(["validation", "other", "compile", "grad_sync"])), seconds
-            )
-        elif what == "hold":
-            self.job.hold(seconds)
-        elif what == "see":
-            self.books.see(self.job)
-        elif what == "loop":
-            self.job.begin_loop(self.data.draw(st.integers(0, 30)))
-        else:
-            self.job.finished = what == "finish"
-            self.books.end(self.job, after=seconds * (what == "kill"), final=what == "finish")
-            self.job = None
-
-    def check(self) -> None:
-        goodput = self.books.goodput
-        self.books.check()
-        mark = (goodput.wall, goodput.productive, float(goodput.lost_steps), *goodput.badput.values())
-        if self.marks:
-            assert all(now >= before - 1e-9 for now, before in zip(mark, self.marks[-1], strict=True))
-        self.marks.append(mark)
-        assert goodput.uncommitted >= 0
-        # A sidecar that takes over at this moment knows the same.
-        kept = loads(Goodput, dumps(goodput))
-        assert dumps(kept) == dumps(goodput)
-        self.books.goodput = kept
-
-
-@pytest.mark.timeout(60)
-@settings(max_examples=80, deadline=None)
-@given(st.data())
-def test_whatever_happens_the_parts_are_the_wall_and_no_counter_falls(data: st.DataObject) -> None:
-    story = Story(data)
-    for _ in range(data.draw(st.integers(1, 25))):
-        story.step()
-        story.check()

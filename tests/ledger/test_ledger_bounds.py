@@ -57,8 +57,7 @@ def kept_in_memory(sidecar: Sidecar) -> int:
 def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     sidecar.state._keep_files = 120
-    sidecar.collector._linger_seconds = sidecar.collector._ranks._linger_seconds = 20.0
-    sidecar.collector.sessions._linger_seconds = 20.0
+    sidecar.collector._linger_seconds = 20.0
     sizes, seconds, files = [], [], []
     for number in range(300):
         began = time.process_time()

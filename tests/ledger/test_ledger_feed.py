@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from feed_support import Child, needs_root, read_only_view, training_process
 from ledger_support import Page
+from waiting import wait_until
 
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
@@ -54,7 +55,9 @@ def test_a_killed_process_is_taken_over_and_its_files_are_gone(tmp_path: Path) -
 
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.count("train_stat0", **RANK_0) == 1
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["ledger", "owner.lock"]
+    wait_until(
+        lambda: look(sidecar) and {each.name for each in tmp_path.iterdir()} == {"ledger", "owner.lock"}
+    )
     assert look(sidecar).count("train_stat0", **RANK_0) == 1
 
 

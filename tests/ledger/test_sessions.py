@@ -16,6 +16,7 @@ from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.goodput.run_state import started_at
 from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.ledger.store import file_name
+from exporter.training.phases import PHASES
 
 
 def goodput_names(page: Page) -> set[str]:
@@ -84,7 +85,7 @@ def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
 ACTIONS = st.one_of(
     st.tuples(st.just("train"), st.integers(1, 20)),
     st.tuples(st.just("save"), st.just(0)),
-    st.tuples(st.just("spend"), st.integers(1, 5)),
+    st.tuples(st.sampled_from(["validation", "compile", "other", "hold", "loop"]), st.integers(1, 5)),
     st.tuples(st.just("kill"), st.integers(0, 200)),
 )
 
@@ -93,18 +94,26 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
     """The last page of a task to which this happened, when the sidecar was killed after these actions."""
     sidecar = Sidecar(directory)
     watched = Watched(sidecar, job=a_job(session_tag=tag))
-    saved = 0
+    saved, page = 0, sidecar.collect()
     for number, (action, amount) in enumerate([*actions, ("finish", 0)]):
         if action == "train":
+            watched.job.open = 0.0
             steps(watched.job, amount)
         elif action == "save":
             watched.job.save(1.0)
             saved = watched.job.step or 0
-        elif action == "spend":
-            watched.job.spend("validation", float(amount))
+        elif action == "hold":
+            watched.job.hold(float(amount))
+        elif action == "loop":
+            watched.job.begin_loop(amount)
+        elif action in PHASES:
+            watched.job.spend(action, float(amount))
         watched.job.finished = action == "finish"
         watched.write(final=watched.job.finished)
-        sidecar.collect()
+        before, page = page, sidecar.collect()
+        check_identity(page)
+        for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
+            assert (of(page, name) or 0.0) >= (of(before, name) or 0.0) - 1e-6
         if number in restarts:
             sidecar.restart()
         if action in {"kill", "finish"}:

@@ -85,6 +85,7 @@ class Session:
     kept: bool = False  # its state was loaded
     safe: bool = False  # what is counted may be shown
     saved: int = 0  # the hash of what was saved last
+    over: Attempt | None = None  # that was saved after it had ended in order
     released: bool = False  # another sidecar may keep it
     refused: bool = False  # another one does
     gone: float | None = None  # when the latest process ended
@@ -203,7 +204,6 @@ class Sessions:
     """All sessions that this sidecar keeps.
 
     Args:
-        linger_seconds: How long a session is shown after its end.
         shared: Whether other sidecars may go on with the state files, so that a session is let go of at its end.
 
     Attributes:
@@ -211,11 +211,11 @@ class Sessions:
         witnesses: Who is asked for the ends of processes; set by the composition root.
     """
 
-    def __init__(self, state: StateStore, *, linger_seconds: float = 900.0, shared: bool = False) -> None:
+    def __init__(self, state: StateStore, *, shared: bool = False) -> None:
         self.options = GoodputOptions()
         self.witnesses = Witnesses()
         self._state = state
-        self._linger_seconds = linger_seconds
+        self._linger_seconds = 0.0
         self._shared = shared
         self._sessions: dict[StateKey, Session] = {}
         self._bound: dict[str, StateKey] = {}
@@ -244,8 +244,11 @@ class Sessions:
 
     # One pass -------------------------------------------------------------------------------------------
 
-    def update(self, ranks: Ranks, entries: Mapping[str, FeedEntry], now: Moment) -> None:
-        """Count what the processes of rank 0 have brought, and save it."""
+    def update(
+        self, ranks: Ranks, entries: Mapping[str, FeedEntry], linger_seconds: float, now: Moment
+    ) -> None:
+        """Count what the processes of rank 0 have brought, and save it; an end is shown for `linger_seconds`."""
+        self._linger_seconds = linger_seconds
         if not ranks.owner:
             self._let_go_of_all()
             return
@@ -351,11 +354,15 @@ class Sessions:
             self._state.problems.append(str(error))
 
     def _save(self, session: Session) -> None:
+        attempt = session.goodput.attempt
+        if session.over is not None and session.over is attempt and attempt.orderly:
+            return  # nothing of it changes any more
         content = dumps(session.goodput)
         try:
             if not session.safe or session.saved != hash(content):
                 self._state.save(session.key, content)
             session.safe, session.saved = True, hash(content)
+            session.over = attempt if attempt is not None and attempt.orderly else None
         except StateError as error:
             session.safe = False
             self._state.problems.append(str(error))
