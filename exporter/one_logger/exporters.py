@@ -314,8 +314,8 @@ def _parsed(text: str, position: int) -> dict[str, Any]:
 
 # By configuration -----------------------------------------------------------------------------------------
 
-GROUPS = ("exporter.span_exporters", "nv_one_logger.exporter_configs")
-"""Groups of entry points; the second is one-logger's, so that a package made for it serves here too."""
+GROUP = "nv_one_logger.exporter_configs"
+"""Of entry points: one-logger's, so that a package made for it serves here too."""
 FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
 FILE_NAMES = tuple(f"one_logger_exporters_config.{suffix}" for suffix in ("yaml", "yml", "json"))
 OURS = {
@@ -346,7 +346,7 @@ class ExporterConfigManager:
         packages: Entry points; None for those of the installed packages.
     """
 
-    ENTRY_POINT_NAME = GROUPS[1]
+    ENTRY_POINT_NAME = GROUP
 
     def __init__(
         self,
@@ -360,7 +360,7 @@ class ExporterConfigManager:
             # Here: with what it imports (email, zipfile) it is a fifth of what a job pays for all of ours.
             from importlib.metadata import entry_points  # noqa: PLC0415
 
-            packages = [point for group in GROUPS for point in entry_points(group=group)]
+            packages = entry_points(group=GROUP)
         self._packages = list(packages)
 
     def generate_export_config(

@@ -24,8 +24,6 @@ from exporter.training.open_spans import OpenSpan, OpenSpans, SpanStack
 from exporter.training.span_kinds import BEGAN, BEGIN, END, ENTER, FAIL, FIRST_CODE, FIRST_KIND, KINDS, Kind
 from exporter.training.spans import DURATION, ErrorEvent, Span, Telemetry
 
-MOST_REFUSED = 1000
-"""Begins that are refused inside one open span of their kind, which nobody will end then."""
 MOST_NAME = 100
 """Characters of the label `span`."""
 _ONE_OF_A_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
@@ -189,9 +187,7 @@ class Interpreter:
         if earlier is not None:
             if not job.telemetry.configured or earlier.known:
                 job.rule(call, kind.rule, f"the {kind.call} that is open to end before")
-                earlier.inside += 1
-                if kind in _ONE_OF_A_PROCESS or earlier.inside < MOST_REFUSED:
-                    return False
+                return False
             self._discard(earlier)
         if job.closed and kind is not kinds.APPLICATION and job.telemetry.configured:
             job.rule(call, "S12", "on_app_start before it, since the application has ended")

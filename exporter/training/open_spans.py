@@ -29,7 +29,6 @@ class OpenSpan(PhaseEntry):
         span: Made when somebody asks for it.
         parent: What was the innermost when it began.
         work: Of the phase clock when it began, of an iteration of the main thread; likewise `waits`.
-        inside: Begins of its kind that were refused inside of it.
     """
 
     entered = over = refused = recorded = logged = False
@@ -37,7 +36,6 @@ class OpenSpan(PhaseEntry):
     parent: OpenSpan | None = None
     work = waits = 0.0
     save: Save | None = None
-    inside = 0
 
     def __init__(self, kind: Kind, began: float, stack: SpanStack, *, known: bool) -> None:
         self.kind = kind

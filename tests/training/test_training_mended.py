@@ -108,14 +108,6 @@ def test_an_end_always_closes_its_own_block_only() -> None:
     assert of("training.steps", mode="train") == 2
 
 
-def test_an_iteration_that_is_never_left_keeps_others_from_counting_for_a_while_only() -> None:
-    training.training_iteration().__enter__()
-    iterations(1050)
-
-    assert of("training.steps", mode="train") == 51
-    assert told().work_seconds > 0
-
-
 def test_work_is_counted_after_marks_were_dropped_in_an_iteration() -> None:
     by_hand, kind = ByHand(0.0), kinds.TRAINING_ITERATION
     by_hand.take(entered(kind, 1.0))
