@@ -201,7 +201,7 @@ timeline:
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = '\ntimeline:\n  - {at: 500ms, hang: ["*", nvmlInitWithFlags]}\n'
-    quick = type(QUICK)(deadline=0.5, start_deadline=0.5, patience=0.1, first_backoff=0.1, most_backoff=0.1)
+    quick = type(QUICK)(deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, most_backoff=0.1)
     with watching(described(tmp_path, hang), timings=quick) as collector:
         wait_until(lambda: reason(collector) == "hung")
         end, most = time.monotonic() + 3, 0
