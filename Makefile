@@ -43,7 +43,7 @@ test: setup system
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PATIENCE)
 
 bench: setup
-	@for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || failed=1; done; exit $${failed:-0}
+	$(BIN)/python benchmarks/page.py
 
 # A busy node for twenty minutes; SOAK=8h for the patient.
 soak: setup system

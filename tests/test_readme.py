@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,11 @@ def test_the_benchmarks_that_it_names_exist() -> None:
 
     assert named
     assert {name for name in named if not (REPOSITORY / name).exists()} == set()
+
+
+def test_its_figures_are_those_of_the_benchmarks() -> None:
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "benchmarks/page.py", "--check"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout

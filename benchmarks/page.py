@@ -1,0 +1,134 @@
+"""Writes docs/BENCHMARKS.md, and the table of the README, from what the three benchmarks print.
+
+`python benchmarks/page.py` runs bench_recording, bench_web and bench_node, or those that are named, then writes both
+documents and benchmarks/results.json; with `--check` it ends with status 1 where the documents are not as results.json says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks/results.json"
+NAMES = ("bench_recording", "bench_web", "bench_node")
+
+SHOWN = {
+    "Stat.add, ns": "`Stat.add`",
+    "iteration with 4 phases and 3 values, µs": "an iteration with four phases, loss, tokens and gradient norm",
+    "recording thread at 1,000 samples/s, % of a core": "recording thread, 1,000 samples/s over 50 Stats",
+    "recording thread at 100 told iterations/s, % of a core": "recording thread, 100 instrumented iterations/s",
+    "lost of 3 million adds at a million per second": "values lost of three million, added within three seconds",
+    "import, MiB": "import of everything that a job can import",
+    "server time of a scrape, nothing changed, ms": "server time of a scrape, 500 series",
+    "64 at once, p99, ms": "64 scrapers at once, the slowest of a hundred",
+    "sidecar, % of a core": "sidecar, 8 GPUs (replayed), 8 ranks of 50 Stats, scraped every 15 s",
+    "sidecar, MiB": "the same, memory",
+    "NVML child, % of a core a card": "its NVML child for each GPU, at an H100's cost of a call",
+}
+"""Rows of the README, and what it calls them."""
+
+
+def number(value: float) -> str:
+    """A number with three digits that count."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def split(what: str) -> tuple[str, str]:
+    """The name of a row, and its unit where it ends with one."""
+    name, comma, unit = what.rpartition(", ")
+    return (name, unit) if comma and len(unit) < 20 else (what, "")
+
+
+def with_unit(value: float, unit: str) -> str:
+    """A number as it is read."""
+    text = number(value)
+    return f"{text} {unit}".strip() if not unit.startswith("%") else f"{text} {unit}"
+
+
+def row(name: str, each: dict[str, Any], *, budget: bool) -> str:
+    """One line of a table."""
+    unit = split(each["what"])[1]
+    peers = ", ".join(f"{peer} {with_unit(value, unit)}" for peer, value in each["peers"].items() if value)
+    cells = [name, with_unit(each["measured"], unit)]
+    if budget:
+        limit = each["budget"]
+        cells.append("" if limit is None else number(limit) + ("" if each["holds"] else " (missed)"))
+    return "| " + " | ".join([*cells, peers]) + " |"
+
+
+def page(results: dict[str, Any]) -> str:
+    """The document."""
+    parts = [
+        "# Benchmarks",
+        "",
+        "What `make bench` measured last, peers in the same run. Compare within a row: the machine is shared, and some hours",
+        "are twice as slow as others. A budget is what the exporter is held to; a row that misses it says so.",
+    ]
+    for name in NAMES:
+        if name not in results:
+            continue
+        each = results[name]
+        parts += [
+            "",
+            f"## `python benchmarks/{name}.py`",
+            "",
+            f"{each['machine']}; CPython {each['python']}; commit {each['commit']}.",
+            "",
+            "| what | measured | budget | peers |",
+            "|---|---|---|---|",
+            *(row(split(line["what"])[0], line, budget=True) for line in each["budgets"]),
+        ]
+    return "\n".join([*parts, ""])
+
+
+def table(results: dict[str, Any]) -> str:
+    """The table of the README."""
+    rows = {line["what"]: line for each in results.values() for line in each["budgets"]}
+    return "\n".join(
+        [
+            "| what | measured | peers, same run |",
+            "|---|---|---|",
+            *(row(name, rows[what], budget=False) for what, name in SHOWN.items() if what in rows),
+        ]
+    )
+
+
+def documents(results: dict[str, Any]) -> dict[Path, str]:
+    """What each document is to be."""
+    readme = REPOSITORY / "README.md"
+    marked = re.compile(r"(?<=<!-- benchmarks -->\n\n).*?(?=\n\n<!-- end of benchmarks -->)", re.DOTALL)
+    return {
+        REPOSITORY / "docs/BENCHMARKS.md": page(results),
+        readme: marked.sub(lambda _: table(results), readme.read_text(encoding="utf-8")),
+    }
+
+
+def main() -> int:
+    """Run, write or check; the status."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    if "--check" in sys.argv:
+        stale = [
+            path for path, text in documents(results).items() if path.read_text(encoding="utf-8") != text
+        ]
+        print("\n".join(f"{path.name}: run python benchmarks/page.py" for path in stale))
+        return 1 if stale else 0
+    status = 0
+    for name in sys.argv[1:] or NAMES:
+        command = [sys.executable, REPOSITORY / f"benchmarks/{name}.py"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        print(done.stdout)
+        results[name] = json.loads(done.stdout)
+        status = status or done.returncode
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for path, text in documents(results).items():
+        path.write_text(text, encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
