@@ -175,7 +175,15 @@ class Board:
         return model
 
     def _model(self) -> Json:
+        kinds = sorted({panel.body["type"] for row in self.rows for panel in row.panels})
         return {
+            # For Grafana's import and grafana.com; the data source is a variable, so that none has to be put in.
+            "__inputs": [],
+            "__requires": [
+                {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "10.4.0"},
+                {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
+                *({"type": "panel", "id": kind, "name": kind, "version": ""} for kind in kinds),
+            ],
             "annotations": {"list": [_OWN_ANNOTATIONS, *(mark.model() for mark in self.marks)]},
             "description": self.what,
             "editable": False,
