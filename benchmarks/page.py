@@ -1,6 +1,6 @@
 """Writes docs/BENCHMARKS.md, and the table of the README, from what the three benchmarks print.
 
-`python benchmarks/page.py` runs bench_recording, bench_web and bench_node, or those that are named, then writes both
+`python benchmarks/page.py` runs bench_recording, bench_web, bench_node and growth, or those that are named, then writes both
 documents and benchmarks/results.json; with `--check` it ends with status 1 where the documents are not as results.json says.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks/results.json"
 NAMES = ("bench_recording", "bench_web", "bench_node")
+GROWTH = "growth"
 
 SHOWN = {
     "Stat.add, ns": "`Stat.add`",
@@ -83,12 +84,30 @@ def page(results: dict[str, Any]) -> str:
             "|---|---|---|---|",
             *(row(split(line["what"])[0], line, budget=True) for line in each["budgets"]),
         ]
-    return "\n".join([*parts, ""])
+    if GROWTH in results:
+        parts += [
+            "",
+            "## `python benchmarks/growth.py`",
+            "",
+            "What grows with what: the sidecar is scraped every five seconds.",
+            "",
+        ]
+        parts += [line for curve in results[GROWTH]["curves"] for line in grown(curve)]
+    return "\n".join([*parts, ""]).replace("\n\n\n", "\n\n")
+
+
+def grown(curve: dict[str, Any]) -> list[str]:
+    """The table and the picture of a curve."""
+    names = list(curve["points"][0])
+    rows = [" | ".join(number(point[name]) for name in names) for point in curve["points"]]
+    picture = f"![{curve['title']}](images/growth-{names[0]}.svg)"
+    head = [f"### {curve['title']}", "", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    return [*head, *(f"| {row} |" for row in rows), "", picture, ""]
 
 
 def table(results: dict[str, Any]) -> str:
     """The table of the README."""
-    rows = {line["what"]: line for each in results.values() for line in each["budgets"]}
+    rows = {line["what"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
     return "\n".join(
         [
             "| what | measured | peers, same run |",
@@ -118,8 +137,8 @@ def main() -> int:
         print("\n".join(f"{path.name}: run python benchmarks/page.py" for path in stale))
         return 1 if stale else 0
     status = 0
-    for name in sys.argv[1:] or NAMES:
-        command = [sys.executable, REPOSITORY / f"benchmarks/{name}.py"]
+    for name in sys.argv[1:] or (*NAMES, GROWTH):
+        command = [sys.executable, str(REPOSITORY / f"benchmarks/{name}.py"), "--pictures"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         print(done.stdout)
         results[name] = json.loads(done.stdout)

@@ -40,25 +40,27 @@ class Row:
     peers: Mapping[str, float] = field(default_factory=dict)
 
 
-def report(rows: Sequence[Row], **details: object) -> None:
-    """Print the rows with what one must know to compare them; end with status 1 when a budget does not hold."""
-    described = subprocess.run(
+def described() -> dict[str, object]:
+    """What one must know of this run to compare it with another."""
+    found = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=False,
     )
-    budgets = [{**asdict(row), "holds": row.budget is None or row.measured <= row.budget} for row in rows]
-    document = {
+    return {
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "commit": described.stdout.strip() or "unknown",
+        "commit": found.stdout.strip() or "unknown",
         "benchmark": Path(sys.argv[0]).name,
-        "budgets": budgets,
-        **details,
     }
-    print(json.dumps(document, indent=1))
+
+
+def report(rows: Sequence[Row], **details: object) -> None:
+    """Print the rows with what one must know to compare them; end with status 1 when a budget does not hold."""
+    budgets = [{**asdict(row), "holds": row.budget is None or row.measured <= row.budget} for row in rows]
+    print(json.dumps({**described(), "budgets": budgets, **details}, indent=1))
     sys.exit(0 if all(each["holds"] for each in budgets) else 1)
 
 
