@@ -21,6 +21,8 @@ from exporter.families import visible_name
 
 POINT_SECONDS = 10.0
 DRAWN_SECONDS = 3600.0
+PACE_SECONDS = 300.0
+FEWEST_BEFORE_SECONDS = 600.0
 MOST_TRACKS = 400
 """Runs, GPUs and what is drawn of them; a page shows far fewer."""
 
@@ -110,7 +112,7 @@ class History:
         self,
         *,
         seconds: float = POINT_SECONDS,
-        kept: float = DRAWN_SECONDS,
+        kept: float = DRAWN_SECONDS + PACE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._seconds = seconds
@@ -159,6 +161,15 @@ class History:
         """The same over the last while as one number; over the last two points where they are further apart."""
         points = self._points(track, per, seconds)
         return _rate(points[0], points[-1]) if points else None
+
+    def pace(self, run: str) -> tuple[float, float] | None:
+        """Seconds a step took in the last minutes, and in the hour before; None where either is not known."""
+        points = [point for point in self._points((STEP_SUM, run), STEP_COUNT) if point[2] is not None]
+        if not points or points[-1][0] - points[0][0] < PACE_SECONDS + FEWEST_BEFORE_SECONDS:
+            return None
+        divide = next(point for point in points if points[-1][0] - point[0] <= PACE_SECONDS)
+        now, before = _rate(divide, points[-1]), _rate(points[0], divide)
+        return None if now is None or before is None else (now, before)
 
     def growth(self, *track: str, seconds: float = 900.0) -> float:
         """How much a counter has grown over the last while; 0 where nothing is known."""

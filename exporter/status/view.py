@@ -34,6 +34,7 @@ HANG_STEPS = 10.0
 """No step for so many usual ones, and at least so long, is a hang; the same as `training_run_state` goes by."""
 STRAGGLER_RATIO = 0.75
 """Of the fastest rank's own work to another's."""
+SLOWER_RATIO = 1.25
 SLOW_SAVE_TIMES = 10.0
 SLOW_SAVE_SECONDS = 10.0
 """A save is no matter before that, however short saves are."""
@@ -80,6 +81,7 @@ class Run:
     since: float | None
     attempt_steps: float | None
     usual_seconds: float | None  # mean of the last hour's steps
+    pace: tuple[float, float] | None  # mean of the last minutes' steps, and of those of the hour before
     save_seconds: float | None  # mean of its checkpoints' saves
     fastest_seconds: Mapping[str, float]  # by stage, own work in a step of the rank that needs the least
     phases: Mapping[str, float]  # seconds a second that its ranks spent in each phase in the last minute
@@ -185,6 +187,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         since=since,
         attempt_steps=readings.value("training_attempt_steps", run=name),
         usual_seconds=past.recent(STEP_SUM, name, per=STEP_COUNT, seconds=DRAWN_SECONDS),
+        pace=past.pace(name),
         save_seconds=max((spent / count for _, count, spent in saves if spent and count), default=None),
         fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
@@ -278,6 +281,9 @@ def _of_runs(seen: View) -> Iterator[Concern]:
             rank.run == name and rank.condition == "hangs" for rank in seen.ranks
         ):
             yield Concern(True, f"{name} hangs{why}")
+        if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:
+            now, before = map(duration, run.pace)
+            yield Concern(False, f"{name} is slower: {now} a step, {before} in the hour before")
         if seen.past.growth(NONFINITE, name):
             yield Concern(True, f"values of {name} were not finite (NaN, infinite) a short while ago")
 

@@ -149,13 +149,18 @@ class TlsWire(Wire):
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
-    async def handshake(self) -> None:
-        """Agree on a session.
+    async def handshake(self) -> frozenset[str] | None:
+        """Agree on a session; gives the alternative names of the peer's verified certificate, None without one.
 
         Raises:
             ssl.SSLError: There is none; the peer has been told why.
         """
         await self._drive(self._tls.do_handshake)
+        certificate = self._tls.getpeercert()
+        if not certificate:
+            return None
+        # ((kind, name), ...); typeshed also allows for certificate fields of other shapes
+        return frozenset(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
 
     async def read(self, size: int) -> bytes:
         """See `Wire`."""
@@ -197,6 +202,9 @@ class TlsWire(Wire):
     async def _flush(self) -> None:
         if self._outgoing.pending:
             await super()._send(self._outgoing.read())
+
+
+_NOT_TLS = Answer(400, b"this port speaks HTTPS\n", close=True, route="malformed")
 
 
 @dataclass(slots=True)
@@ -270,7 +278,7 @@ class Connection:
     async def _talk(self) -> None:
         limits = self._server.limits
         wire = await self._open()
-        while True:
+        while wire is not None:
             try:
                 request = await self._read(wire)
             except MalformedError as malformed:
@@ -285,16 +293,27 @@ class Connection:
                 await asyncio.sleep(0)  # who sends request upon request waits for the others too
             else:
                 self._enter(State.IDLE, limits.idle_seconds)
-        self._enter(State.IDLE, limits.farewell_seconds)
-        await wire.finish(limits.farewell_bytes)
+        if wire is not None:
+            await self._say_goodbye(wire)
 
-    async def _open(self) -> Wire:
-        """The peer's wire, after the handshake where there is one."""
+    async def _open(self) -> Wire | None:
+        """The peer's wire, after the handshake where there is one; None for a peer that may not come in."""
         tls = (await self._server.config.current()).tls
         if tls is None:
             return Wire(self._sock)
-        wire = TlsWire(self._sock, tls)
-        await wire.handshake()
+        wire = TlsWire(self._sock, tls.context)
+        try:
+            names = await wire.handshake()
+        except ssl.SSLError as error:
+            if error.reason != "HTTP_REQUEST":
+                raise
+            plain = Wire(self._sock)
+            await self._send(plain, _NOT_TLS)
+            await self._say_goodbye(plain)
+            return None
+        if names is not None and not tls.admits(names):
+            self._server.counts.errors["certificate"] += 1
+            return None
         return wire
 
     async def _read(self, wire: Wire) -> Request | None:
@@ -331,3 +350,7 @@ class Connection:
         self._limit(self._server.limits.write_seconds, "write_timeout")
         await wire.write(parts)
         return goes_on
+
+    async def _say_goodbye(self, wire: Wire) -> None:
+        self._enter(State.IDLE, self._server.limits.farewell_seconds)
+        await wire.finish(self._server.limits.farewell_bytes)

@@ -15,7 +15,9 @@ from prometheus_client.core import Metric
 
 from exporter.families import family
 
-Reason = Literal["accept", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"]
+Reason = Literal[
+    "accept", "certificate", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"
+]
 
 SCRAPES = family(
     "exporter_scrapes_total", "Answers of the telemetry path that were sent completely.", "web server"
@@ -38,7 +40,7 @@ CONNECTION_ERRORS = family(
     "exporter_http_connection_errors_total",
     "Connections that were not accepted or ended before their time. Reasons: accept (no descriptors or memory), "
     "full (all others were being answered), evicted (to make room for a newer one); and by the peer's fault "
-    "head_timeout, reset, tls, truncated, write_timeout.",
+    "certificate, head_timeout, reset, tls, truncated, write_timeout.",
     "web server's guard",
     "reason",
 )

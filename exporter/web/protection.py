@@ -21,7 +21,6 @@ import hashlib
 import importlib.util
 import logging
 import os
-import ssl
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from pathlib import Path
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.web.http import Limits
-from exporter.web.webconfig import WebConfig, load_web_config, make_tls
+from exporter.web.webconfig import ServerTls, WebConfig, load_web_config, make_tls
 from exporter.web.workers import BusyError, LateError, Workers
 
 _PATIENCE_SECONDS = 0.5
@@ -114,7 +113,7 @@ class Protection:
     """One version of the file, ready for use."""
 
     config: WebConfig = field(default_factory=WebConfig)
-    tls: ssl.SSLContext | None = None
+    tls: ServerTls | None = None
     files: Signatures = field(default_factory=dict)  # what was read, as it looked before that
 
 
@@ -201,7 +200,9 @@ def _lost(old: WebConfig, new: WebConfig) -> str:
         return ""
     if after is None:
         return "TLS"
-    return "the demand for client certificates" if after.verify_mode < before.verify_mode else ""
+    if after.verify_mode < before.verify_mode:
+        return "the demand for client certificates"
+    return "client_allowed_sans" if before.client_allowed_sans and not after.client_allowed_sans else ""
 
 
 def _signatures(*files: Path) -> Signatures:

@@ -126,7 +126,8 @@ class Routes:
                 answer = _text(405, f"allowed here: {allowed}", {"Allow": allowed}, close=True)
             else:
                 answer = await self._handle(handler, request, deadline)
-        return dataclasses.replace(answer, route=request.path if methods else "other")
+        headers = {**answer.headers, **protection.config.http_server_config.headers.fields()}
+        return dataclasses.replace(answer, headers=headers, route=request.path if methods else "other")
 
     def stop(self) -> None:
         """Let the worker threads end."""

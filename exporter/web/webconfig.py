@@ -1,4 +1,4 @@
-"""`web.config.yml`: the file for TLS and passwords, in exporter-toolkit's format.
+"""`web.config.yml`: the file for TLS, passwords, headers and a rate limit, in exporter-toolkit's format.
 
 Used in the sidecar, at the start and whenever the file has changed. Deviations from exporter-toolkit, all on the side
 of refusing:
@@ -7,8 +7,7 @@ of refusing:
   `client_auth_type` but `NoClientCert` needs a CA (exporter-toolkit falls back to the public ones), and
   `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
   `RequireAndVerifyClientCert`.
-- TLS 1.0 and 1.1, the choice of ciphers and curves (OpenSSL's defaults hold; `min_version: TLS13` narrows them),
-  `client_allowed_sans`, `headers`, `rate_limit`, and certificates inside the file are not offered.
+- TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not offered.
 - `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
 - `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
   or ciphers are given).
@@ -19,9 +18,11 @@ Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,6 +49,22 @@ CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
     "RequireClientCert": ssl.CERT_REQUIRED,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
+# exporter-toolkit takes these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
+CIPHER_SUITES: Mapping[str, str | None] = {
+    "TLS_AES_128_GCM_SHA256": None,
+    "TLS_AES_256_GCM_SHA384": None,
+    "TLS_CHACHA20_POLY1305_SHA256": None,
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +75,11 @@ class TlsServerConfig:
     key_file: Path
     client_auth_type: str = "NoClientCert"
     client_ca_file: Path | None = None
+    client_allowed_sans: tuple[str, ...] = ()
     min_version: TlsVersion = "TLS12"
     max_version: TlsVersion = "TLS13"
+    cipher_suites: tuple[str, ...] = ()
+    prefer_server_cipher_suites: bool = True
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
@@ -76,15 +96,48 @@ class TlsServerConfig:
         if self.client_auth_type not in CLIENT_AUTH_TYPES:
             known = ", ".join(filter(None, CLIENT_AUTH_TYPES))
             yield "client_auth_type", f"{self.client_auth_type} is not one of {known}"
+        for suite in set(self.cipher_suites) - set(CIPHER_SUITES):
+            yield "cipher_suites", f"{suite} is not one of {', '.join(CIPHER_SUITES)}"
         verifies = self.verify_mode != ssl.CERT_NONE
         if verifies and self.client_ca_file is None:
             reason = "Python's ssl verifies every client certificate"
             yield "client_auth_type", f"{self.client_auth_type} needs client_ca_file: {reason}"
-        if self.client_ca_file is not None and not verifies:
-            remedy = "set RequireAndVerifyClientCert"
-            yield "client_ca_file", f"without effect while client_auth_type is NoClientCert; {remedy}"
+        for name in ("client_ca_file", "client_allowed_sans"):
+            if getattr(self, name) and not verifies:
+                remedy = "set RequireAndVerifyClientCert"
+                yield name, f"without effect while client_auth_type is NoClientCert; {remedy}"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
+        older = any(map(CIPHER_SUITES.get, self.cipher_suites))
+        if self.cipher_suites and self.min_version == "TLS12" and not older:
+            remedy = "add one of TLS 1.2, or set min_version: TLS13"
+            yield "cipher_suites", f"holds only suites of TLS 1.3, which are always offered; {remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpHeaders:
+    """The header fields that may be added; "" leaves one out."""
+
+    strict_transport_security: str = field(default="", metadata={"key": "Strict-Transport-Security"})
+    x_content_type_options: Literal["", "nosniff"] = field(
+        default="", metadata={"key": "X-Content-Type-Options"}
+    )
+    x_frame_options: Literal["", "deny", "sameorigin"] = field(
+        default="", metadata={"key": "X-Frame-Options"}
+    )
+    x_xss_protection: str | int = field(default="", metadata={"key": "X-XSS-Protection"})
+    content_security_policy: str = field(default="", metadata={"key": "Content-Security-Policy"})
+
+    def problems(self) -> Iterable[tuple[str, str]]:
+        """(field, message) of values that no header can carry."""
+        for name in self.__slots__:
+            if re.fullmatch(r"[\x20-\x7e]*", str(getattr(self, name))) is None:
+                yield name, "a header's value is printable ASCII on one line"
+
+    def fields(self) -> dict[str, str]:
+        """Header fields by name."""
+        found = {str(each.metadata["key"]): str(getattr(self, each.name)).strip() for each in fields(self)}
+        return {name: value for name, value in found.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +145,7 @@ class HttpServerConfig:
     """`http_server_config`."""
 
     http2: bool = False
+    headers: HttpHeaders = field(default_factory=HttpHeaders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +173,19 @@ def load_web_config(path: Path) -> WebConfig:
     return load_file(path, WebConfig)
 
 
-def make_tls(config: TlsServerConfig, source: Path) -> ssl.SSLContext:
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """What new connections are to agree on."""
+
+    context: ssl.SSLContext
+    allowed_names: frozenset[str]  # of which a client's certificate must have one; empty allows all
+
+    def admits(self, names: frozenset[str]) -> bool:
+        """Whether a verified client certificate with these alternative names may pass."""
+        return not self.allowed_names or not self.allowed_names.isdisjoint(map(_normal, names))
+
+
+def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
     """Load certificates and keys, and set the rules, as `source` says.
 
     Raises:
@@ -140,7 +206,12 @@ def make_tls(config: TlsServerConfig, source: Path) -> ssl.SSLContext:
         context.minimum_version = _VERSIONS[config.min_version]
         context.maximum_version = _VERSIONS[config.max_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    if not config.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
+    if suites := [name for suite in config.cipher_suites if (name := CIPHER_SUITES[suite]) is not None]:
+        with step("cipher_suites"):
+            context.set_ciphers(":".join(suites))
     with step("cert_file"):
         certificate, key = (_readable(source.parent / file) for file in (config.cert_file, config.key_file))
         # The password: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
@@ -151,7 +222,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ssl.SSLContext:
             context.load_verify_locations(cafile=_readable(source.parent / config.client_ca_file))
     if problems:
         raise ConfigurationError(problems)
-    return context
+    return ServerTls(context, frozenset(map(_normal, config.client_allowed_sans)))
 
 
 def _readable(path: Path) -> Path:
@@ -161,3 +232,11 @@ def _readable(path: Path) -> Path:
     except OSError as error:
         raise OSError(error.errno, f"{path} cannot be read: {error.strerror}") from None
     return path
+
+
+def _normal(name: str) -> str:
+    """IP addresses have many spellings; other names are compared as they are."""
+    try:
+        return ipaddress.ip_address(name.strip()).compressed
+    except ValueError:
+        return name

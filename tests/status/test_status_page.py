@@ -223,6 +223,21 @@ def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> Non
     assert [hangs(55, 0.1), hangs(65, 0.1), hangs(65, 8.0), hangs(85, 8.0)] == [False, True, False, True]
 
 
+@pytest.mark.parametrize(("later", "found"), [(1.3, True), (1.1, False)])
+def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
+    later: float, found: bool
+) -> None:  # a parameter of the test
+    past = History(seconds=5)
+    seconds = 0.0
+    for minute in range(40):
+        seconds += 60 * (1.0 if minute < 34 else later)
+        steps = of(Distribution(60 * minute, seconds), mode="train")
+        past.note(60.0 * minute, Readings(families({"training_step_duration_seconds": steps})))
+
+    told = [text for text in warnings(JOB, past=past) if "is slower" in text]
+    assert told == (["night is slower: 1.3 s a step, 1.0 s in the hour before"] if found else [])
+
+
 def test_a_goodput_of_nothing_before_the_first_save_is_explained() -> None:
     rows: Rows = {
         **JOB,

@@ -49,6 +49,17 @@ def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
         assert fetch(port_of(server), context=authority.client()).body == Large.body
 
 
+def test_plain_http_on_the_port_is_told_so(authority: Authority) -> None:
+    with serving(web_config=authority.config()) as server:
+        received = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        noise = exchange(port_of(server), b"\0" * 100)
+        assert eventually(lambda: numbers(server)["exporter_http_connection_errors_total{tls}"] == 1)
+
+    assert noise == b"" or noise[:1] == b"\x15"  # an alert
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.endswith(b"this port speaks HTTPS\n")
+
+
 def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
     old = authority.client()
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -58,6 +69,18 @@ def test_a_session_below_the_minimum_version_is_refused(authority: Authority) ->
             fetch(port_of(server), context=old)
 
     assert new.status == 200
+
+
+def test_only_the_configured_cipher_suites_are_agreed_on(authority: Authority) -> None:
+    suites = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
+    client = authority.client()
+    with serving(web_config=authority.config(suites)) as server:
+        peer = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
+        with client.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
+            found = wrapped.cipher()
+
+    assert found is not None
+    assert found[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
 ALWAYS = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
@@ -83,6 +106,23 @@ def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, 
             assert fetch(port, context=authority.client()).status == 200
 
     assert known.status == 200
+
+
+def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authority) -> None:
+    names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
+    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + names
+    with serving(web_config=authority.config(lines)) as server:
+        port = port_of(server)
+        allowed = [
+            fetch(port, context=authority.client(*names)).status
+            for names in (["prometheus.example"], ["x.example", "10.0.0.9"], ["0:0:0:0:0:0:0:1"])
+        ]
+        with pytest.raises(OSError):
+            fetch(port, context=authority.client("sub.prometheus.example"))
+        refused = numbers(server)["exporter_http_connection_errors_total{certificate}"]
+
+    assert allowed == [200, 200, 200]
+    assert refused == 1
 
 
 def test_a_certificate_that_does_not_fit_is_refused_at_the_start(authority: Authority) -> None:
@@ -163,7 +203,7 @@ def test_a_changed_file_cannot_switch_protection_off(authority: Authority, text:
 
     assert known == 200
     assert refused
-    assert not plain.startswith(b"HTTP")
+    assert b"this port speaks HTTPS" in plain
 
 
 def test_a_share_that_hangs_costs_half_a_second_once(
