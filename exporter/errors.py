@@ -99,7 +99,8 @@ class CollectError(ExporterError):
 class OneLoggerError(ExporterError, ValueError):
     """One-logger's own: settings of training telemetry that cannot be.
 
-    Also a ValueError, as what one-logger's configuration classes raise is; a telemetry call never raises it.
+    Of a *call*, only a job that chose `PROPAGATE_EXCEPTIONS` explicitly ever sees it. Also a ValueError, as what
+    one-logger's configuration classes raise is.
     """
 
 

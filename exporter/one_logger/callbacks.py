@@ -2,7 +2,7 @@
 
 Used in the training process. Each says that something begins or ends now, or at a time in milliseconds since the epoch;
 one that lies ahead is taken as now. Those that begin give the span, which can be given attributes and events. None
-raises. The pairs are made from the rows of `exporter.training.span_kinds`.
+raises, unless the job chose to have misuse raised. The pairs are made from the rows of `exporter.training.span_kinds`.
 """
 
 from __future__ import annotations

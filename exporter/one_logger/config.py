@@ -314,7 +314,10 @@ def _logger_config(value: Any) -> Any:
 
 
 class OneLoggerConfig(Settings):
-    """Who the application is, and whether and how this process tells of it; no strategy has a call raise."""
+    """Who the application is, and whether and how this process tells of it.
+
+    An exception of ours reaches the job only where `PROPAGATE_EXCEPTIONS` was asked for.
+    """
 
     application_name = Field(_non_blank)
     world_size_or_fn = Field(_positive)
@@ -329,3 +332,8 @@ class OneLoggerConfig(Settings):
     logger_config = Field(_logger_config, LoggerConfig())
     summary_data_schema_version = Field(_text, "1.0.0")
     telemetry_config = Field(_telemetry_config, None)
+
+    @property
+    def propagates(self) -> bool:
+        """Whether a misuse is raised at the call."""
+        return self.error_handling_strategy is OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS

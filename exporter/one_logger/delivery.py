@@ -194,8 +194,8 @@ class Outlet:
         )
         self._hurry = threading.Event()  # the process ends: no pauses
         self._ready: bool | None = None  # None: nobody has tried yet
-        self._accepted = Counter()
-        self._settled = self._failures = self._unwritten = 0
+        self._accepted, self._missed = Counter(), Counter()
+        self._settled = self._told = self._failures = self._unwritten = 0
         self._arrived = self._abandoned = False
         self._delivered = _counter("records", exporter=name)
         self._errors = _counter("errors", exporter=name)
@@ -213,6 +213,7 @@ class Outlet:
         elif self._worker.put(record):
             self._accepted.bump()
         else:
+            self._missed.bump()
             self._dropped["queue_full"](1)
 
     def drain(self, timeout_seconds: float) -> bool:
@@ -268,11 +269,18 @@ class Outlet:
             return  # it was counted as dropped when nobody could wait any longer
         self._settled += 1
         if not taken:
+            self._missed.bump()
             self._dropped["failed"](1)
             return
         self._arrived = True
         self._unwritten += 1
         self._delivered(1)
+        lost = self._missed.read() - self._told
+        if lost:  # have a consumer know that what it reads is incomplete
+            self._told += lost
+            kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+            error = TelemetryDataError.create(kind, f"{lost} records before this one were dropped")
+            self._attempt("export_telemetry_data_error", error)
 
     def _write_out(self) -> None:
         """Have an exporter that holds records back write them; it keeps those that it cannot."""

@@ -126,7 +126,11 @@ class ApplicationType(Name):
 
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """What a telemetry call does when it is misused: here either counts and logs it, and goes on measuring."""
+    """What a telemetry call does when it is misused.
+
+    Both count and log it. PROPAGATE_EXCEPTIONS, only where it was chosen explicitly, raises `OneLoggerError` at the
+    call as well; the other goes on measuring.
+    """
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"

@@ -1,12 +1,14 @@
 """The providers: a job says once who it is, what is exported and to whom.
 
 Used in the training process, by its own threads. Configuring is loud: settings that cannot be raise `OneLoggerError`,
-before training begins. Calls in the wrong order are misuse, counted and logged. Exporters start on threads of their own, so one that cannot connect delays and stops nothing.
+before training begins. Calls in the wrong order are misuse, counted and logged; they raise only where the job chose
+`PROPAGATE_EXCEPTIONS`. Exporters start on threads of their own, so one that cannot connect delays and stops nothing.
 After a fork the child is not configured: it must not write under its parent's identity.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ from exporter.one_logger.exporters import Exporter, ExporterConfig, ExporterConf
 from exporter.one_logger.names import ExportCustomizationMode
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
-from exporter.one_logger.records import Records, current
+from exporter.one_logger.records import Records, current, misuse
 from exporter.training import calls
 from exporter.training.attributes import SpanName, assert_that, shown
 from exporter.training.buffers import Hooks
@@ -80,7 +82,7 @@ class OneLoggerProvider(_Provider):
         if current() is None:
             _configure(config, recorder)
         else:
-            report("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
+            misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
 
     @property
     def recorder(self) -> DefaultRecorder:
@@ -108,7 +110,7 @@ def _building(method: _Function) -> _Function:
             method(self, *args, **kwargs)
         else:
             expected = "to be called before configure_provider, which takes effect once"
-            report(method.__name__, "configured_already", expected)
+            misuse(method.__name__, "configured_already", expected)
         return self
 
     return step  # type: ignore[return-value]  # the same arguments
@@ -135,7 +137,7 @@ class TrainingTelemetryProvider(_Provider):
         assert_that(is_one, f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}")
         if self._base is not None:
             expected = "to be called once; with_config_override changes fields"
-            report("with_base_config", "called_twice", expected)
+            misuse("with_base_config", "called_twice", expected)
         else:
             self._base = one_logger_config
         return self
@@ -150,16 +152,22 @@ class TrainingTelemetryProvider(_Provider):
         self._overrides = _updated(self._overrides, partial_config)
         return self
 
+    @_building
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
-        """Raise `OneLoggerError`: one-logger names it, and has it no more than this does."""
-        raise OneLoggerError(
-            f"read {os.fspath(file_path)} yourself and pass its fields to with_config_override"
-        )
+        """Change fields of the configuration as a JSON file says."""
+        try:
+            with open(file_path, "rb") as file:  # noqa: PTH123  # os.PathLike
+                found = json.load(file)
+        except (OSError, ValueError) as error:
+            raise OneLoggerError(f"{os.fspath(file_path)}: {error}") from error
+        assert_that(isinstance(found, dict), f"{os.fspath(file_path)}: must be a JSON object of fields")
+        return self.with_config_override(found)
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
-        """Raise `OneLoggerError`, likewise."""
+        """Raise `OneLoggerError`: one-logger names it, but there is no configuration server, here or there."""
         raise OneLoggerError(
-            f"ask {config_server_url!r} yourself and pass its fields to with_config_override"
+            f"there is no configuration server to ask at {config_server_url!r}:"
+            " fetch the fields yourself and pass them to with_config_override"
         )
 
     @_building
@@ -178,7 +186,7 @@ class TrainingTelemetryProvider(_Provider):
     ) -> TrainingTelemetryProvider:
         """Choose which spans are exported, once; without it, all but the short and frequent ones."""
         if self._filter is not None:
-            report("with_export_customization", "called_twice", "to be called once")
+            misuse("with_export_customization", "called_twice", "to be called once")
         else:
             self._filter = Filter(export_customization_mode, span_name_filter)
         return self
@@ -237,7 +245,7 @@ class TrainingTelemetryProvider(_Provider):
             return
         if records.training is not None:
             what = "to be called once: the configuration is set already"
-            report("set_training_telemetry_config", "already_set", what)
+            misuse("set_training_telemetry_config", "already_set", what)
             return
         records.set_training(training)
         records.settings.telemetry_config = training

@@ -1,7 +1,7 @@
 """Recorders, core one-logger's way to make spans, events and errors by hand; and `timed_span`.
 
 Used in the training process, on the job's threads. No call here raises, whatever it is given and whatever state it is
-in; none gives None: before configuration, on a rank that is disabled and
+in, unless the job chose `PROPAGATE_EXCEPTIONS`; none gives None: before configuration, on a rank that is disabled and
 where the job's own recorder fails, spans go nowhere. A recorder keeps a tree of its own, per thread and asyncio task;
 that of a training job shares the tree of the standard spans.
 """
@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from exporter.errors import OneLoggerError
 from exporter.one_logger import callbacks
 from exporter.one_logger.config import OneLoggerConfig
 from exporter.one_logger.delivery import EXIT_SECONDS, Delivery, Filter
@@ -23,7 +24,7 @@ from exporter.one_logger.names import (
     StandardTrainingJobEventName,
     SyncCheckpointMetricsUpdateAttributes,
 )
-from exporter.one_logger.records import current
+from exporter.one_logger.records import current, misuse
 from exporter.recording.timing import within
 from exporter.training import calls
 from exporter.training import span_kinds as kinds
@@ -90,7 +91,7 @@ class DefaultRecorder:
         with self._lock:
             found = self._spans.pop(getattr(span, "id", None), None)  # type: ignore[arg-type]  # anything may come
         if found is None:
-            report("recorder.stop", "no_such_span", "a span that is active")
+            misuse("recorder.stop", "no_such_span", "a span that is active")
             return
         found.stop(stop_event_attributes, stop_time)
         if self._latest.get() is found:
@@ -138,7 +139,7 @@ class DefaultRecorder:
 
     def _takes(self, call: str) -> bool:
         if self._closed:
-            report(f"recorder.{call}", "closed", "to be called before the recorder is closed")
+            misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
             return False
         records = current()
         return records is None or records.recorder is not self or records.enabled
@@ -147,7 +148,7 @@ class DefaultRecorder:
         """Tell whether a span is one: one-logger gives None where it is off."""
         known = isinstance(span, (Span, Handle) if call == "event" else Span)
         if not known:
-            report(f"recorder.{call}", "no_such_span", f"a span that is active, not {shown(span)}")
+            misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {shown(span)}")
         return known
 
 
@@ -335,6 +336,8 @@ def _guarded(step: Callable[[], Any]) -> Any:
     """Run a step of a recorder, which may be the job's own; what it raises is counted, not passed on."""
     try:
         return step()
-    except Exception as error:  # noqa: BLE001  # the job's own recorder
+    except Exception as error:  # the job's own recorder
+        if isinstance(error, OneLoggerError) and Hooks.telemetry.propagates:
+            raise
         report("timed_span", "recorder_raised", f"a recorder that does not raise: {shown(error)}")
         return None

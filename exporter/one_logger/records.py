@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.one_logger.delivery import Delivery
 from exporter.one_logger.names import (
@@ -30,6 +31,7 @@ from exporter.recording.identity import identity
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.buffers import Hooks
 from exporter.training.checkpoints import Save
+from exporter.training.metrics import report
 from exporter.training.open_spans import OpenSpan
 from exporter.training.progress import Loop
 from exporter.training.spans import Event, Telemetry
@@ -183,6 +185,7 @@ class Records(Telemetry):
         self.delivery = delivery
         self.application_name = settings.application_name
         self.enabled = settings.enable_for_current_rank
+        self.propagates = settings.propagates
         told = settings.telemetry_config
         self.set_training(told if isinstance(told, TrainingTelemetryConfig) else None)
         self.wants = delivery.wants
@@ -358,3 +361,10 @@ def current() -> Records | None:
     """Give what this process was configured to tell; None before."""
     found = Hooks.telemetry
     return found if isinstance(found, Records) else None
+
+
+def misuse(call: str, rule: str, expected: str) -> None:
+    """Report a misuse of the providers; raises `OneLoggerError` where the job chose to have it raised."""
+    report(call, rule, expected)
+    if Hooks.telemetry.propagates:
+        raise OneLoggerError(f"{call}: {expected}")

@@ -4,7 +4,7 @@ Used in the training process; the first use of a name loads what it is in. The j
 `exporter.training.api`; one-logger's names, of `exporter.one_logger`, are offered here too, so that a job written for it runs
 with only its imports changed. What the job notes is interpreted by the recording thread
 (`exporter.training.interpreter`), which fills the families and hands spans to the exporters. Nothing here raises into the
-job, waits, or touches a file.
+job, unless it chose so, waits, or touches a file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Used in the training process, on the job's threads. Every block is a decorator too. A block's body always runs, and what it
 raises always comes out again. Numbers are noted as they are given, one mark each, and looked at by the recording thread. A
-tensor on a GPU is never waited for: its value arrives with a later call. Nothing here raises.
+tensor on a GPU is never waited for: its value arrives with a later call. Nothing here raises, unless the job chose it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exporter.errors import OneLoggerError
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import within
 from exporter.recording.values import END_REASONS
@@ -104,7 +105,11 @@ class _Block:
             make = make | {"values": self._values()}
             if self.kind is kinds.CHECKPOINT_SAVE:
                 make["name"] = calls.save_name(make["values"])
-        self.span = calls.begin(self.kind, self.kind.call, entered=True, **make)
+        try:
+            self.span = calls.begin(self.kind, self.kind.call, entered=True, **make)
+        except OneLoggerError as error:  # the body does not run, so nobody leaves the block
+            calls.end(self.kind, self.kind.call, entered=True, exception=error)
+            raise
         return self.span
 
     def __exit__(
@@ -246,8 +251,8 @@ def record(
         _record(extend, base + _MICROBATCHES, microbatches)
     if epoch is not None:
         _record(extend, base + _EPOCH, epoch)
-    if len(place.buffer.items) > buffers.FULL_ITEMS:
-        Hooks.full(place.buffer)
+    if len(place.buffer.items) > buffers.limit:
+        Hooks.full(place.buffer, False)  # nothing is failing
 
 
 def _record(extend: Callable[[Any], None], code: int, value: object) -> None:

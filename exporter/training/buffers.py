@@ -36,17 +36,21 @@ MOST_ITEMS = 1 << 20
 MOST_OPEN = 64
 """Spans of one thread that are known to be open: a job that never ends them does not fill the memory."""
 
+limit = FULL_ITEMS
+"""Items in a buffer beyond which `full` is called; -1 where every call is to be looked at, since misuse raises."""
+
 
 class Hooks:
     """What the recording of this process does for its buffers; set when it is put together.
 
-    `full` is called on the thread whose buffer holds more than `FULL_ITEMS`, `settle` on one that has made a rare call. `span` gives the span of the innermost open block of a kind in a
+    `full` is called on the thread whose buffer holds more than `limit` items, `settle` on one that has made a rare call; their
+    second argument says whether an exception is passing. `span` gives the span of the innermost open block of a kind in a
     buffer, `values` what the job's callables say now.
     """
 
     adopt: Callable[[], None] = staticmethod(lambda: None)
-    full: Callable[[SpanBuffer], None] = staticmethod(lambda _buffer: None)
-    settle: Callable[[SpanBuffer], None] = staticmethod(lambda _buffer: None)
+    full: Callable[[SpanBuffer, bool], None] = staticmethod(lambda _buffer, _failing: None)
+    settle: Callable[[SpanBuffer, bool], None] = staticmethod(lambda _buffer, _failing: None)
     span: Callable[[SpanBuffer, Kind], Span | None] = staticmethod(lambda _buffer, _kind: None)
     values: Callable[[], dict[str, Any]] | None = None
     collect: Callable[[], None] = staticmethod(lambda: None)
@@ -145,14 +149,20 @@ class Handle:
 
     def __enter__(self) -> Self:
         self._extend((self._enter, monotonic()))
+        if limit < 0:
+            try:
+                Hooks.full(self.buffer, False)  # the block is only entered
+            except BaseException:
+                self._extend((self._fail, monotonic()))  # its body does not run, so nobody leaves it
+                raise
         return self
 
     def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
         if self._asks and Hooks.values is not None:
             self._extend((VALUES, Hooks.values()))
         self._extend((self._exit if exception is None else self._fail, monotonic()))
-        if len(self._items) > FULL_ITEMS:
-            Hooks.full(self.buffer)
+        if len(self._items) > limit:
+            Hooks.full(self.buffer, exception is not None)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is one block."""
@@ -295,6 +305,12 @@ def switch(*, on: bool) -> None:
 def is_on() -> bool:
     """Tell whether anything is recorded."""
     return place is not _INERT
+
+
+def raise_misuse(*, on: bool) -> None:
+    """Have every call looked at as it is made."""
+    global limit  # noqa: PLW0603  # as above
+    limit = -1 if on else FULL_ITEMS
 
 
 def current_span_id() -> str | None:

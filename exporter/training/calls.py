@@ -100,7 +100,7 @@ def begin(
             Hooks.gpu.begin(kind, asynchronous=(values or {}).get("strategy") == "async")
         place.opened.append(span)
         del place.opened[:-MOST_OPEN]
-        Hooks.settle(buffers.here().buffer)
+        Hooks.settle(buffers.here().buffer, False)  # nothing is failing
     return span
 
 
@@ -139,7 +139,7 @@ def end(
         attributes=attributes,
     )
     _note(place, kind.code + ENDED, ended)
-    Hooks.settle(buffers.here().buffer)
+    Hooks.settle(buffers.here().buffer, exception is not None)
     if kind is CHECKPOINT_SAVE and exception is None:
         Hooks.flush_soon()
 
@@ -149,7 +149,7 @@ def say(name: str, **values: Any) -> None:
     place = buffers.here()
     if buffers.is_on():
         _note(place, CALL, Call(name=name, values=values))
-        Hooks.settle(buffers.here().buffer)
+        Hooks.settle(buffers.here().buffer, False)  # nothing is failing
 
 
 def note_time(kind: Kind, what: int) -> None:
@@ -158,12 +158,14 @@ def note_time(kind: Kind, what: int) -> None:
     _note(place, kind.code + what, monotonic())
     if Hooks.gpu is not None:
         (Hooks.gpu.begin if what == BEGIN else Hooks.gpu.end)(kind)
+    if buffers.limit < 0:
+        Hooks.full(place.buffer, False)  # nothing is failing
 
 
 def _note(place: Any, code: int, value: object) -> None:
     place.extend((code, value))
-    if len(place.buffer.items) > buffers.FULL_ITEMS:
-        Hooks.full(place.buffer)
+    if len(place.buffer.items) > buffers.limit >= 0:
+        Hooks.full(place.buffer, False)  # nothing is failing
 
 
 def tell_event(span: Span, event: Event) -> None:

@@ -139,17 +139,17 @@ def report(call: str, rule: str, expected: str) -> None:
 
 
 class Misuse:
-    """Calls of one process that cannot be meant so, counted always, told once each."""
+    """Calls of one process that cannot be meant so, counted always, told once each; the latest may be raised."""
 
     def __init__(self, families: Families) -> None:
         self._families = families
-        self.counted = False
+        self.latest: deque[str] = deque(maxlen=100)
 
     def count(self, call: str, rule: str, expected: str) -> None:
         """Count one now; the arguments are those of `report`."""
         call = call[:MOST_CALL]
         self._families.counter("training.misuse", call=call, rule=rule).add()
-        self.counted = True
+        self.latest.append(f"{call}: expected {expected}")
         tell_once(
             f"training {call} {rule}",
             f"misuse of exporter.training: {call} expected {expected} (rule {rule}; told once, counted always)",

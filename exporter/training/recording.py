@@ -1,7 +1,7 @@
 """The recording of training in this process: span buffers in, families and a reading out.
 
 Used in the training process, by the recording thread, and by a job's thread in three cases: its buffer is full, it has
-made a rare call and nothing is in the way, or it asks a short block for its span. Whoever interprets holds the lock, and between two
+made a rare call and nothing is in the way, or it wants misuse raised. Whoever interprets holds the lock, and between two
 short pieces gives it and the interpreter lock away. Nothing here waits for it, except where misuse is to be raised.
 After a fork the child knows nothing of what its parent did, and is not configured.
 """
@@ -16,6 +16,7 @@ from operator import itemgetter
 from time import monotonic, time
 from typing import Any
 
+from exporter.errors import OneLoggerError
 from exporter.recording.events import EVENTS
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import buffers, calls, gpu_time
@@ -35,7 +36,8 @@ HELP_ITEMS = 1024
 SPAN_SECONDS = 0.05
 """The longest that a call waits which asks a short block for its span, for the recording thread to finish a piece."""
 PATIENCE_SECONDS = 1.0
-"""The longest that the recording thread waits for a job's thread which interprets."""
+"""The longest that the recording thread waits for a job's thread which interprets, and a call whose misuse is to be
+raised for the recording thread."""
 
 Mark = tuple[float, int, SpanBuffer, tuple[int, Any]]
 """Its time, its place among those that were drained with it, its buffer, its code and value."""
@@ -112,7 +114,7 @@ class TrainingRecording:
                     main = self._interpreter.open.main_thread or threading.main_thread().ident
                     Hooks.gpu.decide(main, self._job.progress.ideal, buffers.all_buffers())
                     Hooks.gpu.publish(self._families)
-            if alone and (self._interpreter.open.started or self._misuse.counted):
+            if alone and (self._interpreter.open.started or self._misuse.latest):
                 self._series = tuple(self._families.readings())
         return self._series
 
@@ -155,6 +157,7 @@ class TrainingRecording:
         Hooks.values = None
         Hooks.telemetry = NO_TELEMETRY
         gpu_time.begin_anew()
+        buffers.raise_misuse(on=False)
         if not self._recording or not buffers.is_on():
             buffers.switch(on=self._recording)
         self._begin(monotonic())
@@ -183,6 +186,7 @@ class TrainingRecording:
             return
         if known is not telemetry:
             calls.say("configured", telemetry=telemetry)
+        buffers.raise_misuse(on=telemetry.propagates)
 
     def open_spans(self) -> list[Span]:
         """Give the spans that have not ended, in the order of their begins."""
@@ -241,13 +245,29 @@ class TrainingRecording:
                 pass
             return alone
 
-    def _full(self, buffer: SpanBuffer) -> None:
-        if not self._try() and len(buffer.items) > MOST_ITEMS:
+    def _full(self, buffer: SpanBuffer, failing: bool) -> None:  # as the buffers call it
+        if buffers.limit < 0:
+            self._strict(failing=failing)
+        elif not self._try() and len(buffer.items) > MOST_ITEMS:
             buffer.drop()
 
-    def _settle(self, buffer: SpanBuffer) -> None:
-        if len(buffer.items) <= HELP_ITEMS:
+    def _settle(self, buffer: SpanBuffer, failing: bool) -> None:  # as the buffers call it
+        if buffers.limit < 0:
+            self._strict(failing=failing)
+        elif len(buffer.items) <= HELP_ITEMS:
             self._try()
+
+    def _strict(self, *, failing: bool) -> None:
+        """Interpret at once, and raise what was wrong since the last call; not while the job's own exception passes."""
+        problems: list[str] = []
+        with self._alone(PATIENCE_SECONDS) as alone:
+            while alone and self._piece(CHUNK_ITEMS, monotonic()):
+                pass
+            if alone:
+                problems = list(self._misuse.latest)
+                self._misuse.latest.clear()
+        if problems and not failing:
+            raise OneLoggerError(problems[0])
 
     def _span_of(self, buffer: SpanBuffer, kind: Kind) -> Span | None:
         """Give the span of an open block; None where none is open, or nobody can tell soon."""

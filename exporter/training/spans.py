@@ -373,12 +373,13 @@ class Telemetry:
         configured: The rules are in force, and spans that begin now are recorded.
         trains: The configuration of the training is known.
         enabled: This process records at all.
+        propagates: Misuse is raised at the call.
         application_name: For records that say whose they are; None where it is not known.
         now: Gives the time of what is interpreted; set by whoever interprets.
         wants: Tells whether a span of this name is exported.
     """
 
-    configured = trains = False
+    configured = trains = propagates = False
     enabled = True
     application_name: str | None = None
     now: Callable[[], TracingTimestamp] = staticmethod(TracingTimestamp.now)

@@ -194,6 +194,15 @@ def test_numbers_and_truth_values_may_come_from_the_environment() -> None:
     assert application.enable_for_current_rank is False
 
 
+def test_only_an_explicit_choice_propagates() -> None:
+    propagate = OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+
+    assert not OneLoggerConfig(**APPLICATION).propagates
+    for chosen in (propagate, "propagate_exceptions"):
+        assert OneLoggerConfig(**APPLICATION, error_handling_strategy=chosen).propagates
+    assert OneLoggerConfig(**APPLICATION, error_handling_strategy=propagate).model_copy().propagates
+
+
 def test_a_field_may_be_changed_afterwards_and_is_checked_then_too() -> None:
     config = OneLoggerConfig(**APPLICATION)
     config.telemetry_config = TrainingTelemetryConfig(**TRAINING)

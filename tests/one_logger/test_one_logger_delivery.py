@@ -27,7 +27,7 @@ from exporter.one_logger.recorder import DefaultRecorder
 from exporter.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.recording.worker import FLUSHED_TOGETHER
-from exporter.training.spans import ErrorEvent, Event, Span
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 SOON = 10.0
 
@@ -118,7 +118,7 @@ def test_d29_a_flaky_backend_loses_nothing(sinks: list[Delivery]) -> None:
     assert dropped("failed") == before
 
 
-def test_d29_a_record_that_is_always_refused_is_dropped_and_the_others_go_on(
+def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on(
     sinks: list[Delivery],
 ) -> None:
     class Poisoned(KeepingExporter):
@@ -129,12 +129,14 @@ def test_d29_a_record_that_is_always_refused_is_dropped_and_the_others_go_on(
 
     exporter = Poisoned()
     sink = begun(sinks, exporter, first_pause_seconds=0.001)
-    name = "test_d29_a_record_that_is_always_refused_is_dropped_and_the_others_go_on.Poisoned"
+    name = "test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on.Poisoned"
     for each in ("good", "poison", "better"):
         sink.start(Span.create(each))
 
     assert sink.flush(SOON)
     assert [name for method, name in exporter.kept if method == "start"] == ["good", "better"]
+    assert [error.error_message for error in exporter.errors] == ["1 records before this one were dropped"]
+    assert exporter.errors[0].error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped("failed", name) == 1
     assert total("training.span.exporter.errors", exporter=name) == delivery.ATTEMPTS
     assert total("training.span.exporter.records", exporter=name) == 2
@@ -170,6 +172,9 @@ def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: l
 
     hanging.gate.set()
     assert sink.flush(SOON)
+    sink.start(Span.create("after"))
+    assert sink.flush(SOON)
+    assert [error.error_message for error in hanging.errors] == ["90 records before this one were dropped"]
 
 
 def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
@@ -235,7 +240,7 @@ def test_an_exporter_goes_on_whatever_it_raises(error: BaseException, sinks: lis
     sink.start(span)
 
     assert sink.flush(SOON)
-    assert exporter.kept[-1] == ("start", "work")
+    assert exporter.kept[-1] == ("telemetry_data_error", "1 records before this one were dropped")
 
 
 def test_what_waits_goes_out_at_the_end_where_the_job_has_let_go_of_its_recorder() -> None:

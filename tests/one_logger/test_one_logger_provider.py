@@ -25,6 +25,7 @@ from exporter.training import (
     ExportCustomizationMode,
     LoggerConfig,
     OneLoggerConfig,
+    OneLoggerErrorHandlingStrategy,
     OneLoggerProvider,
     Recorder,
     Span,
@@ -104,19 +105,23 @@ def test_what_was_configured_is_found_again() -> None:
     assert get_recorder() is provider().recorder is OneLoggerProvider.instance().recorder
 
 
-def test_overrides_change_nested_fields_and_the_last_one_counts() -> None:
+def test_overrides_change_nested_fields_and_the_last_one_counts(tmp_path: Path) -> None:
+    file = tmp_path / "override.json"
+    file.write_text(json.dumps({"telemetry_config": {"log_every_n_train_iterations": 7}}), encoding="ascii")
     (
         provider()
         .with_base_config(OneLoggerConfig(**APPLICATION, telemetry_config=TRAINING))
         .with_config_override({"application_name": "first", "custom_metadata": {"a": 1}})
         .with_config_override({"application_name": "second", "telemetry_config": {"seq_length_or_fn": 5}})
-        .with_config_override({"telemetry_config": {"log_every_n_train_iterations": 7}})
+        .with_config_override_from_json_file(file)
+        .with_config_override({"error_handling_strategy": "propagate_exceptions"})
         .configure_provider()
     )
 
     config = provider().config
     assert config.application_name == "second"
     assert config.custom_metadata == {"a": 1}
+    assert config.propagates
     assert isinstance(config.telemetry_config, TrainingTelemetryConfig)
     assert config.telemetry_config.model_dump() | TRAINING == config.telemetry_config.model_dump()
     assert config.telemetry_config.seq_length == 5
@@ -138,13 +143,24 @@ def test_d40_a_part_of_a_training_over_a_base_without_one_is_refused_in_words() 
     assert current() is None
 
 
+@pytest.mark.parametrize("text", ["{", "[]", None])
+def test_a_file_of_overrides_that_cannot_be_read_is_refused_with_its_path(
+    text: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "override.json"
+    if text is not None:
+        file.write_text(text, encoding="ascii")
+
+    with pytest.raises(OneLoggerError, match=r"override\.json"):
+        provider().with_config_override_from_json_file(file)
+
+
 @pytest.mark.parametrize(
     ("call", "arguments", "words"),
     [
         ("with_base_config", ({"application_name": "a"},), "takes a OneLoggerConfig"),
         ("with_config_override", (5,), "takes a mapping of fields"),
         ("with_config_override_from_config_server", ("https://config.example.com",), "with_config_override"),
-        ("with_config_override_from_json_file", ("override.json",), "with_config_override"),
         ("with_exporter", ("not an exporter",), "is no exporter"),
         ("set_training_telemetry_config", (5,), "must be a TrainingTelemetryConfig"),
         ("configure_provider", (), "No configuration was provided"),
@@ -162,6 +178,7 @@ def test_what_is_no_configuration_is_refused_in_words(
     [
         ("with_base_config", (OneLoggerConfig(**APPLICATION),)),
         ("with_config_override", ({},)),
+        ("with_config_override_from_json_file", ("/no/such/file",)),
         ("with_exporter", (KeepingExporter(),)),
         ("with_export_customization", (ExportCustomizationMode.EXPORT_ALL_SPANS,)),
         ("with_export_config", ()),
@@ -179,6 +196,47 @@ def test_s13_what_comes_too_late_is_a_misuse_and_changes_nothing(
 
     assert [(name, rule) for name, rule, _ in found] == [(call, "configured_already")]
     assert current() is before
+
+
+def test_with_the_propagating_strategy_a_misuse_raises_at_its_call_and_bodies_run_all_the_same() -> None:
+    configured(
+        telemetry_config=TRAINING,
+        error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS,
+    )
+    with pytest.raises(OneLoggerError, match="on_train_end"):
+        training.on_train_end()
+    ran = []
+    with application():
+        with contextlib.suppress(OneLoggerError), application():
+            ran.append("second application")
+        with training_loop(train_iterations_start=0), training_iteration():
+            ran.append("iteration")
+    with pytest.raises(OneLoggerError):
+        get_recorder().stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
+
+    assert "iteration" in ran
+
+
+def test_d15_a_block_that_raises_as_it_is_entered_leaves_those_around_it_as_they_are() -> None:
+    keeping = KeepingExporter()
+    configured(
+        keeping,
+        telemetry_config=TRAINING,
+        error_handling_strategy=OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS,
+    )
+    for _ in range(2):
+        with application():
+            with pytest.raises(OneLoggerError, match="application"), application():
+                pass
+            with training_loop(train_iterations_start=0):
+                with pytest.raises(OneLoggerError, match="training_iteration"), training_iteration():
+                    training_iteration().__enter__()
+                with training_iteration():
+                    pass
+
+    told = names(keeping)
+    assert told.count(("stop", "application")) == told.count(("stop", "training_loop")) == 2
+    assert told.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
 
 
 def test_a_configuration_of_the_training_that_comes_later_is_part_of_the_whole() -> None:
