@@ -201,21 +201,17 @@ def _power() -> tuple[Panel, ...]:
 def links() -> tuple[Panel, ...]:
     """Give the panels about traffic over NVLink and PCIe."""
 
-    def traffic(title: str, family: str) -> Panel:
+    def traffic(title: str, link: str) -> Panel:
+        rate = f"sum by (instance, gpu) (rate(gpu_{link}_{{way}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
         return lines(
             title,
-            Query(f"sum by (instance, gpu) (rate({family}{{@gpu}}[$__rate_interval]))", LEGEND),
+            Query(rate.format(way="transmit"), f"{LEGEND} sent"),
+            Query(rate.format(way="receive"), f"{LEGEND} received", dashed=True),
             unit="Bps",
-            w=6,
             legend="hidden",
         )
 
-    return (
-        traffic("NVLink, sent", "gpu_nvlink_transmit_bytes_total"),
-        traffic("NVLink, received", "gpu_nvlink_receive_bytes_total"),
-        traffic("PCIe, sent", "gpu_pcie_transmit_bytes_total"),
-        traffic("PCIe, received", "gpu_pcie_receive_bytes_total"),
-    )
+    return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
 
 
 def errors() -> tuple[Panel, ...]:

@@ -114,13 +114,7 @@ def _cpu() -> tuple[Panel, ...]:
             stacked=True,
             overrides=named({"user": BLUE, "system": ORANGE}),
         ),
-        lines("Pressure of the machine", *_waits(), unit="percentunit", most=1),
-        lines(
-            "Pressure of the container",
-            Query("rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])", "I/O", PURPLE),
-            unit="percentunit",
-            most=1,
-        ),
+        lines("Pressure", *_waits(), unit="percentunit", most=1, w=24),
     )
 
 
@@ -129,6 +123,8 @@ def _waits() -> Iterator[Query]:
         yield Query(
             f"rate(host_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval])", name, color
         )
+    rate = "rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])"
+    yield Query(rate, "I/O, container", PURPLE, dashed=True)
 
 
 def _memory() -> tuple[Panel, ...]:

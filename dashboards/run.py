@@ -332,17 +332,6 @@ def checkpoints() -> tuple[Panel, ...]:
             unit="bytes",
             w=12,
         ),
-        stat(
-            "Best interval between saves",
-            now(
-                "sqrt(2 * (histogram_quantile(0.5, sum by (le)"
-                ' (training_checkpoint_duration_seconds_bucket{@run, part="blocking"})))'
-                f" * max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0))"
-            ),
-            unit="s",
-            decimals=0,
-            w=12,
-        ),
     )
 
 
@@ -376,13 +365,7 @@ def goodput() -> tuple[Panel, ...]:
             overrides=named(CAUSES),
             w=8,
         ),
-        stat("Lost steps", now("max(training_lost_steps_total{@run})"), unit="locale", w=8),
-        stat(
-            "Mean time between interruptions",
-            now(f"max({WALL}) / (sum(training_interruptions_total{{@run}}) > 0)"),
-            unit="dthms",
-            w=8,
-        ),
+        stat("Lost steps", now("max(training_lost_steps_total{@run})"), unit="locale", w=8, h=8),
         table(
             "Interruptions and restarts",
             Column("reason", "Reason"),
