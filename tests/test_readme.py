@@ -80,7 +80,10 @@ def test_the_benchmarks_that_it_names_exist() -> None:
 
 def test_its_figures_are_those_of_the_benchmarks() -> None:
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "benchmarks/page.py", "--check"], capture_output=True, text=True, check=False
+        [sys.executable, REPOSITORY / "benchmarks/page.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.returncode == 0, done.stdout

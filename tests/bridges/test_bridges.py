@@ -140,7 +140,10 @@ print(bridges.install("plain_torch") == bridges.install())
 """
     done = child(tmp_path / "feed", program)
 
-    assert done.stdout == "('elastic', 'transformers', 'accelerate', 'keras', 'one_logger')\nTrue\n"
+    assert (
+        done.stdout
+        == "('elastic', 'transformers', 'accelerate', 'keras', 'one_logger', 'prometheus_client')\nTrue\n"
+    )
     assert "the bridge monitor could not be installed" in done.stderr
 
 
