@@ -154,19 +154,27 @@ def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: 
                 # Ctrl-Z throws away what was typed before the shell reads again.
                 wait_until(lambda: [state(pid) for pid in processes_naming(str(tmp_path))].count("T") > 1, 1)
                 break
-        # Typed again until the shell reads: what comes before it does is thrown away.
-        while not lines(tmp_path / "jobs"):
-            os.write(keyboard, f"jobs > {tmp_path}/jobs\n".encode())
-            with contextlib.suppress(AssertionError):
-                wait_until(lambda: lines(tmp_path / "jobs"), 0.5)
+        typed(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
         time.sleep(3.2)
         was_stopped = not (tmp_path / "ended").exists()
-        os.write(keyboard, f"fg; echo $? > {tmp_path}/status\n".encode())
-        wait_until(lambda: lines(tmp_path / "status"))
+        typed(
+            keyboard,
+            f"fg; s=$?; [ -s {tmp_path}/status ] || echo $s > {tmp_path}/status",
+            tmp_path / "status",
+        )
 
     assert "Stopped" in lines(tmp_path / "jobs")[0]
     assert was_stopped
     assert lines(tmp_path / "status") == ["9"]
+
+
+def typed(keyboard: int, line: str, result: Path) -> None:
+    """Type a line until it has its result: what is typed before the shell reads is thrown away."""
+    for _ in range(60):
+        os.write(keyboard, f"{line}\n".encode())
+        with contextlib.suppress(AssertionError):
+            return wait_until(lambda: lines(result), 0.5)
+    raise AssertionError(f"nothing came of {line}")
 
 
 def children(pid: int) -> list[int]:
