@@ -84,7 +84,6 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
             "gpus": [HOT_GPU],
             "set": {
                 "clock_sm": {"idle": 345, "busy": 1290},
-                "clock_graphics": {"idle": 345, "busy": 1290},
                 "temperature": {"idle": 62, "busy": 89},
                 "memory_temperature": {"idle": 70, "busy": 97},
                 "temperature_margin": {"idle": 12, "busy": 0},
