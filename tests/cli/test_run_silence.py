@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,14 +29,19 @@ def job(
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
     settings = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | more
     process = subprocess.Popen(
-        [*before, python, str(script)], env=settings, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [*before, python, str(script)],
+        env=settings,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process.pid
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
