@@ -1,7 +1,7 @@
 """Loaded by every Python that a job of `training-exporter run` starts, since its folder is the first of PYTHONPATH.
 
-Torch and Lightning find `exporter_auto` by entry points. One-logger and Keras without torch look for none, so their
-import calls it here. No part of the package: it imports nothing of it before that, and whatever goes wrong stays here. The
+Torch and Lightning find `exporter_auto` by entry points. One-logger, Keras and prometheus_client without torch look for
+none, so their import calls it here. No part of the package: it imports nothing of it before that, and whatever goes wrong stays here. The
 environment's own `sitecustomize` is loaded as if this one were not there.
 """
 
@@ -11,18 +11,26 @@ import os
 import sys
 from contextlib import suppress
 
-_WATCHED = frozenset({"nv_one_logger", "keras"})
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_WATCHED = frozenset({"nv_one_logger", "keras", "prometheus_client"})
 
 
 class _Finder:
-    """Installs the bridges before the first of the libraries is imported; it finds no module itself."""
+    """Installs the bridges before the first of the libraries is imported, and lets those find it that then are there."""
 
     @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG003  # as is called
-        if name in _WATCHED:
-            sys.meta_path.remove(cls)
-            with suppress(Exception):
-                __import__("exporter_auto").start()
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _WATCHED:
+            return None
+        sys.meta_path.remove(cls)
+        with suppress(Exception):
+            __import__("exporter_auto").start()
+        # The import that is under way does not see the finders that the bridges have put first.
+        finders = [each.find_spec for each in sys.meta_path if hasattr(each, "find_spec")]
+        return next((spec for find in finders if (spec := find(name, path, target)) is not None), None)
 
 
 def _give_way() -> None:

@@ -52,6 +52,10 @@ LONG_PHASES = frozenset(
 _IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
 
 
+SAME_SECONDS = 0.01
+"""Times of a step that are no further apart are those of one step."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A definition with all that follows from it; `names` are those of its families and their samples."""
@@ -169,8 +173,9 @@ class Process(Totals):
     def note_progress(self, now: Moment) -> None:
         """Follow its latest step by a clock that is never set."""
         progress = None if self.training is None else self.training.last_progress
-        if progress is not None and progress != self.progress:
-            first = self.progress is None
+        first = self.progress is None
+        # A Unix time that its process works out anew for each snapshot: it moves by microseconds without a step.
+        if progress is not None and (first or abs(progress - (self.progress or 0.0)) > SAME_SECONDS):
             self.progress_monotonic = now.monotonic - (max(0.0, now.wall - progress) if first else 0.0)
         self.progress = progress
 

@@ -243,7 +243,7 @@ def concerns(seen: View) -> list[Concern]:
 
 def _of_ranks(seen: View) -> Iterator[Concern]:
     now = seen.about.now
-    living = {rank.run for rank in seen.ranks if rank.alive}
+    living = {rank.run for rank in seen.ranks if rank.alive and rank.rank}
     for rank in seen.ranks:
         run, of = seen.runs.get(rank.run), rank.title
         if rank.condition == "silent":

@@ -222,8 +222,9 @@ def record(
     microbatches: int | None = None,
     epoch: int | None = None,
     mode: str = "train",
+    **unknown: object,
 ) -> None:
-    """Record numbers of the present step; never waits, never raises.
+    """Record numbers of the present step; never waits, never raises. Any other number is for a Stat.
 
     A loss or the norm of the gradient may be a tensor of one element, which is not waited for. Samples and tokens are this
     rank's own share of the step: 0 on ranks that compute the same again. The mode is train, validation or test.
@@ -232,6 +233,8 @@ def record(
     if not base:
         report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {shown(mode)}"[:200])
         return
+    if unknown:
+        _refuse("record", unknown)
     place = buffers.place
     extend = place.extend
     # Each by itself: a loop over all takes a third longer.
@@ -253,6 +256,11 @@ def record(
         _record(extend, base + _EPOCH, epoch)
     if len(place.buffer.items) > buffers.limit:
         Hooks.full(place.buffer, False)  # nothing is failing
+
+
+def _refuse(call: str, names: Mapping[str, object]) -> None:
+    """Count what has no place here, and say where it has one."""
+    report(call, "name", f"none of {', '.join(sorted(names))}, which are for a Stat of the job's own"[:200])
 
 
 def _record(extend: Callable[[Any], None], code: int, value: object) -> None:
@@ -306,6 +314,7 @@ def describe(
     peak_flops: float | None = None,
     step_target: int | None = None,
     world_size: int | None = None,
+    **unknown: object,
 ) -> None:
     """Say what is known about the run; only what is given changes, and nothing raises.
 
@@ -313,9 +322,13 @@ def describe(
     device, dense, replaces. FLOP of a token or sample are the model's, forward and backward; `hardware_flops_per_token`
     counts what is computed again too. `flops_method` says in a word how they were found.
     """
-    given = {name: taken(value) for name, value in locals().items() if value is not None}
+    given = {
+        name: taken(value) for name, value in locals().items() if value is not None and name != "unknown"
+    }
     if given:
         calls.say("describe", **given)
+    if unknown:
+        _refuse("describe", unknown)
 
 
 def skipped_step(reason: str) -> None:

@@ -19,6 +19,7 @@ def killed(
     failure: str = "",
     final: bool = False,
     others: tuple[str, ...] = (),
+    others_final: bool = False,
 ) -> dict[str, float]:
     """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
     sidecar = Sidecar(tmp_path)
@@ -31,7 +32,7 @@ def killed(
     first.see()
     for peer, why in zip(peers, others, strict=True):
         peer.job.failure = why
-        peer.write().kill()
+        peer.write(final=others_final).kill()
     first.job.failure = failure
     first.write(final=final)
     return reasons(first.die())
@@ -50,6 +51,12 @@ def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
     tmp_path: Path, consequence: str
 ) -> None:
     assert killed(tmp_path, Witnesses(), failure=consequence, final=True, others=("",)) == {"signal": 1}
+
+
+def test_a_rank_that_left_in_order_before_is_the_cause_of_a_lost_connection(tmp_path: Path) -> None:
+    ended = killed(tmp_path, Witnesses(), failure="network", final=True, others=("",), others_final=True)
+
+    assert ended == {"exit": 1}
 
 
 def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reasons(tmp_path: Path) -> None:

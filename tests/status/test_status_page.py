@@ -168,6 +168,10 @@ def saving(spent: float) -> Rows:
 
 
 ENDED: Rows = {"training_feed_alive": of(1.0, rank="0") + of(0.0, rank="1")}
+# An agent that waits for other nodes lives on, without a rank.
+ALL_ENDED: Rows = {
+    "training_feed_alive": of(0.0, rank="0") + of(0.0, rank="1") + of(1.0, role="agent"),
+}
 STUCK: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="0")}
 SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank="1")}
 
@@ -176,6 +180,7 @@ SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank
     ("rows", "expected"),
     [
         (ENDED, ["rank 1 of night has ended while other ranks live"]),
+        (ALL_ENDED, []),
         (STUCK, ["rank 0 of night lives but has told nothing for 60 s: stopped, or stuck"]),
         (silent_since(900), ["rank 0 of night has finished no step for 15 min, now in forward"]),
         (silent_since(5000, "validation"), []),

@@ -193,6 +193,14 @@ def test_numbers_that_are_none_are_counted_and_leave_the_last_good_one() -> None
     }
 
 
+def test_a_name_that_is_no_argument_is_misuse_and_what_is_one_counts() -> None:
+    training.record(loss=1.5, accuracy=0.9)
+    training.describe(model="m", colour="red")
+
+    assert of("training.loss", mode="train") == 1.5
+    assert misuses() == {("record", "name"): 1, ("describe", "name"): 1}
+
+
 def test_numbers_that_no_counter_can_hold_are_misuse_and_the_counters_stay() -> None:
     training.describe(flops_per_token=1e300)
     for tokens in (7, 1e308):

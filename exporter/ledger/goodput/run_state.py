@@ -147,7 +147,9 @@ class Witnesses:
         killed = kills is not None and oom_kills is not None and kills > oom_kills
         told = {attempt.reading.failure, *(each.failure for each in others)} - {""}
         said = {each if each in END_REASONS else "exit" for each in told}
-        believed = _MOST_TELLING if silent else _MOST_TELLING + _CONSEQUENCES
+        # A lost connection is the consequence of a rank that has gone before, and said of no failure.
+        left = silent or any(not each.failure and (each.departed or ended) <= ended for each in others)
+        believed = _MOST_TELLING if left else _MOST_TELLING + _CONSEQUENCES
         name, boot = attempt.machine
         if said.intersection(believed):
             reason = next(each for each in believed if each in said)

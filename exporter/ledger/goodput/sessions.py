@@ -45,6 +45,8 @@ FINISHED_SECONDS = 5.0
 """How long a process lives on after its application before its work counts as done: its end says more."""
 LAST_WORD_SECONDS = 0.5
 """How long after the end of a process that finished its exit status may come."""
+EXITING_SECONDS = 10.0
+"""How long a process may take to leave after it let go of its feed: torch tears down a device first."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class Session:
         None,
     )  # the kernel's count at the last two snapshots
     _snapshot: Snapshot | None = None  # the last one that was counted
+    _left: float = 0.0  # when a process that had finished was last seen to be there still
     _finished: float | None = None  # when its application was seen to have ended
     _told: set[str] = field(default_factory=set)  # processes that were logged
 
@@ -146,8 +149,14 @@ class Session:
             ended = 0.0 if attempt.ended is None else max(0.0, now.wall - attempt.ended)
             self.gone = now.monotonic - ended if process is None else process.departed_monotonic
         if attempt.ended is None:
-            patience = LAST_WORD_SECONDS if attempt.reading.finished else SETTLE_SECONDS
-            waited = now.monotonic - self.gone >= patience
+            since, patience = self.gone, SETTLE_SECONDS
+            if attempt.reading.finished:
+                # Its exit status is still to come where a process of its number and age is there.
+                exiting = look.witnesses.started(attempt.pid, attempt.recorded) < attempt.recorded
+                if exiting and now.monotonic - self.gone < EXITING_SECONDS:
+                    self._left = now.monotonic
+                since, patience = max(self.gone, self._left), LAST_WORD_SECONDS
+            waited = now.monotonic - since >= patience
             if not waited and look.witnesses.own(attempt.pid, attempt.recorded, now.wall) is None:
                 return
             self._end(look)
