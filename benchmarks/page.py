@@ -29,7 +29,7 @@ SHOWN = {
     "64 at once, p99, ms": "64 scrapers at once, the slowest of a hundred",
     "sidecar, % of a core": "sidecar, 8 GPUs (replayed), 8 ranks of 50 Stats, scraped every 15 s",
     "sidecar, MiB": "the same, memory",
-    "NVML child, % of a core a card": "its NVML child for each GPU, at an H100's cost of a call",
+    "NVML child, % of a core a card": "its NVML child for each GPU, with the call costs of an H100",
 }
 """Rows of the README, and what it calls them."""
 
