@@ -1,7 +1,7 @@
-"""Writes docs/BENCHMARKS.md, and the table of the README, from what the three benchmarks print.
+"""Writes docs/BENCHMARKS.md, and the table of the README, from what the benchmarks print.
 
-`python benchmarks/page.py` runs bench_recording, bench_web, bench_node and growth, or those that are named, then writes both
-documents and benchmarks/results.json; with `--check` it ends with status 1 where the documents are not as results.json says.
+`python benchmarks/page.py` runs the four benchmarks and growth, or those that are named, then writes both documents and
+benchmarks/results.json; with `--check` it ends with status 1 where the documents are not as results.json says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks/results.json"
-NAMES = ("bench_recording", "bench_web", "bench_node")
+NAMES = ("bench_recording", "bench_web", "bench_node", "bench_energy")
 GROWTH = "growth"
 
 SHOWN = {
