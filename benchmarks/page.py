@@ -1,7 +1,8 @@
-"""Writes docs/BENCHMARKS.md, and the table of the README, from what the benchmarks print.
+"""Writes docs/BENCHMARKS.md, and the tables of README and docs/operations.md, from what the benchmarks print.
 
-`python benchmarks/page.py` runs the four benchmarks and growth, or those that are named, then writes both documents and
-benchmarks/results.json; with `--check` it ends with status 1 where the documents are not as results.json says.
+`python benchmarks/page.py` runs the four benchmarks and growth, or those that are named (fleet too, which takes twenty
+minutes of a quiet machine), then writes the documents and benchmarks/results.json; with `--check` it ends with status 1
+where the documents are not as results.json says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks/results.json"
 NAMES = ("bench_recording", "bench_web", "bench_node", "bench_energy")
-GROWTH = "growth"
+GROWTH, FLEET = "growth", "fleet"
 
 SHOWN = {
     "Stat.add, ns": "`Stat.add`",
@@ -105,6 +106,21 @@ def grown(curve: dict[str, Any]) -> list[str]:
     return [*head, *(f"| {row} |" for row in rows), "", picture, ""]
 
 
+def fleet(result: dict[str, Any]) -> str:
+    """The table of a simulated fleet: a line for each figure, a column for each number of nodes."""
+    columns = [*result["measured"], *([result["computed"]] if result["computed"] else [])]
+    kinds = ["*measured*"] * len(result["measured"]) + ["*computed*"]
+    lines = [
+        "| | " + " | ".join(f"{number(column['nodes'])} nodes" for column in columns) + " |",
+        "|---|" + "---:|" * len(columns),
+        "| | " + " | ".join(kinds[: len(columns)]) + " |",
+    ]
+    for name in list(columns[0])[1:]:
+        cells = [number(column[name]) if name in column else "" for column in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def table(results: dict[str, Any]) -> str:
     """The table of the README."""
     rows = {line["what"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
@@ -117,14 +133,19 @@ def table(results: dict[str, Any]) -> str:
     )
 
 
+def marked(path: Path, text: str) -> str:
+    """A document with this text between its marks."""
+    place = re.compile(r"(?<=<!-- benchmarks -->\n\n).*?(?=\n\n<!-- end of benchmarks -->)", re.DOTALL)
+    return place.sub(lambda _: text, path.read_text(encoding="utf-8"))
+
+
 def documents(results: dict[str, Any]) -> dict[Path, str]:
     """What each document is to be."""
-    readme = REPOSITORY / "README.md"
-    marked = re.compile(r"(?<=<!-- benchmarks -->\n\n).*?(?=\n\n<!-- end of benchmarks -->)", re.DOTALL)
-    return {
-        REPOSITORY / "docs/BENCHMARKS.md": page(results),
-        readme: marked.sub(lambda _: table(results), readme.read_text(encoding="utf-8")),
-    }
+    readme, operations = REPOSITORY / "README.md", REPOSITORY / "docs/operations.md"
+    found = {REPOSITORY / "docs/BENCHMARKS.md": page(results), readme: marked(readme, table(results))}
+    if FLEET in results:
+        found[operations] = marked(operations, fleet(results[FLEET]))
+    return found
 
 
 def main() -> int:

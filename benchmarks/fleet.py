@@ -1,0 +1,387 @@
+"""A fleet on one machine: recorded nodes, a Prometheus agent, VictoriaMetrics behind it, vmalert with our rules.
+
+The page of the real sidecar beside a job of eight ranks on the described machine h100 is recorded twice. What moved
+between the two moves on, under other names of run, rank and GPU; eight nodes make a run. One process plays all nodes. The
+real Prometheus in agent mode scrapes them every 15 s and writes to VictoriaMetrics, on which vmalert evaluates
+deploy/prometheus/rules (Debian's packages). Measured for each number of nodes: series and samples, memory and processor
+time of each program, records, what one evaluation of all rules takes, and the queries of *Fleet* over an hour. A line
+through the measured points gives 10,000 nodes; that column is computed. Prints one JSON document.
+
+    python benchmarks/fleet.py [--quick] [NODES ...]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+from report import QUICK, REPOSITORY, child, described, feed_directory
+
+NODES = (2, 4, 8) if QUICK else (100, 300, 1000, 2000)
+COMPUTED = 10_000
+RANKS = NODES_OF_A_RUN = 8
+SCRAPE_SECONDS = 15
+APART_SECONDS = 10.0
+WATCHED_SECONDS = 30 if QUICK else 90
+QUERY_TRIES = 3
+PER_NODE = re.compile(r"training_(energy|carbon|cost|productive_energy|wasted_energy|process|rank|gpu)")
+"""Families without a rank that each node has; all others with a run come from the run's first node."""
+LINE = re.compile(r"^(?P<series>[^ #]\S*(?:\{.*\})?) (?P<value>\S+)$", re.MULTILINE)
+
+
+def be_rank() -> None:
+    """One rank of the job, until it is killed: an iteration every third of a second, rank 7 slower than rank 0."""
+    from exporter import training
+
+    rank = int(os.environ["RANK"])
+    print("ready", flush=True)
+    with training.application(), training.training_loop(train_iterations_start=0):
+        while True:
+            with training.data_loading():
+                time.sleep(0.02)
+            with training.training_iteration():
+                with training.model_forward():
+                    time.sleep(0.1)
+                with training.model_backward():
+                    time.sleep(0.2 + 0.01 * rank)
+                training.record(loss=2.0, grad_norm=1.0, learning_rate=1e-4, samples=8, tokens=16_384)
+
+
+def recorded() -> tuple[str, str]:
+    """The page of one node, twice."""
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(feed_directory())
+        options = directory / "config.yaml"
+        options.write_text(f"energy: {{carbon_intensity: 300, lock_dir: {directory}}}\n")
+        command = [
+            sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}",
+            "--gpu.replay=h100", f"--config.file={options}",
+        ]  # fmt: skip
+        _, url = stack.enter_context(child(command, until=r"http://127\.0\.0\.1:\d+"))
+        for rank in range(RANKS):
+            own = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "RUN", "RANK": str(rank)}
+            own |= {"WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)}
+            stack.enter_context(child([sys.executable, __file__, "rank"], until="ready", **own))
+        time.sleep(30)
+        first = ask(f"{url}/metrics")
+        time.sleep(APART_SECONDS)
+        return first, ask(f"{url}/metrics")
+
+
+class Shape:
+    """The page of a node at any time, with places for the names of run, rank and GPU.
+
+    Args:
+        pages: Of the recorded node, ten seconds apart.
+        first: Whether it is the node of rank 0, which tells of the whole run.
+    """
+
+    def __init__(self, pages: tuple[str, str], *, first: bool) -> None:
+        before = {found["series"]: float(found["value"]) for found in LINE.finditer(pages[0])}
+        self.lines: list[str] = []
+        self.moving: list[tuple[str, float, float]] = []
+        for line in pages[1].splitlines():
+            found = LINE.match(line)
+            if found is None:
+                self.lines.append(line)
+                continue
+            series, value = found["series"], float(found["value"])
+            if not first and 'run="' in series and 'rank="' not in series and not PER_NODE.match(series):
+                continue
+            series = re.sub(r'rank="(\d)"', r'rank="<\1>"', series.replace('run="RUN"', 'run="run-<run>"'))
+            series = re.sub(r"GPU-[0-9a-f]{8}-", "GPU-<node>-", series)
+            speed = (value - before.get(found["series"], value)) / APART_SECONDS
+            if speed:
+                self.moving.append((series, value, speed))
+            else:
+                self.lines.append(f"{series} {found['value']}")
+
+    @property
+    def series(self) -> int:
+        """How many a node has."""
+        return len(self.moving) + sum(not line.startswith("#") for line in self.lines)
+
+    @lru_cache(maxsize=2)  # noqa: B019 - two live as long as the process
+    def at(self, second: int) -> str:
+        """What a node says so many seconds after the recording."""
+        moved = [f"{series} {value + speed * second!r}" for series, value, speed in self.moving]
+        return "\n".join([*self.lines, *moved, ""])
+
+    def page(self, node: int, second: int) -> str:
+        """What this node says."""
+        run, place = divmod(node, NODES_OF_A_RUN)
+        text = self.at(second).replace("<run>", str(run)).replace("<node>", f"{node:08x}")
+        for rank in range(RANKS):
+            text = text.replace(f'"<{rank}>"', f'"{rank + place * RANKS}"')
+        return text
+
+
+def play(directory: Path) -> None:
+    """Answer for all nodes, at /<number>, until killed; and take alerts, as Alertmanager would."""
+    pages = (directory / "first").read_text(), (directory / "second").read_text()
+    shapes = Shape(pages, first=True), Shape(pages, first=False)
+    began = time.monotonic()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                body = b""
+                if length := re.search(rb"(?i)content-length: (\d+)", head):
+                    await reader.readexactly(int(length[1]))
+                else:
+                    node = int(head.split(b" ", 2)[1].strip(b"/"))
+                    second = int(time.monotonic() - began)
+                    body = shapes[node % NODES_OF_A_RUN > 0].page(node, second).encode()
+                kind = b"Content-Type: text/plain; version=0.0.4\r\n"
+                writer.write(b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n" % (kind, len(body)))
+                writer.write(body)
+                await writer.drain()
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+def ask(url: str, **parameters: object) -> str:
+    """The body of an answer."""
+    address = f"{url}?{urllib.parse.urlencode(parameters)}" if parameters else url
+    with urllib.request.urlopen(address, timeout=120) as answer:
+        body: bytes = answer.read()
+    return body.decode()
+
+
+def numbers(url: str) -> dict[str, float]:
+    """An engine's page about itself, summed by name."""
+    found: dict[str, float] = {}
+    for line in LINE.finditer(ask(f"{url}/metrics")):
+        name = line["series"].partition("{")[0]
+        with contextlib.suppress(ValueError):
+            found[name] = found.get(name, 0.0) + float(line["value"])
+    return found
+
+
+@contextlib.contextmanager
+def engine(log: Path, *command: str) -> Iterator[tuple[int, str]]:
+    """Run an engine while the block lasts, LISTEN in its command being a free port: its process id and address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [part.replace("LISTEN", listen) for part in command], stdout=errors, stderr=errors
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError):
+                ask(f"http://{listen}/metrics")
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[0]} does not answer: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield process.pid, f"http://{listen}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Fleet:
+    """The engines, and the file that names the targets.
+
+    Args:
+        stack: Ends them.
+        pages: Of the recorded node.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, pages: tuple[str, str]) -> None:
+        self.work = work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-")))
+        for name, text in zip(("first", "second"), pages, strict=True):
+            (work / name).write_text(text)
+        player, self.player = stack.enter_context(
+            child([sys.executable, __file__, "play", work], until=r"http://127\.0\.0\.1:\d+")
+        )
+        store, self.store = stack.enter_context(
+            engine(work / "store.log", "victoria-metrics", f"-storageDataPath={work}/store", "-httpListenAddr=LISTEN",
+                   "-search.maxUniqueTimeseries=5000000", "-search.maxQueryDuration=120s")
+        )  # fmt: skip
+        (work / "targets.json").write_text("[]")
+        (work / "agent.yml").write_text(
+            f"global: {{scrape_interval: {SCRAPE_SECONDS}s, external_labels: {{cluster: simulated}}}}\n"
+            "scrape_configs:\n"
+            "- job_name: training\n"
+            f"  file_sd_configs: [{{files: ['{work}/targets.json'], refresh_interval: 1s}}]\n"
+            f"remote_write: [{{url: '{self.store}/api/v1/write'}}]\n"
+        )
+        agent, self.agent = stack.enter_context(
+            engine(work / "agent.log", "prometheus", "--enable-feature=agent", f"--config.file={work}/agent.yml",
+                   f"--storage.agent.path={work}/agent", "--web.listen-address=LISTEN")
+        )  # fmt: skip
+        (work / "rules").mkdir()
+        for path in (REPOSITORY / "deploy/prometheus/rules").glob("*.yml"):
+            # Debian's vmalert is older than this key.
+            text = re.sub(r"^ +keep_firing_for:.*\n", "", path.read_text(), flags=re.MULTILINE)
+            (work / "rules" / path.name).write_text(text)
+        alerts, self.alerts = stack.enter_context(
+            engine(work / "alerts.log", "vmalert", f"-rule={work}/rules/*.yml", f"-datasource.url={self.store}",
+                   f"-remoteWrite.url={self.store}", f"-notifier.url={self.player}", "-httpListenAddr=LISTEN",
+                   "-rule.validateTemplates=false", "-datasource.queryStep=15s")
+        )  # fmt: skip
+        self.engines = {
+            "player": psutil.Process(player.pid),
+            "Prometheus agent": psutil.Process(agent),
+            "VictoriaMetrics": psutil.Process(store),
+            "vmalert": psutil.Process(alerts),
+        }
+
+    def stage(self, nodes: int) -> dict[str, float]:
+        """Let so many nodes be scraped, and measure."""
+        address = self.player.removeprefix("http://")
+        targets = [
+            {
+                "targets": [address],
+                "labels": {"__metrics_path__": f"/{node}", "instance": f"node-{node}:20909"},
+            }
+            for node in range(nodes)
+        ]
+        (self.work / "targets.new").write_text(json.dumps(targets))
+        (self.work / "targets.new").replace(self.work / "targets.json")
+        # Each target is scraped once and the slowest group of rules evaluated: what follows is steady.
+        time.sleep(2 * SCRAPE_SECONDS + 30)
+        seconds = {name: sum(each.cpu_times()[:2]) for name, each in self.engines.items()}
+        before = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
+        began = time.monotonic()
+        time.sleep(WATCHED_SECONDS)
+        passed = time.monotonic() - began
+        after = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
+
+        def grown(where: str, name: str) -> float:
+            return after[where].get(name, 0.0) - before[where].get(name, 0.0)
+
+        found: dict[str, float] = {
+            "nodes": nodes,
+            "nodes scraped": self.count('up{job="training"} == 1'),
+            "series": after["agent"]["prometheus_agent_active_series"],
+            "samples a second": grown("agent", "prometheus_agent_samples_appended_total") / passed,
+            "remote write, MB/s": grown("agent", "prometheus_remote_storage_bytes_total") / passed / 1e6,
+            "records": self.count('{__name__=~".+:.+"}'),
+        }
+        for name, each in self.engines.items():
+            if name != "player":
+                found[f"{name}, cores"] = (sum(each.cpu_times()[:2]) - seconds[name]) / passed
+                found[f"{name}, GiB"] = each.memory_info().rss / 2**30
+        evaluations = grown("alerts", "vmalert_iteration_total") or 1.0
+        groups = len(json.loads(ask(f"{self.alerts}/api/v1/rules"))["data"]["groups"])
+        spent = grown("alerts", "vmalert_iteration_duration_seconds_sum")
+        found["all rules once, s"] = spent / evaluations * groups
+        found["Fleet, all queries, s"] = sum(self.query_seconds("fleet"))
+        found["Run, all queries, s"] = sum(self.query_seconds("run"))
+        return found
+
+    def count(self, selector: str) -> float:
+        """Series that a selector finds."""
+        result = json.loads(ask(f"{self.store}/api/v1/query", query=f"count({selector})"))["data"]["result"]
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def query_seconds(self, board: str) -> Iterator[float]:
+        """What each query of a dashboard takes over the last hour: the best of three."""
+        end = time.time()
+        for text, instant in expressions(board):
+            asked: dict[str, object] = {"query": text, "time": end}
+            if not instant:
+                asked = {"query": text, "start": end - 3600, "end": end, "step": SCRAPE_SECONDS}
+            took = []
+            for _ in range(QUERY_TRIES):
+                began = time.perf_counter()
+                ask(f"{self.store}/api/v1/query{'' if instant else '_range'}", **asked)
+                took.append(time.perf_counter() - began)
+            yield min(took)
+
+
+def expressions(board: str) -> list[tuple[str, bool]]:
+    """The queries of a dashboard as Grafana sends them, and whether each is an instant one."""
+    values = {"run": "run-0", "__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
+    found = []
+
+    def walk(panels: Sequence[dict[str, Any]]) -> None:
+        for panel in panels:
+            walk(panel.get("panels", []))
+            for target in panel.get("targets", []):
+                text = re.sub(
+                    r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))",
+                    lambda name: values.get(name[1] or name[2], ".+"),
+                    target["expr"],
+                )
+                found.append((text, bool(target.get("instant"))))
+
+    walk(json.loads((REPOSITORY / f"dashboards/json/training-{board}.json").read_text())["panels"])
+    return found
+
+
+def computed(stages: Sequence[dict[str, float]]) -> dict[str, float]:
+    """A line through the measured points, at ten thousand nodes. A run's page does not grow with the fleet."""
+    nodes = [stage["nodes"] for stage in stages]
+    lines = {
+        name: statistics.linear_regression(nodes, [stage[name] for stage in stages])
+        for name in stages[0]
+        if name not in {"nodes", "nodes scraped", "Run, all queries, s"}
+    }
+    return {"nodes": COMPUTED} | {
+        name: line.intercept + line.slope * COMPUTED for name, line in lines.items()
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    if missing := [name for name in ("prometheus", "victoria-metrics", "vmalert") if not shutil.which(name)]:
+        raise SystemExit(f"not installed: {', '.join(missing)} (scripts/install-system-packages)")
+    asked = [int(each) for each in sys.argv[1:] if each.isdigit()] or NODES
+    pages = recorded()
+    stages: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        fleet = Fleet(stack, pages)
+        for nodes in asked:
+            stages.append(fleet.stage(nodes))
+            print(json.dumps(stages[-1]), file=sys.stderr)
+            # Two cores bear no more where nodes are missed, or where the next stage has no room.
+            used = sum(each.memory_info().rss for each in fleet.engines.values())
+            if stages[-1]["nodes scraped"] < nodes or used * 2 > psutil.virtual_memory().available:
+                break
+    whole = [stage for stage in stages if stage["nodes scraped"] == stage["nodes"]]
+    series = {"first of a run": Shape(pages, first=True).series, "others": Shape(pages, first=False).series}
+    found = {
+        "series of a node": series,
+        "measured": stages,
+        "computed": computed(whole) if len(whole) > 2 else {},
+    }
+    print(json.dumps({**described(), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    match sys.argv[1:2]:
+        case ["rank"]:
+            be_rank()
+        case ["play"]:
+            play(Path(sys.argv[2]))
+        case _:
+            main()
