@@ -1,13 +1,16 @@
 """A busy node for minutes or hours: what must hold whatever ends, hangs or comes back.
 
 Ranks of one run start, end, crash, are killed, stopped and restarted at random, each with a diary of its own; the sidecar
-and its NVML child are killed; scrapers come and go; the feed directory fills. A real Prometheus scrapes meanwhile. Prints
-a report and ends with status 1 if one of these does not hold:
+and its NVML child are killed; scrapers come and go; the wall clocks of ranks step; the feed directory, a small file system
+of its own where one may be mounted, is full for seconds. A real Prometheus scrapes meanwhile. Prints a report and ends with
+status 1 if one of these does not hold:
 
-- the steps of a rank are those of its diary; of an attempt that was killed the last second and a half may be missing;
+- steps and samples of a rank are those of its diary; of an attempt that was killed the last second and a half may be
+  missing, and as much again for each time that the feed directory was full;
 - no counter of the training steps back in Prometheus, kills of the sidecar included;
 - memory, descriptors and threads of sidecar and child are level (the slope of the second half of each of their lives);
-- every scrape is answered while the sidecar lives, and the feed directory holds a file for each rank at most twice.
+- every scrape is answered while the sidecar lives, and the feed directory holds a file for each rank at most twice;
+- the NVML child ends with the sidecar.
 
     python benchmarks/soak.py              twenty minutes; SOAK=30s, SOAK=8h for other times; SEED=7 repeats a run
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -45,7 +49,9 @@ RUN = "soak"
 # A kill loses what was recorded since the last snapshot, which is written once a second.
 UNWRITTEN = 1.5
 LEVEL_MIB_PER_HOUR, LEVEL_COUNT = 20.0, 3
-KINDS = ("ends", "raises", "killed", "stopped", "ends")
+KINDS = ("ends", "raises", "killed", "stopped", "clock", "ends")
+SAMPLES = 4
+FEED_BYTES = 4 << 20
 
 
 def duration(text: str) -> float:
@@ -55,20 +61,34 @@ def duration(text: str) -> float:
 
 def be_rank(diary: Path, seconds: float, end: str) -> None:
     """One attempt of a rank: train for some seconds, write every step into the diary after it, and end in some way."""
+    began = time.monotonic()
+    stop = began + seconds
+    if end == "clock":
+        step_clock(began + seconds / 2, random.choice((-90.0, 90.0)))
     from exporter import training
 
-    stop = time.monotonic() + seconds
     # Unbuffered: what a killed attempt has done is in its diary.
     with diary.open("ab", buffering=0) as steps, training.training_loop(train_iterations_start=0):
         while time.monotonic() < stop:
             with training.training_iteration():
                 time.sleep(1 / STEPS_A_SECOND)
-                training.record(loss=2.0, samples=4)
+                training.record(loss=2.0, samples=SAMPLES)
             steps.write(b".")
         if end == "raises":
             raise RuntimeError("as asked")
         if end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def step_clock(when: float, seconds: float) -> None:
+    """Let this process's wall clock step at a time of the monotonic clock, as a correction of the system's would."""
+    true, true_ns = time.time, time.time_ns
+
+    def stepped() -> float:
+        return seconds if time.monotonic() > when else 0.0
+
+    time.time = lambda: true() + stepped()
+    time.time_ns = lambda: true_ns() + int(stepped() * 1e9)
 
 
 @dataclass
@@ -177,7 +197,8 @@ class Node:
         self.lives: list[Life] = []
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.prometheus: subprocess.Popen[bytes] | None = None
-        self.restarts = self.scrapes = self.failed = 0
+        self.restarts = self.scrapes = self.failed = self.filled = 0
+        self.full_until = 0.0
         self.slowest = 0.0
         (directory / "state").mkdir()
 
@@ -242,6 +263,20 @@ class Node:
                 self.lives.insert(0, life)
             life.look(child, now)
 
+    def fill(self, now: float) -> None:
+        """Leave no room in the feed directory; the time until there is some again."""
+        self.filled += 1
+        self.full_until = now + 3
+        with contextlib.suppress(OSError), (self.feed / "stuffing").open("wb", buffering=0) as stuffing:
+            while stuffing.write(bytes(1 << 12)):
+                pass
+
+    def make_room(self, now: float) -> None:
+        """Take out what fills the feed directory, when its time is over."""
+        if self.full_until and now > self.full_until:
+            self.full_until = 0.0
+            (self.feed / "stuffing").unlink()
+
     def kill_sidecar(self) -> None:
         """End it without a chance to write anything, and start the next."""
         assert self.sidecar is not None
@@ -268,21 +303,26 @@ class Node:
         with urllib.request.urlopen(address, timeout=60) as answer:
             return json.load(answer)["data"]
 
-    def steps(self) -> dict[str, float]:
-        """`training_steps_total` by rank, now."""
+    def totals(self, family_name: str) -> dict[str, float]:
+        """A counter of the training by rank, now."""
         return {
             sample.labels["rank"]: sample.value
             for family in text_string_to_metric_families(self.page())
             for sample in family.samples
-            if sample.name == "training_steps_total" and sample.labels["mode"] == "train"
+            if sample.name == family_name and sample.labels.get("mode", "train") == "train"
         }
 
-    def end(self) -> None:
-        """End sidecar and Prometheus."""
+    def end(self) -> list[str]:
+        """End sidecar and Prometheus, and say what is left of them."""
+        child = self.child()
         for process in (self.sidecar, self.prometheus):
             if process is not None:
                 process.terminate()
                 process.wait(30)
+        if child is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.wait(10)
+        return [f"{child} outlives the sidecar"] if child is not None and child.is_running() else []
 
 
 def free_port() -> int:
@@ -306,20 +346,28 @@ def wait_until(condition: object, what: str, seconds: float = 60.0) -> None:
 
 
 @contextlib.contextmanager
-def directories() -> Iterator[tuple[Path, Path]]:
-    """A directory on disk, and one in shared memory for the feed."""
+def directories() -> Iterator[tuple[Path, Path, bool]]:
+    """A directory on disk, one in shared memory for the feed, and whether that is a file system which may be filled."""
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as disk,
         tempfile.TemporaryDirectory(prefix="soak-", dir="/dev/shm") as shared,
     ):
-        yield Path(disk), Path(shared)
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={FEED_BYTES},mode=700", "tmpfs", shared]
+        own = subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
+        try:
+            yield Path(disk), Path(shared), own
+        finally:
+            if own:
+                subprocess.run(["umount", "--lazy", shared], check=True)
 
 
 def soak(seconds: float, seed: int) -> list[str]:
     """Let it run, and give what does not hold."""
     dice = random.Random(seed)
     found: list[str] = []
-    with directories() as (disk, feed):
+    with directories() as (disk, feed, may_fill):
+        if not may_fill:
+            print("the feed directory is not filled: no right to mount a file system of its own")
         node = Node(disk, feed)
         ranks = [Rank(number, disk / f"diary-{number}") for number in range(RANKS)]
         try:
@@ -338,13 +386,11 @@ def soak(seconds: float, seed: int) -> list[str]:
                     node.kill_sidecar()
                 elif event < 0.6 / 60 and (child := node.child()):
                     child.kill()
-                elif event < 1.0 / 60:
-                    # As full as it can be for a second: what cannot be written is written later.
-                    stuffing = feed / "stuffing"
-                    with contextlib.suppress(OSError):
-                        stuffing.write_bytes(bytes(1 << 20))
-                    stuffing.unlink(missing_ok=True)
+                elif event < 0.8 / 60 and may_fill and not node.full_until:
+                    node.fill(now)
+                node.make_room(now)
                 time.sleep(0.2)
+            node.make_room(math.inf)
             for rank in ranks:
                 if rank.stopped_until and rank.process:
                     rank.process.send_signal(signal.SIGCONT)
@@ -353,7 +399,7 @@ def soak(seconds: float, seed: int) -> list[str]:
         finally:
             for rank in ranks:
                 rank.kill()
-            node.end()
+            found += node.end()
     return found
 
 
@@ -364,21 +410,24 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     told = {rank.number: rank.steps() for rank in ranks}
 
     def due() -> bool:
-        shown = node.steps()
-        return all(shown.get(str(rank.number), 0) >= told[rank.number] - lost(rank) for rank in ranks)
+        shown = node.totals("training_steps_total")
+        return all(
+            shown.get(str(rank.number), 0) >= told[rank.number] - lost(rank, node.filled) for rank in ranks
+        )
 
     with contextlib.suppress(SystemExit):
         wait_until(due, "the last steps", 15)
-    shown = node.steps()
-    print("rank  attempts  killed  steps in its diary  on /metrics")
+    shown, samples = node.totals("training_steps_total"), node.totals("training_samples_total")
+    print("rank  attempts  killed  steps in its diary  on /metrics  samples")
     for rank in ranks:
-        steps = shown.get(str(rank.number), 0.0)
-        print(f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {told[rank.number]:18}  {steps:11.0f}")
-        if not told[rank.number] - lost(rank) <= steps <= told[rank.number] + rank.kills:
-            found.append(
-                f"rank {rank.number}: {told[rank.number]} steps in the diary, {steps:.0f} on /metrics"
-            )
-    print(f"sidecar killed {node.restarts} times; {node.scrapes} scrapes beside Prometheus, {node.failed} failed, "
+        steps, seen = shown.get(str(rank.number), 0.0), samples.get(str(rank.number), 0.0)
+        written = told[rank.number]
+        print(f"{rank.number:4}  {rank.attempts:8}  {rank.kills:6}  {written:18}  {steps:11.0f}  {seen:7.0f}")
+        if not written - lost(rank, node.filled) <= steps <= written + rank.kills:
+            found.append(f"rank {rank.number}: {written} steps in the diary, {steps:.0f} on /metrics")
+        if abs(seen - SAMPLES * steps) > SAMPLES * rank.kills:
+            found.append(f"rank {rank.number}: {seen:.0f} samples for {steps:.0f} steps of {SAMPLES}")
+    print(f"sidecar killed {node.restarts} times, the feed directory full {node.filled} times; {node.scrapes} scrapes beside Prometheus, {node.failed} failed, "
           f"the slowest {node.slowest * 1000:.0f} ms")  # fmt: skip
     print(f"{len(files)} files in the feed directory after {sum(rank.attempts for rank in ranks)} processes")
     if len(files) > 2 * RANKS + 8:
@@ -398,9 +447,9 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     return found
 
 
-def lost(rank: Rank) -> float:
-    """How many steps may be missing: those that were not written when it was killed."""
-    return rank.kills * UNWRITTEN * STEPS_A_SECOND
+def lost(rank: Rank, filled: int) -> float:
+    """How many steps may be missing: those that were not written when it ended, of which a full directory makes more."""
+    return (rank.kills * UNWRITTEN + filled * (UNWRITTEN + 3)) * STEPS_A_SECOND
 
 
 def main() -> int:
