@@ -129,7 +129,7 @@ def _series(key: str) -> Callable[[float], None] | None:
     named = metric_name(None, name)
     if named is None or aggregation not in _WINDOWED | _COUNTED.keys():
         return None
-    times, per = (1.0, 1.0) if aggregation == "count" else (named.times, named.per)
+    times = 1.0 if aggregation == "count" else named.times
     try:
         if aggregation in _COUNTED:
             unit = None if aggregation == "count" else named.unit
@@ -139,7 +139,7 @@ def _series(key: str) -> Callable[[float], None] | None:
             add = Stat(f"{named.stat}.{aggregation}", ["value"], unit=named.unit, help=text).add
     except DefinitionError:
         return None
-    return lambda value: add(value * times / per)
+    return lambda value: add(value * times)
 
 
 def install() -> None:

@@ -1,21 +1,8 @@
 """The agent: what torchelastic's metrics and events say of it and of its workers, as families of the exporter's own.
 
 Used in the training process and in torchrun's agent, on the thread that records, by the faces and by the bridge. Nothing
-here raises. The families are declared in `exporter.ledger.families.training`.
-
-Of the metrics, those that torchelastic emits in its own group are taken; whatever else is in that group is the job's:
-
-    SimpleElasticAgent._rendezvous.duration.ms   seconds of a rendezvous
-    SimpleElasticAgent.run.failure               a run that was interrupted
-    workers.<role>.<state>                       one more look that found this state; a role may have dots
-    workers.<role>.remaining_restarts            a gauge, and each fall of it a restart that a failure has used up
-    workers.<role>.run_<outcome>                 1 for what has become of the run, 0 for the others
-
-Every event counts in `training_events_total`. Its type is its name, with two exceptions:
-
-- What an agent says of itself is `torchelastic.agent.status.<STATE>`. torch calls it `torchelastic.worker.status` like
-  what it says of workers, and SUCCEEDED of the agent says only that `agent.run()` has returned.
-- Of a rendezvous it is `torchelastic.rendezvous.<STATE>`: torch names those after the functions that report them.
+here raises. Of the metrics, those that torchelastic emits in its own group are taken; whatever else is in that group is
+the job's. docs/torchelastic.md says what becomes of each, and the types of events.
 """
 
 from __future__ import annotations
@@ -25,8 +12,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.errors import DefinitionError
-from exporter.recording.event_values import check_data
+from exporter.recording.event_values import convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import AGENT, clean_text
 from exporter.recording.stat import metric
@@ -55,14 +41,10 @@ def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Cal
 
 
 class Platform:
-    """The platform metrics of one agent.
-
-    Attributes:
-        role: Of its workers, as far as it is known.
-    """
+    """The platform metrics of one agent."""
 
     def __init__(self) -> None:
-        self.role = "default"
+        self.role = "default"  # of its workers, as far as it is known
         self._roles: set[str] = set()
 
     def recorder(self, name: object) -> Record | None:
@@ -70,11 +52,11 @@ class Platform:
         if not isinstance(name, str):
             return None
         owner, _, rest = name.partition(".")
-        function, _, what = rest.partition(".")
         if owner == "workers":
-            role, _, what = rest.rpartition(".")
+            role, _, what = rest.rpartition(".")  # a role may have dots
             record = self._of_workers(role, what)
         else:
+            function, _, what = rest.partition(".")
             record = self._of_function(f"{owner}.{function}", what)
         if record is not None:
             AGENT.seen()
@@ -100,17 +82,17 @@ class Platform:
                 add = _series("summary", "function", "seconds", function=function)
             # A wall clock that was set makes negative durations, which would end the sum of the histogram.
             return _of_numbers(lambda value: add(max(value, 0) / 1000))
-        counts = [_series("counter", "function_calls", function=function, outcome=what)]
-        for outcome in {"success", "failure"} - {what}:
-            _series("counter", "function_calls", function=function, outcome=outcome)
+        calls = {
+            outcome: _series("counter", "function_calls", function=function, outcome=outcome)
+            for outcome in ("success", "failure")
+        }
         restarts = _series("counter", "restarts")
-        if (function, what) == ("SimpleElasticAgent._restart_workers", "success"):
-            counts.append(restarts)
 
         def record(_value: object) -> None:
-            for count in counts:
-                count(1)
-            if (function, what) == ("SimpleElasticAgent.run", "failure"):
+            calls[what](1)
+            if (function, what) == ("SimpleElasticAgent._restart_workers", "success"):
+                restarts(1)
+            elif (function, what) == ("SimpleElasticAgent.run", "failure"):
                 _series("counter", "runs", outcome="interrupted", worker_role=self.role)(1)
 
         return record
@@ -175,14 +157,9 @@ _BEYOND_MS = 1e14
 
 
 def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
-    """Tell of an `Event`, whatever is in it, and wait for the face's handlers; never raises.
+    """Tell of an `Event`, whatever is in it, and wait for the face's handlers, which are given `origin`; never raises.
 
-    Args:
-        name: The event's.
-        source: `AGENT` or `WORKER`.
-        metadata: The event's.
-        timestamp_ms: Unix time in milliseconds; 0 for now, since torch leaves it at that.
-        origin: The object that handlers of the face are given.
+    A timestamp of 0 is now: torch leaves it at that.
     """
     try:
         name = shown(name)
@@ -190,11 +167,10 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
             AGENT.seen(str(metadata.get("run_id") or ""))
-        data = {shown(key): _datum(key, value) for key, value in metadata.items() if value is not None}
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
         if state and source == "WORKER":
             _count_worker(state, metadata)
-        _log(type_, None, state, {"source": _datum("source", source), **data}, timestamp_ms, origin)
+        _log(type_, None, state, {"source": source, **metadata}, timestamp_ms, origin)
     except Exception:  # noqa: BLE001, S110  # an event of any content: the job must not fail for being watched
         pass
 
@@ -204,11 +180,8 @@ def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None
     try:
         AGENT.seen(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
-        data = {
-            key: _datum(key, value)
-            for key, value in fields.items()
-            if key not in {"message", "node_state"} and value is not None and value != ""
-        }
+        left_out = {"message", "node_state"}
+        data = {key: value for key, value in fields.items() if key not in left_out and value != ""}
         _log(RENDEZVOUS + clean_text(state), shown(fields.get("message", "")), state, data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # as above
         pass
@@ -224,7 +197,9 @@ def _log(
         now = time()
         stamped = isinstance(timestamp_ms, int | float) and 0 < timestamp_ms < _BEYOND_MS
         happened = timestamp_ms / 1000 if stamped else now
-        raw = (type_, message, severity, check_data(data), happened, now, monotonic_ns(), None, ())
+        ends = {key: str(data[key])[-LONGEST_ERROR:] for key in ("raw_error", "error_trace") if data.get(key)}
+        plain = convert_data({**data, **ends}, lambda _name: None)
+        raw = (type_, message, severity, plain, happened, now, monotonic_ns(), None, ())
         EVENTS.record(kind, raw, happened, origin)
         EVENTS.answer(kind)
 
@@ -237,25 +212,14 @@ def shown(value: object) -> str:
         return type(value).__name__
 
 
-def _datum(key: object, value: object) -> str | float | int | bool:
-    if isinstance(value, str):
-        return value[-LONGEST_ERROR:] if key in {"raw_error", "error_trace"} else value
-    if isinstance(value, int) and value.bit_length() > 63:
-        return str(value)
-    return value if isinstance(value, int | float) else shown(value)
-
-
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
     role = PLATFORM.known_role(str(metadata.get("role") or "default"))
-    try:
-        if state == "START":
-            _series("counter", "worker_starts", worker_role=role)(1)
-        elif state in _RESULTS:
-            code = "0" if state == "SUCCEEDED" else _exit_code(metadata)
-            labels = {"exit_code": code, "result": _RESULTS[state], "worker_role": role}
-            _series("counter", "worker_results", **labels)(1)
-    except DefinitionError:  # a name that somebody else has: told when the metrics were made
-        pass
+    if state == "START":
+        _series("counter", "worker_starts", worker_role=role)(1)
+    elif state in _RESULTS:
+        code = "0" if state == "SUCCEEDED" else _exit_code(metadata)
+        labels = {"exit_code": code, "result": _RESULTS[state], "worker_role": role}
+        _series("counter", "worker_results", **labels)(1)
 
 
 def _exit_code(metadata: Mapping[object, object]) -> str:

@@ -1,14 +1,8 @@
 """The bridge to torchelastic: metrics and events of torchrun's agent and of its workers.
 
-Used in the training process and in the agent. Nothing happens before torchelastic's modules are imported, by whomever.
-Then:
-
-- every stream records a value, and gives it to the handlers of `exporter.elastic.metrics`, before it hands it to its
-  own handler, whichever the job has configured in torch;
-- every logger of events is listened to by a filter. A level that `LOGLEVEL` asks for is moved from the logger to its
-  handlers, so that they write what they would have written;
-- events of the rendezvous are made when the job itself has nobody who wants them;
-- whoever makes an agent is the agent: it has no rank, and its run is that of its rendezvous.
+Used in the training process and in the agent, once torchelastic's modules are imported, by whomever. Streams of metrics
+tell us before their own handler, loggers of events by a filter; events of the rendezvous are made although the job has
+nobody who wants them. Whoever makes an agent is the agent: it has no rank, and its run is that of its rendezvous.
 
 It is installed by `exporter.bridges`, and by whoever configures a handler of `exporter.elastic`: a custom launcher, of which
 only the import lines were changed, tells torch's own modules.
@@ -32,8 +26,6 @@ from exporter.patching import patch, when_imported
 from exporter.recording.identity import AGENT
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-
-
 RECORDED = "exporter_recorded"
 """Attribute of log records that stand for events which are recorded already."""
 
@@ -42,13 +34,11 @@ class Faces:
     """How what torch's own modules tell comes to the handlers of the faces, which set this when they are imported.
 
     Attributes:
-        take: Given a stream of torch's, a name and a value.
+        take: Given a group, a name and a value.
         event: Makes the face's event of name, source, metadata and milliseconds; None of what is none.
     """
 
-    take: Callable[[Any, Any, Any], None] = staticmethod(
-        lambda stream, name, value: STATS.record(getattr(stream, "group_name", ""), name, value)
-    )
+    take: Callable[[Any, Any, Any], None] = staticmethod(STATS.record)
     event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
     installed = False
 
@@ -86,7 +76,7 @@ def is_launcher(command: Sequence[str]) -> bool:
 
 
 def _taken(stream: Any, metric_name: str, metric_value: Any) -> None:
-    Faces.take(stream, metric_name, metric_value)
+    Faces.take(getattr(stream, "group_name", ""), metric_name, metric_value)
 
 
 def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -116,7 +106,9 @@ class _Loggers(dict[str, logging.Logger]):
 
 def _listen(logger: logging.Logger) -> None:
     level = logger.level
-    if level > logging.INFO:
+    if (
+        level > logging.INFO
+    ):  # as `LOGLEVEL` asks for: moved to the handlers, which write what they would have written
         for handler in logger.handlers:
             if handler is not _HANDLER and handler.level < level:
                 handler.setLevel(level)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -25,26 +26,26 @@ MOST_NAMES = 1000
 """Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
 
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
-_UNITS: dict[str, tuple[str, float, float]] = {
-    word: (unit, times, per)
-    for words, unit, times, per in (
-        ("ms msec msecs millis milliseconds", "seconds", 1.0, 1e3),
-        ("us usec usecs micros microseconds", "seconds", 1.0, 1e6),
-        ("ns nsec nsecs nanos nanoseconds", "seconds", 1.0, 1e9),
-        ("s sec secs second seconds", "seconds", 1.0, 1.0),
-        ("minutes", "seconds", 60.0, 1.0),
-        ("hours", "seconds", 3600.0, 1.0),
-        ("bytes", "bytes", 1.0, 1.0),
-        ("kib", "bytes", 2.0**10, 1.0),
-        ("mib", "bytes", 2.0**20, 1.0),
-        ("gib", "bytes", 2.0**30, 1.0),
-        ("ratio", "ratio", 1.0, 1.0),
-        ("percent pct", "ratio", 1.0, 100.0),
+_UNITS: dict[str, tuple[str, float]] = {
+    word: (unit, times)
+    for words, unit, times in (
+        ("ms msec msecs millis milliseconds", "seconds", 1e-3),
+        ("us usec usecs micros microseconds", "seconds", 1e-6),
+        ("ns nsec nsecs nanos nanoseconds", "seconds", 1e-9),
+        ("s sec secs second seconds", "seconds", 1.0),
+        ("minutes", "seconds", 60.0),
+        ("hours", "seconds", 3600.0),
+        ("bytes", "bytes", 1.0),
+        ("kib", "bytes", 2.0**10),
+        ("mib", "bytes", 2.0**20),
+        ("gib", "bytes", 2.0**30),
+        ("ratio", "ratio", 1.0),
+        ("percent pct", "ratio", 1e-2),
     )
     for word in words.split()
 }
-"""The last word of a metric's name, when it is a unit: the base unit, and what its values are multiplied and
-divided by. Words of two meanings (`min`, `mb`) are no units."""
+"""The last word of a metric's name, when it is a unit: the base unit, and what values are multiplied by. Words of two
+meanings (`min`, `mb`) are no units."""
 
 
 class MetricName(NamedTuple):
@@ -52,29 +53,24 @@ class MetricName(NamedTuple):
 
     stat: str  # the Stat's name, the unit not in it
     unit: str | None  # a base unit, None for a plain number
-    times: float = 1.0  # values are multiplied by this,
-    per: float = 1.0  # then divided by this, to be in the unit
+    times: float = 1.0  # values are multiplied by this to be in the unit
 
 
 def metric_name(group: object, name: object) -> MetricName | None:
-    """Name the Stat of a pair: `<group>.<name>`, the unit moved to where Prometheus wants it.
-
-    Returns:
-        None when nothing is left that could be a name, or it is too long.
-    """
+    """Name the Stat of a pair; None when nothing is left that could be a name, or it is too long."""
     if any(isinstance(text, str) and len(text) > LONGEST for text in (group, name)):
         return None
     words = [*_words(group), *_words(name)]
-    unit, times, per = None, 1.0, 1.0
+    unit, times = None, 1.0
     if words:
         head, separator, last = words[-1].rpartition("_")
         if last.lower() in _UNITS and (head or (not separator and len(words) > 1)):
-            unit, times, per = _UNITS[last.lower()]
+            unit, times = _UNITS[last.lower()]
             words[-1:] = [head] if head else []
     stat = ".".join(words)
     if not any(character in _WORD for character in stat) or len(stat) > LONGEST:
         return None
-    return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, times, per)
+    return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, times)
 
 
 def _words(text: object) -> list[str]:
@@ -145,21 +141,16 @@ class MetricStats:
 
 def _recorder(named: MetricName, pair: Pair) -> Record:
     group, name = map(text_of, pair)
-    stat = Stat(
-        named.stat,
-        _DURATION if named.unit == "seconds" else _NUMBER,
-        unit=named.unit,
-        help=f"Metric {name} of torchelastic's group {group}.",
-    )
-    add, times, per = stat.add, named.times, named.per
+    aggregations = _DURATION if named.unit == "seconds" else _NUMBER
+    text = f"Metric {name} of torchelastic's group {group}."
+    stat = Stat(named.stat, aggregations, unit=named.unit, help=text)
+    add, times = stat.add, named.times
 
     def record(value: object) -> None:
-        kind = type(value)
-        try:
-            value = value * times / per  # type: ignore[operator]  # the Stat counts what is no number
-        except Exception:  # noqa: BLE001  # any object's own arithmetic: what cannot is left as it is
-            kind = object
-        torch = None if kind is float or kind is int else sys.modules.get("torch")
+        is_plain = type(value) in {float, int}
+        with suppress(Exception):  # any object's own arithmetic: the Stat counts what is no number
+            value = value * times  # type: ignore[operator]
+        torch = None if is_plain else sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             stat.add_tensor(value)
         else:

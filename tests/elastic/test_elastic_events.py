@@ -77,46 +77,29 @@ def test_every_public_name_of_torchs_module_is_here() -> None:
     assert {name for name in dir(theirs) if not name.startswith("_")} - imported <= set(dir(events))
 
 
-def test_an_event_survives_serializing(module: ModuleType) -> None:
-    event = module.Event(
-        "test", module.EventSource.WORKER, 12, {"text": "a", "whole": 1, "real": 0.5, "no": None, "yes": True}
-    )
+def test_events_of_both_kinds_survive_serializing(module: ModuleType) -> None:
+    metadata = {"text": "a", "whole": 1, "real": 0.5, "no": None, "yes": True}
+    event = module.Event("test", module.EventSource.WORKER, 12, metadata)
+    names = [
+        "name",
+        "run_id",
+        "message",
+        "hostname",
+        "pid",
+        "node_state",
+        "master_endpoint",
+        "rank",
+        "local_id",
+        "error_trace",
+    ]
+    values = dict(zip(names, ("n", "r", "m", "h", 1, module.NodeState.INIT, "e", 0, 4, "t"), strict=True))
+    rendezvous = module.RdzvEvent(**values)
 
-    again = module.Event.deserialize(event.serialize())
-
-    assert again == event
-    assert str(event) == event.serialize()
+    assert module.Event.deserialize(event.serialize()) == event
     assert module.Event.deserialize(event) is event
-
-
-def test_a_rendezvous_event_keeps_its_ten_fields(module: ModuleType) -> None:
-    values = {
-        "name": "n",
-        "run_id": "r",
-        "message": "m",
-        "hostname": "h",
-        "pid": 1,
-        "node_state": module.NodeState.INIT,
-        "master_endpoint": "e",
-        "rank": 0,
-        "local_id": 4,
-        "error_trace": "t",
-    }
-
-    event = module.RdzvEvent(**values)
-
-    assert vars(event) == values
-    assert module.RdzvEvent.deserialize(event.serialize()) == event
-
-
-def test_the_logger_of_a_destination_has_its_one_handler(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handler = Writing()
-    logger = module._get_or_create_logger(destination(module, handler, monkeypatch, "one"))
-
-    assert logger.handlers == [handler]
-    assert not logger.propagate
+    assert str(event) == event.serialize()
+    assert vars(rendezvous) == values
+    assert module.RdzvEvent.deserialize(rendezvous.serialize()) == rendezvous
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -137,13 +120,17 @@ def test_what_is_listened_to_in_torchs_own_module_keeps_its_one_handler(tmp_path
     assert labelled(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
 
 
-def test_an_event_is_written_to_its_destination(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_is_written_by_the_one_handler_of_its_destination(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handler = Writing()
     name = destination(module, handler, monkeypatch, "lines")
 
     module.record(module.Event("test", module.EventSource.AGENT, 5, {"a": 1}), name)
 
     (line,) = handler.lines
+    logger = module._get_or_create_logger(name)
+    assert (logger.handlers, logger.propagate) == ([handler], False)
     assert json.loads(line) == {"name": "test", "source": "AGENT", "timestamp": 5, "metadata": {"a": 1}}
 
 
@@ -158,24 +145,13 @@ def rendezvous(module: ModuleType) -> None:
     module.construct_and_record_rdzv_event(run_id="r", message="m", node_state=module.NodeState.RUNNING)
 
 
-def test_nobody_wants_rendezvous_events_by_default(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded: list[object] = []
-    monkeypatch.setattr(module, "record_rdzv_event", recorded.append)
-    before = counted("torchelastic.rendezvous.RUNNING")
-
-    rendezvous(module)
-
-    assert recorded == []
-    assert counted("torchelastic.rendezvous.RUNNING") == before
-
-
-def test_a_rendezvous_event_tells_who_reported_it(
+def test_a_rendezvous_event_tells_who_reported_it_where_somebody_wants_it(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded: list[Any] = []
     monkeypatch.setattr(module, "record_rdzv_event", recorded.append)
+    rendezvous(module)
+    assert recorded == []
     registry = importlib.import_module(f"{module.__name__}.handlers")
     monkeypatch.setitem(registry._log_handlers, "dynamic_rendezvous", Writing())
 
@@ -231,7 +207,7 @@ def test_the_documented_way_to_write_to_the_console_works(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().err)["name"] == "documented"
 
 
-def test_configure_replaces_and_add_handler_adds() -> None:
+def test_configure_replaces_and_takes_several() -> None:
     class Keeping(events.EventHandler):
         def __init__(self) -> None:
             self.names: list[str] = []
@@ -241,12 +217,13 @@ def test_configure_replaces_and_add_handler_adds() -> None:
 
     first, second, third = Keeping(), Keeping(), Keeping()
     events.configure(first)
-    events.configure([second, events.NullEventHandler()])
-    events.add_handler(third)
-    events.record(events.Event("one", events.EventSource.WORKER))
-    events.unconfigure(second)
-    events.record(events.Event("two", events.EventSource.WORKER))
-    events.configure(None)
+    for name, handlers in (
+        ("one", [second, third, events.NullEventHandler()]),
+        ("two", third),
+        ("three", None),
+    ):
+        events.configure(handlers)
+        events.record(events.Event(name, events.EventSource.WORKER))
 
     assert (first.names, second.names, third.names) == ([], ["one"], ["one", "two"])
 

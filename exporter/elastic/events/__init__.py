@@ -4,12 +4,6 @@ Used in the training process and in torchrun's agent. Every event counts in `tra
 handlers of `exporter.events` and to those of `configure`, which have a thread each and answer before `record` returns, and
 is written to the destination that it is recorded to. Unlike torch's, an event without a timestamp has that of its
 recording, `LOGLEVEL` silences the console only, and metadata that are no JSON are written as text.
-
-    class MyEventHandler(events.EventHandler):
-        def record(self, event: events.Event): ...
-
-    events.configure(MyEventHandler())
-    events.record(events.Event("checkpoint.saved", events.EventSource.WORKER, metadata={"step": 100}))
 """
 
 from __future__ import annotations
@@ -21,11 +15,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from time import time
 from typing import Any
 
 from exporter.elastic import agent, bridge
-from exporter.elastic.bridge import RECORDED
+from exporter.elastic.bridge import RECORDED, PrometheusEventHandler
 from exporter.elastic.events.api import (
     Event,
     EventMetadataValue,
@@ -34,12 +29,7 @@ from exporter.elastic.events.api import (
     RdzvEvent,
     fields_of,
 )
-from exporter.elastic.events.handlers import (
-    EventHandler,
-    NullEventHandler,
-    PrometheusEventHandler,
-    get_logging_handler,
-)
+from exporter.elastic.events.handlers import EventHandler, NullEventHandler, get_logging_handler
 from exporter.recording import events as recorded
 from exporter.recording.worker import Handle
 
@@ -52,7 +42,6 @@ __all__ = [
     "NullEventHandler",
     "PrometheusEventHandler",
     "RdzvEvent",
-    "add_handler",
     "configure",
     "construct_and_record_rdzv_event",
     "get_logging_handler",
@@ -61,7 +50,7 @@ __all__ = [
     "unconfigure",
 ]
 
-_registered: list[tuple[EventHandler, Handle]] = []
+_registered: list[Handle] = []
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
@@ -69,42 +58,29 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
 
     Prometheus counts events whoever is configured. Raises TypeError: That is no handler: an object with `record(event)`.
     """
-    if handler is None:
-        unconfigure()
-        return
-    handlers: Any = handler if isinstance(handler, list | tuple) else (handler,)
+    handlers: Any = handler if isinstance(handler, list | tuple) else () if handler is None else (handler,)
     for each in handlers:
-        _check(each)
+        if isinstance(each, type) or not callable(getattr(each, "record", None)):
+            raise TypeError(f"an events handler must be an object with record(event), not {each!r}")
     unconfigure()
     for each in handlers:
-        add_handler(each)
+        bridge.install()
+        name, take = type(each).__name__, partial(_give, each)
+        handle = recorded.register(
+            take, name=name, adapt=lambda _, origin: origin, queue=10_000, answers=True
+        )
+        _registered.append(handle)
 
 
-def add_handler(handler: EventHandler) -> None:
-    """Have events given to one more handler. Raises TypeError: That is no handler: an object with `record(event)`."""
-    _check(handler)
-    bridge.install()
-
-    def take(event: object) -> None:
-        if isinstance(event, Event):
-            handler.record(event)
-
-    name = type(handler).__name__
-    handle = recorded.register(take, name=name, adapt=lambda _, origin: origin, queue=10_000, answers=True)
-    _registered.append((handler, handle))
+def _give(handler: EventHandler, event: object) -> None:
+    if isinstance(event, Event):
+        handler.record(event)
 
 
-def unconfigure(handler: EventHandler | None = None) -> None:
-    """Give events no more to a handler, or to any."""
-    for pair in list(_registered):
-        if handler is None or pair[0] is handler:
-            _registered.remove(pair)
-            pair[1].unregister()
-
-
-def _check(handler: object) -> None:
-    if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
-        raise TypeError(f"an events handler must be an object with record(event), not {handler!r}")
+def unconfigure() -> None:
+    """Give events to no handler any more."""
+    while _registered:
+        _registered.pop().unregister()
 
 
 def _event_of_torch(name: Any, source: Any, metadata: Any, timestamp_ms: float) -> Event | None:
@@ -137,14 +113,9 @@ def _get_or_create_logger(destination: str = "null") -> logging.Logger:
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Record an event.
+    """Record an event, and write it to a destination: `null`, `console` (standard error) or one of `handlers`' own.
 
-    Args:
-        event: It is not changed.
-        destination: `null`, `console` (standard error) or one that was added to `handlers._log_handlers`.
-
-    Raises:
-        KeyError: There is no such destination.
+    Raises KeyError: There is no such destination.
     """
     logger = _get_or_create_logger(destination)
     told = event

@@ -46,20 +46,11 @@ class _Serialized:
 
     def serialize(self) -> str:
         """Write it as one line of JSON."""
-        value = fields_of(self)
-        try:
-            return json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            return json.dumps(_plain(value))
+        return json.dumps(_plain(fields_of(self)))
 
     @classmethod
     def deserialize(cls, data: Any) -> Any:
-        """Read what `serialize` has written; an event is given back as it is.
-
-        Raises:
-            TypeError: That is neither.
-            ValueError: That is no such event: no JSON, an unknown source or state, a field too many or too few.
-        """
+        """Read what `serialize` has written, else raise TypeError or ValueError; an event is given back as it is."""
         if isinstance(data, cls):
             return data
         if not isinstance(data, str):
@@ -75,20 +66,13 @@ class _Serialized:
 
 @dataclass
 class Event(_Serialized):
-    """Anything that happens in a torchelastic job.
-
-    Attributes:
-        name: What; a value of the label `type`, so there should be few of them.
-        source: Who tells of it.
-        timestamp: Unix time in milliseconds; 0 for when it is recorded.
-        metadata: What is known about it.
-    """
+    """Anything that happens in a torchelastic job."""
 
     _enumeration = "source", EventSource
 
-    name: str
+    name: str  # a value of the label `type`, so there should be few of them
     source: EventSource
-    timestamp: int = 0
+    timestamp: int = 0  # Unix time in milliseconds; 0 for when it is recorded
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
 
 

@@ -12,13 +12,7 @@ import logging
 from exporter.elastic.bridge import PrometheusEventHandler
 from exporter.elastic.events.api import Event, RdzvEvent
 
-__all__ = [
-    "ConsoleHandler",
-    "EventHandler",
-    "NullEventHandler",
-    "PrometheusEventHandler",
-    "get_logging_handler",
-]
+__all__ = ["PrometheusEventHandler", "get_logging_handler"]
 
 
 class _Writing(logging.Handler):

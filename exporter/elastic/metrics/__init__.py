@@ -2,16 +2,7 @@
 
 Used in the training process and in torchrun's agent. Every value goes to Prometheus as the family `<group>_<name>`, with
 its unit where Prometheus wants it (`my_app` and `step_ms` become `my_app_step_seconds`), and to the handlers that are
-configured for its group:
-
-    metrics.configure(metrics.ConsoleMetricHandler(), group="my_app")
-    metrics.getStream(group="my_app").add_value("calculate_latency", 12)
-    metrics.put_metric("step_ms", 12.5, "my_app")
-
-    @metrics.prof(group="my_app")
-    def evaluate(): ...
-
-The group `torchelastic` is torchelastic's own, and the one of whatever names no group.
+configured for its group. The group `torchelastic` is torchelastic's own, and the one of whatever names no group.
 """
 
 from __future__ import annotations

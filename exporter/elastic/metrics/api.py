@@ -2,8 +2,8 @@
 
 Used in the training process and in torchrun's agent, by any thread. A value goes to Prometheus and then to the handlers
 of its group, on the thread that emits. No lock is taken, no handler's exception reaches the emitter, and a function under
-`prof` returns and raises what it would without. What differs from torch is said where it does: a group may have several
-handlers, a stream uses those configured now, a handler that raises costs itself that value.
+`prof` returns and raises what it would without. Unlike in torch a group may have several handlers, a stream uses those
+configured now, and a handler that raises costs itself that value.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ __all__ = [
     "MetricStream",
     "MetricsConfig",
     "NullMetricHandler",
-    "PrometheusMetricHandler",
-    "add_handler",
     "configure",
     "getStream",
     "get_elapsed_time_ms",
@@ -80,22 +78,6 @@ class NullMetricHandler(MetricHandler):
         """Do nothing."""
 
 
-class PrometheusMetricHandler(MetricHandler):
-    """Records every metric under `<group>_<name>`, seconds instead of milliseconds.
-
-    It belongs to every group of `exporter.elastic.metrics`. In torch's own module it can be configured like any other.
-    """
-
-    def emit(self, metric_data: MetricData) -> None:
-        """Record one value; never raises."""
-        try:
-            _, group, name, value = metric_data
-        except (TypeError, ValueError):
-            refuse("name")(None)
-        else:
-            STATS.record(group, name, value)
-
-
 Handlers = MetricHandler | Sequence[MetricHandler] | None
 
 _handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
@@ -104,14 +86,7 @@ _calling = threading.local()
 
 
 class MetricStream:
-    """Takes the values of one group.
-
-    Unlike torch's it uses the handlers that are configured when a value comes, not those of when it was made.
-
-    Attributes:
-        group_name: The group.
-        handler: The one handler that it was made with, None for those that are configured.
-    """
+    """Takes the values of one group, for the one handler that it was made with, or those that are configured then."""
 
     def __init__(self, group_name: str, handler: MetricHandler | None = None) -> None:
         self.group_name = group_name
@@ -126,7 +101,7 @@ class MetricStream:
         """
         group = self.group_name
         try:
-            handlers = _handlers_of(group) if self.handler is None else (self.handler,)
+            handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
         except Exception:  # noqa: BLE001  # a group that is nothing that could be a key
             refuse("name")(None)
             return
@@ -137,14 +112,10 @@ class MetricStream:
                 _call(handler, data)
 
 
-def _handlers_of(group: str | None) -> tuple[MetricHandler, ...]:
-    return _handlers.get(group, _handlers[None])
-
-
 def _call(handler: MetricHandler, data: MetricData) -> None:
     """Give a handler one value; what it raises is counted, and a metric that it emits does not come back to it."""
     busy: set[int] = _calling.__dict__.setdefault("handlers", set())
-    if id(handler) in busy or isinstance(handler, PrometheusMetricHandler):
+    if id(handler) in busy:
         return
     busy.add(id(handler))
     try:
@@ -157,13 +128,7 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
         busy.discard(id(handler))
 
 
-def _take(stream: Any, name: Any, value: Any) -> None:
-    """Take what a stream of torch's is given, unless its handler records it anyway."""
-    if not isinstance(getattr(stream, "handler", None), PrometheusMetricHandler):
-        getStream(getattr(stream, "group_name", "")).add_value(name, value)
-
-
-bridge.Faces.take = staticmethod(_take)
+bridge.Faces.take = staticmethod(lambda group, name, value: getStream(group).add_value(name, value))
 
 
 def configure(handler: Handlers, group: str | None = None) -> None:
@@ -181,38 +146,20 @@ def configure(handler: Handlers, group: str | None = None) -> None:
     if handler is None:
         unconfigure(group)
     else:
-        _handlers[group] = _checked(handler)
+        handlers: tuple[Any, ...] = tuple(handler) if isinstance(handler, list | tuple) else (handler,)
+        for each in handlers:
+            if isinstance(each, type) or not callable(getattr(each, "emit", None)):
+                raise TypeError(f"a metric handler must be an object with emit(metric_data), not {each!r}")
+        _handlers[group] = handlers
         bridge.install()
 
 
-def add_handler(handler: MetricHandler, group: str | None = None) -> None:
-    """Add a handler to those of a group, or of all that have none of their own; TypeError where it is none.
-
-    A group that had none gets those it was served by before, and the new one.
-    """
-    configure([*_handlers_of(group), *_checked(handler)], group)
-
-
-def unconfigure(group: str | None = None, handler: MetricHandler | None = None) -> None:
-    """Take handlers away; when there are none it is harmless.
-
-    Args:
-        group: Whose; it is then served like all that have none of their own. None for those of the latter.
-        handler: This one only; None for all.
-    """
-    kept = () if handler is None else tuple(each for each in _handlers.get(group, ()) if each is not handler)
-    if kept or group is None or (handler is not None and group in _handlers):
-        _handlers[group] = kept
+def unconfigure(group: str | None = None) -> None:
+    """Take a group's handlers away, so that it is served like all that have none, or those of the latter."""
+    if group is None:
+        _handlers[None] = ()
     else:
         _handlers.pop(group, None)
-
-
-def _checked(handler: Handlers) -> tuple[MetricHandler, ...]:
-    handlers: tuple[Any, ...] = tuple(handler) if isinstance(handler, list | tuple) else (handler,)
-    for each in handlers:
-        if isinstance(each, type) or not callable(getattr(each, "emit", None)):
-            raise TypeError(f"a metric handler must be an object with emit(metric_data), not {each!r}")
-    return handlers
 
 
 def getStream(group: str) -> MetricStream:  # noqa: N802  # torch's name
@@ -254,11 +201,9 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
     from its first step to its end, a generator from its first `next()`; leaving a generator early is no failure. What
     ends a call by KeyboardInterrupt, SystemExit or cancellation is a failure. A handler that raises changes nothing.
     """
-
-    def wrap(function: AnyFunction) -> AnyFunction:
-        return _measured(function, _get_metric_name(function), group)
-
-    return wrap if fn is None else wrap(fn)
+    if fn is None:
+        return lambda function: prof(function, group)
+    return _measured(fn, _get_metric_name(fn), group)
 
 
 def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
