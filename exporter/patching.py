@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import wraps
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
@@ -122,7 +121,8 @@ def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
         sys.meta_path.insert(0, _FINDER)
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
+    # Not importlib.abc's: that loads tempfile, shutil and random, two thirds of a megabyte, into every job.
     def __init__(self) -> None:
         self.hooks: dict[str, list[Callable[[ModuleType], object]]] = {}
 

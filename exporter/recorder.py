@@ -18,8 +18,7 @@ from math import isfinite
 from time import monotonic, perf_counter, sleep, time
 
 from exporter.errors import FeedError
-from exporter.feed.directory import feed_directory
-from exporter.feed.overrides import OverridesReader
+from exporter.feed.directory import OverridesReader, feed_directory
 from exporter.feed.writer import FeedWriter
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.feed.liveness import holder, remove_process
+from exporter.feed.files import holder, remove_process
 from exporter.feed.reader import FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import FeedWriter

@@ -23,7 +23,7 @@ CHILD = Path(__file__).with_name("feed_child.py")
 def make_default(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have the user's default directory in here; it is not made."""
     monkeypatch.setattr(feed_directory, "SHARED_MEMORY", str(parent))
-    return Path(feed_directory.default_path())
+    return feed_directory.default_directory()
 
 
 def new_identity(**fields: object) -> ProcessIdentity:

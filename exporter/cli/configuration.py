@@ -31,7 +31,7 @@ from exporter.config.options import (
     options_of,
 )
 from exporter.errors import ConfigurationError, DefinitionError, Problem
-from exporter.feed.overrides import MAX_RULES
+from exporter.feed.directory import MAX_RULES
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.replay.machines import is_machine_file, load_machine

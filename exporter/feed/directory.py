@@ -1,9 +1,14 @@
-"""The feed directory: where it is, and whether it may be used.
+"""The feed directory: where it is, whether it may be used, and the rules for recording that the sidecar leaves in it.
 
 Used in training processes and in the sidecar. The default one, `/dev/shm/exporter-<uid>` (`/tmp/exporter-<uid>` where
 there is no `/dev/shm`), is made with permissions 0700 and refused when it is not ours. A directory given by flag or
 `$EXPORTER_FEED_DIR` is trusted, since shared volumes and node-wide sidecars need other owners; it must exist. The feed
 needs Linux: elsewhere every directory is refused, and recording goes on without a feed.
+
+`overrides.json` has the configuration's `recording:` rules, written as a whole by the sidecar that owns the directory.
+Only its shape is checked here; what a rule means, and whether it makes sense, is recording's matter.
+
+    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10}]}
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116, PTH118
@@ -13,14 +18,21 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from json import dumps, loads
 from pathlib import Path
 
-from exporter.errors import FeedDirectoryError
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  # checked before use
 FALLBACK = "/tmp"  # noqa: S108  # likewise
 _ANOTHER = "choose another with --feed.dir and EXPORTER_FEED_DIR"
+
+Rule = Mapping[str, object]
+VERSION = 1
+MAX_BYTES = 1 << 20
+MAX_RULES = 1000
 
 
 def own_uid() -> int:
@@ -28,20 +40,14 @@ def own_uid() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has none, and is refused below
 
 
-def default_path() -> str:
-    """Name the directory that the processes of this user share when nobody chose one."""
-    parent = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK
-    return os.path.join(parent, f"exporter-{own_uid()}")
-
-
 def default_directory() -> Path:
-    """Give `default_path` as a Path, for the sidecar."""
-    return Path(default_path())
+    """Name the directory that the processes of this user share when nobody chose one."""
+    return Path(SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK, f"exporter-{own_uid()}")
 
 
 def is_trusted(path: str | os.PathLike[str]) -> bool:
     """Say whether somebody chose this directory, as opposed to the default one of the user."""
-    return os.path.abspath(path) != default_path()
+    return os.path.abspath(path) != str(default_directory())
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:
@@ -50,7 +56,7 @@ def feed_directory(environment: Mapping[str, str]) -> str:
     Raises:
         FeedDirectoryError: It must not or cannot be used.
     """
-    path = environment.get("EXPORTER_FEED_DIR") or default_path()
+    path = environment.get("EXPORTER_FEED_DIR") or str(default_directory())
     prepare_directory(path)
     return path
 
@@ -88,11 +94,9 @@ def check_directory(path: str | os.PathLike[str]) -> None:
     if not stat.S_ISDIR(found.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a directory"
         raise _refusal(f"the feed directory is {kind}", path)
-    if trusted:
-        return
-    if found.st_uid != own_uid():
+    if not trusted and found.st_uid != own_uid():
         raise _refusal(f"the feed directory belongs to uid {found.st_uid}, not to uid {own_uid()}", path)
-    if found.st_mode & 0o022:
+    if not trusted and found.st_mode & 0o022:
         told = f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})"
         raise _refusal(told, path, f"take that from them: chmod 0700 {path}")
 
@@ -101,3 +105,86 @@ def _refusal(
     message: str, path: str | os.PathLike[str], remedy: str = f"remove it, or {_ANOTHER}"
 ) -> FeedDirectoryError:
     return FeedDirectoryError(message, path=os.fspath(path), remedy=remedy)
+
+
+# Rules for recording -------------------------------------------------------------------------------------------
+
+
+def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:
+    """Replace the rules, in the order in which they apply. Only for the sidecar that owns the directory.
+
+    Raises:
+        FeedDirectoryError: The file cannot be written.
+    """
+    path = os.path.join(directory, OVERRIDES)
+    data = dumps({"version": VERSION, "rules": list(map(dict, rules))}, allow_nan=False).encode()
+    try:
+        mode = SHARED_MODE if is_trusted(directory) else OWN_MODE
+        replace_file(path, data, temporary=path + ".tmp", mode=mode)
+    except OSError as error:
+        raise _unusable(f"cannot write {OVERRIDES} ({error.strerror})", directory) from error
+
+
+def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
+    """Read the rules, in order. None when there is no file, or no directory.
+
+    In the user's default directory the file must be the user's own; in a directory that somebody chose it may be
+    anybody's, but not writable for everybody.
+
+    Raises:
+        FeedDirectoryError: The directory or the file must not be trusted, or cannot be read.
+        FeedFormatError: `version` or `content`.
+    """
+    if not os.path.lexists(directory):
+        return None
+    check_directory(directory)
+    try:
+        data, found = read_file(os.path.join(directory, OVERRIDES), MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(f"{OVERRIDES} cannot be used ({error.strerror})", directory) from error
+    if not is_trusted(directory) and found.st_uid != own_uid():
+        raise _unusable(f"{OVERRIDES} belongs to uid {found.st_uid}, not to uid {own_uid()}", directory)
+    if found.st_mode & stat.S_IWOTH:
+        raise _unusable(f"everybody may write to {OVERRIDES}", directory)
+    try:
+        body = loads(data.decode()) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError) as error:
+        raise FeedFormatError(f"{OVERRIDES} is no JSON: {error}", reason="content") from error
+    if isinstance(body, dict) and body.get("version", VERSION) != VERSION:
+        raise FeedFormatError(f"{OVERRIDES} has an unknown version (known: {VERSION})", reason="version")
+    rules = body.get("rules") if isinstance(body, dict) else None
+    if not isinstance(rules, list) or not all(
+        isinstance(rule, dict) and isinstance(rule.get("match"), str) for rule in rules[:MAX_RULES]
+    ):
+        raise FeedFormatError(f"{OVERRIDES}: no list of rules, each with a text 'match'", reason="content")
+    return tuple(rules[:MAX_RULES])
+
+
+class OverridesReader:
+    """Follows the rules in one feed directory, which need not exist yet."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = directory
+        self._stamp: tuple[int, int, int] | None = None
+
+    def changed_rules(self) -> tuple[Rule, ...] | None:
+        """Read the rules if they are others than at the last call (else None); none when the file has gone.
+
+        Raises as `read_overrides`, once for each state of the file.
+        """
+        # Taken before reading: what is written in between is another file at the next call.
+        try:
+            found = os.stat(os.path.join(self._directory, OVERRIDES), follow_symlinks=False)
+            stamp = found.st_ino, found.st_mtime_ns, found.st_size
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        return read_overrides(self._directory) or ()
+
+
+def _unusable(message: str, directory: str | os.PathLike[str]) -> FeedDirectoryError:
+    return _refusal(message, directory, f"remove {OVERRIDES} there; the sidecar writes it anew")

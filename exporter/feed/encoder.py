@@ -1,8 +1,7 @@
 """The format of a feed file, byte by byte, and the training process's side of it: a snapshot to bytes.
 
-What comes in is the recording thread's Snapshot; no file is touched. What rarely changes, definitions and closed
-windows, is kept as text from one flush to the next, so that most flushes render little more than totals. A value that
-is the default of the contract is left out, and so is a number that is not finite.
+What comes in is the recording thread's Snapshot; no file is touched. What is the same as at the last flush is kept as
+text, so that most flushes render little more than totals.
 
 A file is one Snapshot: a header of 52 bytes, little-endian whatever the machine, and three sections of JSON (UTF-8), one
 after the other without a gap.
@@ -19,10 +18,10 @@ after the other without a gap.
         48    4 length of section 3: {"written": ..., ..., "stats": [totals, ...]}
         52      section 1
 
-The three lists have one item for each Stat, in the same order. Sections 1 and 2 rarely change, so that a writer
-keeps their bytes and a reader what it made of them. In JSON a key of a later version is passed over; a missing
-key has the default of the contract (`snapshot`, `recording.values`) where that has one. Numbers are finite:
-there is no NaN and no infinity, absent is null or no key at all. Nothing follows section 3.
+The three lists have one item for each Stat, in the same order. Keys are the fields of the contract's types (`snapshot`,
+`recording.values`); what is the default there is left out, a key of a later version is passed over, and a mapping whose
+keys are pairs is a list of rows: `"counts":[[type, severity, events], ...]`. Numbers are finite: absent is null or no key
+at all. Nothing follows section 3.
 
 The file is written by the process whose id it carries, never in place: a new one is renamed over it about once a
 second. So a reader that has opened it reads one whole snapshot, at worst one that is just being replaced, which
@@ -45,16 +44,7 @@ last closed window, and lost one snapshot to a full disk. Its second snapshot ha
     {"written":1700000061.5,"flush_seconds":1.0,"dropped":{"write_failed":1},"stats":[{"count":3,"sum":4.5,
     "last_sample":1700000061.25}]}
 
-(in the file the JSON has no line ends). Keys are the fields of the contract's types, those that are the default left out; a
-mapping whose keys are pairs is a list of rows. So a process that logs events and tells of its training also has in section 3
-
-    "events":{"counts":[[type, severity, events], ...],"last":[[type, severity, time of the latest], ...],
-    "suppressed":[[type, reason, events], ...],"delivered":{handler: events, ...},
-    "dropped":[[handler, reason, events], ...]},
-    "training":{"facts":[[name, value], ...],"phase":"forward","phases":{"init":1.5,"forward":0.25},"loop":1,
-    "steps":3,"segments":[[loop, first step, last step, seconds], ...],
-    "history_until":51234.56,"history_phases":["forward","backward"],"history":[0,125000,1,240000,0,95000],
-    "phase_since":1700000060.0,"work_seconds":0.25,"first_step":0,"step":3}
+(in the file the JSON has no line ends).
 """
 
 from __future__ import annotations
@@ -85,8 +75,8 @@ MAX_BYTES = 4 << 20
 """A larger snapshot is neither written nor read: some 10,000 Stats with the default aggregations. Beyond it a process
 leaves its newest Stats out, counts them and says which."""
 MAX_COUNT = (1 << 63) - 1
-_BREATH = 64
-"""Values rendered between two chances for the job's threads to take the interpreter lock: half a millisecond."""
+_BATCH = 32
+"""Values rendered between two chances for the job's threads to take the interpreter lock: a tenth of a millisecond."""
 
 _dumps: Callable[[object], str] = JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(",", ":"), check_circular=False
@@ -141,25 +131,25 @@ class Encoder:
 
 
 class _Column:
-    """One value of every Stat as JSON; only what is another object than the last time is rendered again."""
+    """One value of every Stat as JSON; a batch in which nothing is another object than the last time is kept."""
 
     def __init__(self, to_json: Callable[[Any], object]) -> None:
         self._to_json = to_json
-        self._texts: dict[
-            int, tuple[object, str]
-        ] = {}  # by identity; the object is kept so that it stays one
+        # by the identities of its values, which are kept so that they stay what they are
+        self._batches: dict[tuple[int, ...], tuple[Sequence[object], str]] = {}
 
     def render(self, values: Sequence[object]) -> bytes:
         """Give them, joined by commas."""
-        known, self._texts = self._texts, {}
+        known, self._batches = self._batches, {}
         texts = []
-        for position, value in enumerate(values):
-            kept = known.get(id(value))
+        for start in range(0, len(values), _BATCH):
+            batch = values[start : start + _BATCH]
+            key = tuple(map(id, batch))
+            kept = known.get(key)
             if kept is None:
-                kept = value, _dumps(self._to_json(value))
-                if not position % _BREATH:
-                    sleep(0)
-            self._texts[id(value)] = kept
+                kept = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
+                sleep(0)
+            self._batches[key] = kept
             texts.append(kept[1])
         return ",".join(texts).encode()
 

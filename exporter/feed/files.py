@@ -1,19 +1,33 @@
-"""The files in a feed directory: their names; opened only if regular, read in bounds, replaced as a whole.
+"""The files in a feed directory: opened only if regular, replaced as a whole, locked by the processes that live.
 
 Used in training processes and in the sidecar, on directories into which others may write too. A process with the id
 `<id>` (32 hexadecimal digits) has `<id>.feed`, its last complete snapshot; `<id>.lock`, which it holds for as long as it
 lives; and for a moment `<id>.tmp`, a snapshot being written. `owner.lock` is held by the sidecar that owns the directory,
 which also writes `overrides.json`. There is no writable mapping (a full tmpfs would answer with SIGBUS) and no fsync.
+
+A lock is a POSIX record lock on a file that its owner opened once; whoever wants to know asks with `F_GETLK`, which takes
+nothing, waits for nothing, works on a read-only mount and across containers. When the owner dies, the kernel drops it.
+Not `flock` or open-file-description locks, since those live on in every forked worker that inherited the descriptor. The
+price is a rule of POSIX: when a process closes *any* descriptor of a file, its record locks on it are gone. So nobody
+opens a lock file that its own process holds (`_HELD`), an owner takes the lock again whenever it looks
+(`RecordLock.keep`), since a job may close every descriptor, and a forked child holds nothing. Linux only; elsewhere
+`exporter.feed.directory` refuses before anything here is called.
 """
-# one kind of path within the folder, which the job and the sidecar share:
-# ruff: noqa: PTH105, PTH108
+# ruff: noqa: PTH105, PTH108, PTH118 - one kind of path within the folder, which the job and the sidecar share
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import struct
+from collections.abc import Callable
 from contextlib import suppress
+
+try:
+    import fcntl
+except ImportError:  # Windows: everything imports and records there, without a feed
+    fcntl = None  # type: ignore[assignment]  # never used then, see above
 
 FEED, LOCK, TEMPORARY = ".feed", ".lock", ".tmp"
 OWNER_LOCK = "owner.lock"
@@ -23,6 +37,11 @@ OWN_MODE = 0o600
 """Permissions in the user's default directory."""
 SHARED_MODE = 0o644
 """Permissions in a directory that somebody chose, less the umask: a sidecar of another user is to read there."""
+
+_FLOCK = struct.Struct("@hhqqi0q")
+"""struct flock as the kernel writes it, padding included: type, whence, start, length (0: to the end), pid."""
+_HELD: dict[tuple[int, int], int] = {}
+"""Lock files held by this process: (device, inode) to process id, which tells a forked child from its parent."""
 
 
 def is_process_id(text: str) -> bool:
@@ -43,20 +62,19 @@ def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.st
         OSError: `ELOOP` for a symbolic link, `EMLINK` for one of several links, `EINVAL` for what is no file.
     """
     # Looked at before it is opened, since merely opening a device can do something.
-    check_regular(os.stat(path, dir_fd=directory, follow_symlinks=False), path)
+    _check_regular(os.stat(path, dir_fd=directory, follow_symlinks=False), path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=directory)
     try:
         found = os.fstat(descriptor)
-        check_regular(found, path)
+        _check_regular(found, path)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor, found
 
 
-def check_regular(found: os.stat_result, path: str) -> None:
-    """Refuse what is not a regular file with one name; raises OSError as `open_regular` does."""
+def _check_regular(found: os.stat_result, path: str) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise OSError(errno.ELOOP, "a symbolic link", path)
     if not stat.S_ISREG(found.st_mode):
@@ -70,19 +88,9 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
     """Read at most `size` bytes from the start of a regular file, and what it is; raises OSError."""
     descriptor, found = open_regular(path)
     try:
-        return read_up_to(descriptor, size), found
+        return os.pread(descriptor, size, 0), found
     finally:
         os.close(descriptor)
-
-
-def read_up_to(descriptor: int, size: int) -> bytes:
-    """Read at most `size` bytes from the start of a file."""
-    parts: list[bytes] = []
-    position = 0
-    while position < size and (part := os.pread(descriptor, size - position, position)):
-        parts.append(part)
-        position += len(part)
-    return b"".join(parts)
 
 
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
@@ -108,3 +116,147 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+class RecordLock:
+    """A lock that this process holds for as long as it lives, or until `release`."""
+
+    __slots__ = ("_descriptor", "_inode", "_pid", "path")
+
+    def __init__(self, path: str, descriptor: int, inode: tuple[int, int]) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._inode = inode
+        self._pid = _HELD[inode] = os.getpid()
+
+    @classmethod
+    def take(cls, path: str, *, create_mode: int) -> RecordLock | None:
+        """Take the lock without waiting; None when another process, or another part of this one, holds it.
+
+        Raises:
+            OSError: The file cannot be opened, made with this mode or locked, or is not a regular file with one link.
+        """
+        if _held_here(path):
+            return None  # opening and closing it would drop the lock that somebody here relies on
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, create_mode)
+        lock = None
+        try:
+            if _try_lock(descriptor):
+                found = os.fstat(descriptor)
+                _check_regular(found, path)
+                if found.st_nlink:  # else it was removed just now: whoever did that held the lock
+                    lock = cls(path, descriptor, _inode(found))
+        finally:
+            if lock is None:
+                os.close(descriptor)
+        return lock
+
+    def keep(self) -> bool:
+        """Make sure of the lock, taking it again if something in this process has dropped it.
+
+        False when it is lost for good: descriptor closed, file removed or moved away, or another process has the lock.
+        """
+        try:
+            found = os.lstat(self.path)
+            return self._is_own() and _inode(found) == self._inode and _try_lock(self._descriptor)
+        except OSError:
+            return False
+
+    def mark(self, *, outdated: bool) -> None:
+        """Say whether what was last written is outdated: by a time of change of 0, which also a full disk takes."""
+        if self._is_own():
+            os.utime(self._descriptor, (0, 0) if outdated else None)
+
+    def release(self) -> None:
+        """Drop the lock. In a forked child this does nothing, since the lock is its parent's."""
+        if self._pid == os.getpid():
+            _HELD.pop(self._inode, None)
+            if self._is_own():
+                os.close(self._descriptor)
+            self._pid = -1
+
+    def _is_own(self) -> bool:
+        # After a job has closed all descriptors, ours may be the number of a file of the job.
+        try:
+            return self._pid == os.getpid() and _inode(os.fstat(self._descriptor)) == self._inode
+        except OSError:
+            return False
+
+
+def holder(path: str, *, directory: int | None = None) -> int | None:
+    """Ask who holds a lock file, its path relative to an open directory, if one is given.
+
+    Returns:
+        None when nobody does, or there is no such file; else the holder's process id as seen from here, 0 for
+        one in a pid namespace that cannot be seen from here.
+
+    Raises:
+        OSError: The file cannot be opened, is a symbolic link or no regular file.
+    """
+    if _held_here(path, directory=directory):
+        return os.getpid()
+    try:
+        descriptor, _ = open_regular(path, directory=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        # What stands in the way of reading is a lock for writing, the owner's; anybody who may read may take the other.
+        question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    finally:
+        os.close(descriptor)
+    return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
+
+def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
+    """Remove the files of a process that is dead at this moment; says whether none of them is left.
+
+    Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job
+    that closed all descriptors) cannot come back between the question and the removal. `if_true` is asked once it cannot:
+    the files stay unless it says so.
+    """
+    stem = os.path.join(directory, process_id)
+    lock: RecordLock | None = None
+    try:
+        try:
+            lock = RecordLock.take(stem + LOCK, create_mode=OWN_MODE)
+            held = lock is None
+        except OSError:
+            # Another user's lock file, or no room for one: the kernel still says whether it is held, and the
+            # directory whether we may.
+            held = holder(stem + LOCK) is not None
+        if held or not if_true():
+            return False
+        # The lock file last: what a crash leaves behind is then still known by it.
+        for suffix in (FEED, TEMPORARY, LOCK):
+            with suppress(FileNotFoundError):
+                os.unlink(stem + suffix)
+    except OSError:
+        return False
+    finally:
+        if lock is not None:
+            lock.release()
+    return True
+
+
+def _held_here(path: str, *, directory: int | None = None) -> bool:
+    try:
+        found = os.stat(path, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    return _HELD.get(_inode(found)) == os.getpid()
+
+
+def _inode(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError as error:
+        if error.errno in {errno.EACCES, errno.EAGAIN}:
+            return False
+        raise
+    return True

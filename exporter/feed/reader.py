@@ -18,21 +18,11 @@ from functools import partial
 from pathlib import Path
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed import files
 from exporter.feed.decoder import ROOM_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.encoder import HEADER, MAX_BYTES
-from exporter.feed.files import (
-    FEED,
-    LOCK,
-    OWN_MODE,
-    OWNER_LOCK,
-    SHARED_MODE,
-    is_process_id,
-    open_regular,
-    process_of,
-    read_up_to,
-)
-from exporter.feed.liveness import RecordLock, holder, remove_process
+from exporter.feed.files import FEED, LOCK, RecordLock, holder, open_regular, process_of, remove_process
 from exporter.feed.snapshot import Snapshot
 
 MAX_FILES = 4096
@@ -61,15 +51,14 @@ class FeedEntry:
     age_seconds: float
     # the process as seen from here, None when it is dead or in a pid namespace that cannot be seen
     pid: int | None = None
+    outdated: bool = False  # the writer has newer values and cannot write them
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
     """One look at a feed directory."""
 
-    entries: tuple[
-        FeedEntry, ...
-    ]  # one for each process whose file could be read, the earliest started first
+    entries: tuple[FeedEntry, ...]  # of each file that could be read, the earliest started process first
     # file name (printable ASCII) and reason of each `.feed` file that could not. The reason is one of `name`,
     # `too_many`, `too_large`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it cannot be told
     # whether its process lives), or one of FeedFormatError's
@@ -82,6 +71,7 @@ class _Known:
 
     state: tuple[object, ...] = ()
     outcome: Snapshot | str = ""  # what the file holds, or why it is refused
+    outdated: bool = False
     sequence: int | None = None  # of the last good snapshot
     changed: float = 0.0  # when that was first seen, by the reader's monotonic clock
     decoder: Decoder = field(default_factory=Decoder)
@@ -155,9 +145,10 @@ class FeedReader:
             if self._owner_lock.keep():
                 return True
             self.release_ownership()
-        path = os.path.join(self._directory, OWNER_LOCK)
+        path = os.path.join(self._directory, files.OWNER_LOCK)
+        mode = files.SHARED_MODE if self._trusted else files.OWN_MODE
         try:
-            self._owner_lock = RecordLock.take(path, create_mode=SHARED_MODE if self._trusted else OWN_MODE)
+            self._owner_lock = RecordLock.take(path, create_mode=mode)
         except OSError as error:
             self.not_owned = f"{path}: {error.strerror}"
             return False
@@ -176,9 +167,9 @@ class FeedReader:
         Does nothing unless this reader owns. A process that lives, or may only have lost its lock for a moment, keeps its
         files, and so does one whose last snapshot no `scan` has read yet; try again after the next one.
         """
-        if self._owner_lock is None or not self._owner_lock.keep() or not is_process_id(process_id):
-            return False
         name = process_id + FEED
+        if self._owner_lock is None or not self._owner_lock.keep() or process_of(name) is None:
+            return False
         known = self._known.get(name)
         if known is not None and not self._is_over(known):
             return False
@@ -229,7 +220,7 @@ class FeedReader:
                 refused[name] = each.outcome
             else:
                 age = max(0.0, self._monotonic() - each.changed)
-                entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None))
+                entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None, each.outdated))
         self._known = known
         entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
         return Scan(tuple(entries), tuple([(ascii(name)[1:-1], why) for name, why in refused.items()]))
@@ -243,9 +234,11 @@ class FeedReader:
 
     def _look(self, directory: int, name: str, known: _Known) -> int | str | None:
         """Bring what is known of a file up to date; gives the holder of its lock, or why the file is refused."""
+        lock = name.removesuffix(FEED) + LOCK
         try:
             # Before reading: what is read of a process that is dead by then is the last that it wrote.
-            pid = holder(name.removesuffix(FEED) + LOCK, directory=directory)
+            pid = holder(lock, directory=directory)
+            known.outdated = pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
         except OSError:
             return "lock"
         descriptor, found = open_regular(name, directory=directory)
@@ -256,7 +249,7 @@ class FeedReader:
                 return "too_large"
             state = _state(descriptor, found)
             if state != known.state:
-                self._decode(read_up_to(descriptor, found.st_size), name, known, modified=found.st_mtime)
+                self._decode(os.pread(descriptor, found.st_size, 0), name, known, modified=found.st_mtime)
                 known.state = state
         finally:
             os.close(descriptor)
@@ -298,4 +291,4 @@ class FeedReader:
 def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:
     # The header holds sequence and checksum: with them two states are told apart even where inodes are used
     # again and times are coarse.
-    return found.st_ino, found.st_mtime_ns, found.st_size, read_up_to(descriptor, HEADER.size)
+    return found.st_ino, found.st_mtime_ns, found.st_size, os.pread(descriptor, HEADER.size, 0)

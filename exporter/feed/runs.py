@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.errors import FeedError
-from exporter.feed.files import LOCK, OWNER_LOCK, process_of, read_file, replace_file
-from exporter.feed.liveness import RecordLock, holder
+from exporter.feed.files import LOCK, OWNER_LOCK, RecordLock, holder, process_of, read_file, replace_file
 
 RUNS = "runs"
 ATTACHED_FLAG = "--run.attached"

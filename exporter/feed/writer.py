@@ -15,22 +15,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed import files
 from exporter.feed.directory import is_trusted, prepare_directory
 from exporter.feed.encoder import HEADER, MAX_BYTES, Encoder
-from exporter.feed.files import (
-    FEED,
-    LOCK,
-    OWN_MODE,
-    SHARED_MODE,
-    TEMPORARY,
-    is_process_id,
-    process_of,
-    read_file,
-    replace_file,
-)
-from exporter.feed.liveness import RecordLock, holder, remove_process
+from exporter.feed.files import FEED, LOCK, RecordLock, holder, process_of, remove_process
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
@@ -66,10 +57,10 @@ class FeedWriter:
         clock: Callable[[], float] = time.time,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        if not is_process_id(identity.id):
+        if not files.is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
         self._directory = os.path.abspath(directory)  # the job may change its working directory later
-        self._mode = SHARED_MODE if is_trusted(self._directory) else OWN_MODE
+        self._mode = files.SHARED_MODE if is_trusted(self._directory) else files.OWN_MODE
         self.identity = identity
         self._flush_seconds = flush_seconds
         self._clock = clock
@@ -90,20 +81,20 @@ class FeedWriter:
 
     def publish(self, recording: Recording) -> bool:
         """Write a snapshot of this recording in the place of the last one; says whether it was. Never raises."""
-        if self._closed or self._pid != os.getpid():
-            return False
-        if not self._writing.acquire(timeout=BUSY_SECONDS):
-            # Another thread hangs in a write, or a signal handler has interrupted one; it may still succeed.
-            return False
+        if self._closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
+            return False  # where another thread hangs in a write, or is interrupted in one, that may still succeed
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
             self.problem = f"{type(error).__name__}: {error}"
-            self._count("write_failed", 1)
+            self.dropped["write_failed"] = self.dropped.get("write_failed", 0) + 1
+            self._mark(outdated=True)
             return False
         finally:
             self._writing.release()
-        self.problem = None
+        if self.problem is not None:
+            self.problem = None
+            self._mark(outdated=False)
         if self.identity.trains and self.identity.run_given and self.identity.rank is not None:
             self._look_for_rivals()
         return True
@@ -111,59 +102,55 @@ class FeedWriter:
     def close(self) -> None:
         """Stop being alive for readers; the last snapshot stays. Later publishing does nothing."""
         self._closed = True
+        self._drop_lock()
+
+    def _mark(self, *, outdated: bool) -> None:
+        with suppress(OSError):
+            if self._lock is not None:
+                self._lock.mark(outdated=outdated)
+
+    def _drop_lock(self) -> None:
         if self._pid == os.getpid() and self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _write(self, recording: Recording) -> None:
         if self._lock is None or not self._lock.keep():
-            self._take_lock()
+            # The first snapshot, or the job has closed our descriptor, or somebody removed the files.
+            self._drop_lock()
+            prepare_directory(self._directory)
+            self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
+            if self._lock is None:
+                raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
+            if not self._cleared:
+                self._cleared = True
+                self._clear_old()
         data = self._fitting(recording)
-        replace_file(self._stem + FEED, data, temporary=self._stem + TEMPORARY, mode=self._mode)
+        files.replace_file(self._stem + FEED, data, temporary=self._stem + files.TEMPORARY, mode=self._mode)
         self._sequence += 1
-
-    def _take_lock(self) -> None:
-        # Here at the first snapshot, and when the job has closed our descriptor or somebody removed the files.
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-        prepare_directory(self._directory)
-        self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
-        if self._lock is None:
-            raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
-        if not self._cleared:
-            self._cleared = True
-            self._clear_old()
 
     def _fitting(self, recording: Recording) -> bytes:
         """Encode as many Stats as the limits allow, the oldest first."""
-        total = len(recording.stats)
-        kept = min(total, self._max_stats)
+        stats, next_sequence = recording.stats, self._sequence + 1
         while True:
-            part = recording if kept == total else recording.replace(stats=recording.stats[:kept])
-            left_out = {"too_large": self.dropped.get("too_large", 0) + total - kept} if kept < total else {}
+            part, dropped = recording.replace(stats=stats[: self._max_stats]), self.dropped
+            kept = len(part.stats)
+            if kept < len(stats):
+                dropped = dropped | {"too_large": dropped.get("too_large", 0) + len(stats) - kept}
             data = self._encoder.encode(
-                Snapshot(
-                    process=self.identity,
-                    sequence=self._sequence + 1,
-                    written=self._clock(),
-                    flush_seconds=self._flush_seconds,
-                    recording=part,
-                    dropped=self.dropped | left_out,
-                )
+                Snapshot(self.identity, next_sequence, self._clock(), self._flush_seconds, part, dropped)
             )
             if len(data) <= self._max_bytes or not kept:
                 break
             # Remembered, so that the next snapshot is encoded once; a tenth of room for numbers that grow.
-            kept = self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
-        if kept < total:
-            self._count("too_large", total - kept)
-            if self.notice is None:
-                names = ", ".join(repr(stat.definition.name) for stat in recording.stats[kept : kept + 5])
-                self.notice = (
-                    f"{total - kept} Stats, from {names} on, are not exported: a process's file holds at most"
-                    f" {self._max_bytes} bytes"
-                )
+            self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
+        self.dropped = dropped
+        if kept < len(stats) and self.notice is None:
+            names = ", ".join(repr(stat.definition.name) for stat in stats[kept : kept + 5])
+            self.notice = (
+                f"{len(stats) - kept} Stats, from {names} on, are not exported: a process's file holds at most"
+                f" {self._max_bytes} bytes"
+            )
         return data
 
     def _look_for_rivals(self) -> None:
@@ -184,9 +171,6 @@ class FeedWriter:
                 f" this one (pid {who.pid}) is shown as another worker of it: give each process a rank, by"
                 " its launcher, RANK or exporter.configure(rank=…), or each run a name of its own"
             )
-
-    def _count(self, reason: str, lost: int) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + lost
 
     def _clear_old(self) -> None:
         """Remove the files of processes that have been dead for a day, once per writer."""
@@ -210,7 +194,7 @@ def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
     try:
         if holder(path.removesuffix(FEED) + LOCK) is None:
             return None
-        data, _ = read_file(path, MAX_BYTES)
+        data, _ = files.read_file(path, MAX_BYTES)
         section = data[HEADER.size :][: HEADER.unpack_from(data)[-3]]
         other = json.loads(section)["process"]
         same = (other["run"], other["rank"], other.get("trains")) == (who.run, who.rank, True)

@@ -133,7 +133,7 @@ class Rank:
 
     def _see(self, process: Process, entry: FeedEntry, now: Moment) -> None:
         process.unseen, process.seen_monotonic = 0, now.monotonic
-        process.age_seconds = entry.age_seconds
+        process.age_seconds, process.outdated = entry.age_seconds, entry.outdated
         process.identity = entry.snapshot.process  # what it says of itself may have changed
         known_from_file_only = process.snapshot is None
         if process.snapshot is None or entry.snapshot.sequence > process.sequence:
@@ -198,7 +198,7 @@ def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
 def _made(entry: FeedEntry, now: Moment) -> Process:
     process = Process(identity=entry.snapshot.process, snapshot=entry.snapshot)
     process.seen_monotonic = process.first_seen = now.monotonic
-    process.age_seconds = entry.age_seconds
+    process.age_seconds, process.outdated = entry.age_seconds, entry.outdated
     if not entry.alive:
         process.depart(now.wall - entry.age_seconds, now)
     process.note_progress(now)

@@ -144,6 +144,7 @@ class Process(Totals):
     plans: list[Plan | None] = field(default_factory=list)  # None where a Stat may not be published at all
     admitted: list[Plan | None] = field(default_factory=list)  # None also where another's definition stands
     age_seconds: float = 0.0  # since its last snapshot changed
+    outdated: bool = False  # it has newer values than that and cannot write them
     unseen: int = 0  # passes in a row in which its file was not there or could not be read
     seen_monotonic: float = 0.0
     first_seen: float = 0.0
@@ -253,7 +254,7 @@ class GapRules:
     def fresh(self, process: Process) -> bool:
         """Whether the windows of a process tell of now."""
         snapshot = process.snapshot
-        if snapshot is None or not process.living:
+        if snapshot is None or not process.living or process.outdated:
             return False
         flush = min(snapshot.flush_seconds, LONGEST_FLUSH_SECONDS)
         return process.age_seconds <= max(self.stale_after_seconds, 3.0 * flush)

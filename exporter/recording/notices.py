@@ -43,6 +43,7 @@ def _tell(message: str) -> None:
         if logger.hasHandlers():
             logger.warning(message)
         elif sys.stderr is not None:  # else `print` would take standard output, which is the job's
-            print(f"exporter: {message}", file=sys.stderr)  # noqa: T201  # logging's last resort says not who speaks
+            # Flushed, since a child that is forked now would inherit what still waits and write it again.
+            print(f"exporter: {message}\n", end="", file=sys.stderr, flush=True)  # noqa: T201  # logging's last resort says not who speaks
     except Exception:  # noqa: BLE001, S110  # the job's own log handlers: what they raise is not the job's problem
         pass

@@ -210,6 +210,11 @@ class Quantiles:
         return lambda position: bins[bisect_right(ends, position)][0]
 
 
+def median(numbers: Iterable[float]) -> float:
+    """Give the median of at least one number; that of `statistics` loads two thirds of a megabyte into every job."""
+    return Quantiles(numbers).quantiles((0.5,))[0]
+
+
 def _middle(index: int) -> float:
     return min(exp((index - 1) * _LOG_GROWTH) * _MIDDLE, _LARGEST)
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
+from exporter.recording.windows import median
 from exporter.training.attributes import shown
 from exporter.training.metrics import Families, amount
 from exporter.training.progress import is_count

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan
-from statistics import median
 from typing import Any
 
 from exporter.recording.identity import clean_text
+from exporter.recording.windows import median
 from exporter.training.attributes import shown
 from exporter.training.metrics import LARGEST, Families, Series, amount
 

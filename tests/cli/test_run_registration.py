@@ -23,7 +23,7 @@ registration.release()
 """
 HOLD = """
 import sys
-from exporter.feed.liveness import RecordLock
+from exporter.feed.files import RecordLock
 lock = RecordLock.take(sys.argv[1], create_mode=0o600)
 print("held", flush=True)
 sys.stdin.read()

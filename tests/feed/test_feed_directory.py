@@ -12,8 +12,15 @@ from feed_support import make_default, mounted, needs_root
 
 from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed import directory
-from exporter.feed.directory import default_path, feed_directory, is_trusted, prepare_directory
-from exporter.feed.overrides import OverridesReader, read_overrides, write_overrides
+from exporter.feed.directory import (
+    OverridesReader,
+    default_directory,
+    feed_directory,
+    is_trusted,
+    prepare_directory,
+    read_overrides,
+    write_overrides,
+)
 from exporter.recording.definition import check_rules
 
 UID = os.geteuid()
@@ -40,14 +47,16 @@ def test_the_default_directory_is_in_shared_memory_and_named_by_the_user(
 ) -> None:
     monkeypatch.chdir("/dev/shm")
 
-    assert default_path() == f"/dev/shm/exporter-{UID}"
-    assert [is_trusted(path) for path in (default_path(), f"exporter-{UID}/", "/dev/shm/exporter-12345")] == [
+    assert str(default_directory()) == f"/dev/shm/exporter-{UID}"
+    assert [
+        is_trusted(path) for path in (default_directory(), f"exporter-{UID}/", "/dev/shm/exporter-12345")
+    ] == [
         False,
         False,
         True,
     ]
     monkeypatch.setattr(directory, "SHARED_MEMORY", "/dev/none")
-    assert default_path() == f"/tmp/exporter-{UID}"
+    assert str(default_directory()) == f"/tmp/exporter-{UID}"
 
 
 def test_the_default_directory_is_made_private_whatever_the_umask(default: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from feed_support import only_entry, read_only_view, training_process
 from waiting import wait_until
 
-from exporter.feed.liveness import RecordLock, holder
+from exporter.feed.files import RecordLock, holder
 from exporter.feed.reader import FeedReader
 
 
@@ -115,7 +115,7 @@ def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
     assert first is not None
 
     assert RecordLock.take(path, create_mode=0o600) is None
-    asked = f"from exporter.feed.liveness import holder; print(holder({path!r}))"
+    asked = f"from exporter.feed.files import holder; print(holder({path!r}))"
     seen = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert int(seen.stdout) == os.getpid()
     first.release()

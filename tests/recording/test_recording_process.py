@@ -461,6 +461,21 @@ def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_o
     assert done.stdout == "done\n"
 
 
+def test_a_notice_is_not_written_again_by_a_forked_child(feed: Path) -> None:
+    program = """
+        import os, sys, time
+        from exporter import Stat, flush
+        sys.stderr = open(2, "w", closefd=False)  # writes when its buffer is full, or the process ends
+        Stat("train.loss", ["mean"]).add(1.0)
+        flush()
+        time.sleep(0.3)
+        if os.fork():
+            os.wait()
+    """
+
+    assert run(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed").stderr.count("exporter: ") == 1
+
+
 def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Path) -> None:
     program = """
         import threading, time
@@ -522,7 +537,7 @@ def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path)
         import os, time
         import exporter
         from exporter import Stat
-        from exporter.feed.overrides import write_overrides
+        from exporter.feed.directory import write_overrides
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
         other = Stat("train.other", ["mean"], window_seconds=0.5)
         def until(condition):
