@@ -32,6 +32,7 @@ class PaperJob:
     phase: str = "init"
     first_step: int | None = None
     loop: int = 0
+    guessed: bool = False
     step: int | None = None
     steps: int = 0
     work: float = 0.0
@@ -94,6 +95,7 @@ class PaperJob:
             last_progress=None,
             first_step=self.first_step,
             loop=self.loop,
+            guessed=self.guessed,
             step=self.step,
             steps=self.steps,
             work_seconds=self.work,

@@ -252,6 +252,7 @@ class TrainingReading(Value):
     last_progress: float | None = None
     first_step: int | None = None  # step at which the first training loop of this process began; None before
     loop: int = 0  # training loops that have begun
+    guessed: bool = False  # that of the latest: a bridge has concluded it
     # steps completed as the job counts them, those before this process included; None before the first loop
     step: int | None = None
     steps: int = 0  # training iterations that this process has completed

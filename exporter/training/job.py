@@ -55,6 +55,7 @@ class Job:
         self._before_loops = Loop(0, 0, {}, 0)
         self._loops = 0
         self._first_step: int | None = None
+        self._guessed = False  # that step
         self._last_step: float | None = None
         self._last_work = 0.0
         self._finished = False
@@ -146,8 +147,9 @@ class Job:
     def _enter(self, start: int, values: Mapping[str, Any]) -> Loop:
         self._loops += 1
         self.loop = Loop(self._loops, start, dict(values), start)
-        if self._first_step is None:
+        if self._first_step is None or (self._guessed and self.tells):
             self._first_step = start
+        self._guessed = not self.tells
         return self.loop
 
     def _save_began(self, opened: OpenSpan, mark: Began) -> None:
@@ -368,6 +370,7 @@ class Job:
             last_progress=None if progress.last is None else progress.last + self.offset,
             first_step=self._first_step,
             loop=self._loops,
+            guessed=self._guessed,
             step=None if self.loop is None else self.loop.completed,
             steps=progress.steps,
             work_seconds=work.seconds,

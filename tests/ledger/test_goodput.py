@@ -69,6 +69,20 @@ def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_lates
     assert books.goodput.productive == 100
 
 
+def test_a_warm_up_does_not_settle_where_a_training_goes_on() -> None:
+    books = killed_at_100()
+    again = a_job(0)
+    again.guessed = True
+    books.begin(again)
+    steps(again, 3)
+    books.see(again)
+    again.begin_loop(90)
+    again.guessed, again.first_step = False, 90
+    books.see(again)
+
+    assert books.goodput.lost_steps == 10
+
+
 def test_a_run_that_ended_in_order_and_begins_again_is_another_task() -> None:
     books, job = Books(), a_job()
     books.begin(job)

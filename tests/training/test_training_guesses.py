@@ -45,6 +45,7 @@ def test_a_loop_that_the_job_tells_goes_on_after_a_guessed_warm_up(ended: bool) 
     reading = told()
     assert of("training.steps", mode="train") == (410 if ended else 409)
     assert of("training.step") == reading.step == 400
+    assert not reading.guessed
     assert of("training.phase_entries", phase="forward") == 400
     assert reading.finished
     assert reading.committed_seconds == pytest.approx(reading.work_seconds)

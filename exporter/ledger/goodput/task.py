@@ -39,6 +39,9 @@ CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", 
 HANG_SECONDS, HANG_STEPS = 300.0, 5.0
 """A step that takes longer than this, and than so many of the longest before it, hangs."""
 
+GUESS_SECONDS = 60.0
+"""A process whose loop was guessed may take so long to load a checkpoint, or to tell where it goes on: it warms up."""
+
 NOTHING_TOLD = TrainingReading(phase="init")
 
 Segment = tuple[int, int, float]
@@ -187,7 +190,7 @@ class Goodput:
         else:
             self.trains = True
             self._count_phases(attempt, reading)
-            if not attempt.resumed and reading.loop:
+            if reading.loop and not _may_only_warm_up(attempt, reading):
                 self._resume(attempt, reading)
             self._note_position(attempt, reading)
             open_seconds = 0.0 if attempt.ended is not None else reading.open_seconds
@@ -213,6 +216,8 @@ class Goodput:
         self.target += tail
         lost, attempt.reading = reading.open_seconds, reading.replace(open_seconds=0.0)
         if attempt.orderly:
+            if reading.loop:
+                self._resume(attempt, reading)
             self.complete()  # what it did after its last step is no work that has to be done again
             return
         self.interruptions[reason] += 1
@@ -312,6 +317,8 @@ class Goodput:
 
     def _resume(self, attempt: Attempt, reading: TrainingReading) -> None:
         """Settle what the processes before have left, now that this one tells where it goes on."""
+        if attempt.resumed:
+            return
         attempt.resumed = True
         if attempt.number == 1 and not self.pending:
             return
@@ -363,3 +370,9 @@ class Goodput:
         known = self.productive + self.uncommitted + sum(self.badput.values())
         self.wall = max(self.wall, self.target, known)
         self.badput["other"] += self.wall - known
+
+
+def _may_only_warm_up(attempt: Attempt, reading: TrainingReading) -> bool:
+    """Tell whether the loop may be no training yet, so that where it goes on is still to come."""
+    saved_or_loaded = reading.committed_step is not None or "checkpoint_load" in attempt.spent
+    return reading.guessed and not saved_or_loaded and attempt.seconds < GUESS_SECONDS
