@@ -18,7 +18,7 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, Ru
 from exporter.errors import CollectError
 from exporter.ledger.energy.attribution import shares_of
 from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.node_lock import LockStatus, NodeLock
+from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.tariffs import CarbonFile, DevicePrice, EmbodiedCarbon, Tariffs
 from exporter.ledger.store import StateStore
 
@@ -487,9 +487,9 @@ def test_where_no_lock_can_be_had_energy_is_counted_and_that_is_said(tmp_path: P
     trap.path.symlink_to(tmp_path / "elsewhere")
 
     assert lock.acquire()
-    assert lock.status is LockStatus.IMPOSSIBLE
+    assert lock.impossible
     assert trap.acquire()
-    assert trap.status is LockStatus.IMPOSSIBLE
+    assert trap.impossible
     assert not (tmp_path / "elsewhere").exists()
 
 

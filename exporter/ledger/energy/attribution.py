@@ -17,7 +17,7 @@ Idle power is divided by the CPUs that a run may use, since it keeps them from o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
@@ -48,9 +48,11 @@ def shares_of(
     if whole is not None:
         return [Share(whole, "whole", 1.0)]
     if reading.component == "gpu":
-        return _divided([use for use in gpu_use if use.uuid == reading.device], now.runs)
+        return _gpu_shares([use for use in gpu_use if use.uuid == reading.device], now.runs)
     if reading.component == "dram":
-        return _memory_shares(now)
+        total = max(now.memory_used_bytes or 0, sum(run.resident_bytes for run in now.runs))
+        known = now.runs if now.memory_used_bytes else ()
+        return [Share(run.run, "memory_share", run.resident_bytes / total) for run in known]
     return _cpu_shares(reading, before, now)
 
 
@@ -71,38 +73,23 @@ def _cpu_shares(reading: EnergyReading, before: MachineUse, now: MachineUse) -> 
     ]
 
 
-def _memory_shares(now: MachineUse) -> list[Share]:
-    if not now.memory_used_bytes:
-        return []
-    total = max(now.memory_used_bytes, sum(run.resident_bytes for run in now.runs))
-    return [Share(run.run, "memory_share", run.resident_bytes / total) for run in now.runs]
-
-
-def _divided(users: Collection[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
-    """Divide a device among those who hold it."""
-    of_pid: Mapping[int, str] = {pid: run.run for run in runs for pid in run.pids}
-    ours: dict[str, list[GpuProcessUse]] = {}
-    for use in users:
-        ours.setdefault(of_pid.get(use.pid, ""), []).append(use)
-    if len(ours) == 1 and "" not in ours:
-        return [Share(run, "exclusive", 1.0) for run in ours]
-    ours.pop("", None)  # a stranger's part is nobody's
-    for method, measure in _MEASURES:
-        amounts = [measure(use) for use in users]
-        total = sum(amount or 0 for amount in amounts)
-        if None not in amounts and total > 0:
-            return [
-                Share(run, method, sum(measure(use) or 0 for use in uses) / total)
-                for run, uses in ours.items()
-            ]
+def _gpu_shares(users: Sequence[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
+    """Divide a device among those who hold it, by the first measure that is known of all of them and not zero."""
+    of_pid = {pid: run.run for run in runs for pid in run.pids}
+    owners = [of_pid.get(use.pid, "") for use in users]  # "" is a stranger, whose part is nobody's
+    if len(set(owners)) == 1 and owners[0]:
+        return [Share(owners[0], "exclusive", 1.0)]
+    for method, amounts in (
+        ("sm_share", [use.ratios.get("sm") for use in users]),
+        ("memory_share", [use.memory_bytes for use in users]),
+    ):
+        known = [amount for amount in amounts if amount is not None]
+        if len(known) == len(users) and sum(known) > 0:
+            parts = dict.fromkeys(owners, 0.0)
+            for owner, amount in zip(owners, known, strict=True):
+                parts[owner] += amount / sum(known)
+            return [Share(run, method, part) for run, part in parts.items() if run]
     return []
-
-
-_MEASURES: tuple[tuple[str, Callable[[GpuProcessUse], float | None]], ...] = (
-    ("sm_share", lambda use: use.ratios.get("sm")),
-    ("memory_share", lambda use: use.memory_bytes),
-)
-"""What a GPU is divided by, the first that is known of all who hold it, and not zero."""
 
 
 # What the processes of each run do, told by the ledger's thread once a pass -----------------------------

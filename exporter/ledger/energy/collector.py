@@ -25,19 +25,17 @@ from dataclasses import dataclass
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS
 from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, Page
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import Share, WorkUse, shares_of
 from exporter.ledger.energy.devices import Device, Devices
 from exporter.ledger.energy.measured import PowerSource, PowerSplitter, Split
-from exporter.ledger.energy.node_lock import LockStatus, NodeLock
+from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.runs import RunEnergy
-from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, Intensity, Tariffs
+from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, Tariffs
 
 SAME_PASS_SECONDS = 60.0
 """A run that lived so shortly before the last pass of a sidecar lived until its end."""
-
-Samples = dict[FamilySpec, dict[tuple[str, ...], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,6 @@ class EnergyCollector:
     """Counts the energy of the runs.
 
     Args:
-        boot: Tells this boot of the machine from others.
         whole_machine: Whether the machine serves one run, so that all of it is that run's while it is alone.
         linger_seconds: How long the counters of a run are shown after its end.
     """
@@ -117,11 +114,9 @@ class EnergyCollector:
             collected.unsupported.append("another exporter on this machine counts its energy: absent here")
             self._begin()
             return collected
-        if self._lock.status is LockStatus.IMPOSSIBLE:
-            where = self._lock.path
-            collected.unsupported.append(
-                f"no lock at {where}: a second exporter here would count energy again"
-            )
+        if self._lock.impossible:
+            told = f"no lock at {self._lock.path}: a second exporter here would count energy again"
+            collected.unsupported.append(told)
         self._tariffs, file, whole_machine = self._settings
         with collected.part():
             if file is not None:
@@ -153,37 +148,27 @@ class EnergyCollector:
     def _open_devices(self, collected: Collected) -> bool:
         """Learn what was counted before; False where it is not known, or another sidecar keeps it."""
         with collected.part():
-            rows = {} if self._kept else self._page.load()
-            if rows is None:
-                collected.unsupported.append(
-                    "another sidecar keeps this machine's energy totals: absent here"
-                )
-            elif not self._kept:
+            rows = None if self._kept else self._page.load()
+            if rows is not None:
                 self._devices.resume(rows)
                 self._last_pass, self._kept = self._devices.passed_at, True
+            elif not self._kept:
+                told = "another sidecar keeps this machine's energy totals: absent here"
+                collected.unsupported.append(told)
         return self._kept
 
     def _open_run(self, name: str, now: float, collected: Collected) -> _Run:
-        """Learn what was counted of a run before.
-
-        Raises:
-            CollectError: It cannot be read now.
-        """
-        run = self._runs.get(name)
-        if run is None:
-            run = _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
-        if not run.kept:
-            rows = run.page.load()
-            if rows is None:
-                collected.unsupported.append(
-                    f"another sidecar counts the energy of run {name!r}: absent here"
-                )
-            else:
-                run.counters.resume(rows)
-                alive_at, last_pass = run.counters.alive_at, self._last_pass
-                if alive_at is not None and last_pass is not None:
-                    run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
-                run.kept = True
+        """Learn what was counted of a run before; raises a CollectError where it cannot be read now."""
+        run = self._runs.get(name) or _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
+        rows = None if run.kept else run.page.load()
+        if rows is not None:
+            run.counters.resume(rows)
+            alive_at, last_pass = run.counters.alive_at, self._last_pass
+            if alive_at is not None and last_pass is not None:
+                run.survived = 0 <= last_pass - alive_at <= SAME_PASS_SECONDS
+            run.kept = True
+        elif not run.kept:
+            collected.unsupported.append(f"another sidecar counts the energy of run {name!r}: absent here")
         self._runs[name] = run
         return run
 
@@ -235,7 +220,7 @@ class EnergyCollector:
         """Give every run its part of what was used since the last time; it waits where a run's page cannot be read."""
         names = {run.run for run in use.runs} if whole is None else {whole}
         runs = {name: self._open_run(name, now, collected) for name in sorted(names)}
-        tariffs = self._tariffs
+        tariffs, intensity = self._tariffs, self._intensity
         before, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
         # The first time it is what was used since the sidecar's first reading.
         seconds = now - self._began_at if before is None else use.at - before.at
@@ -255,8 +240,7 @@ class EnergyCollector:
                 # What CPUs have done is known from the second time on; until then their energy waits.
                 waits = before is None and share.method == "cpu_share"
                 bridged = device.bridged if run.survived else 0.0
-                joules = 0.0 if waits else device.pending - keeps + bridged
-                used, intensity = share.ratio * joules, self._intensity
+                used = 0.0 if waits else share.ratio * (device.pending - keeps + bridged)
                 run.counters.use(device.reading, share.method, used, seconds, tariffs, intensity, split)
                 run.counters.hold(device.reading, share.ratio, seconds, tariffs)
             if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
@@ -285,46 +269,40 @@ class EnergyCollector:
     # What goes out --------------------------------------------------------------------------------------
 
     def _publish(self, collected: Collected) -> None:
-        samples: Samples = {spec: {} for spec in families.SPECS}
-        self._tell_devices(samples)
-        _tell_tariffs(self._tariffs, self._intensity, samples)
+        self._tell_devices(collected)
+        self._tell_tariffs(collected)
         for name, run in self._runs.items():
             for spec, labels, value in run.counters.samples() if run.saved else ():
-                samples[spec].update({(name, *labels): value})
-        samples[families.SHARE] = {labels: min(1.0, ratio) for labels, ratio in self._shares.items()}
-        for spec, found in samples.items():
-            collected.add_family(spec, found)
+                collected.add(spec, value, name, *labels)
+        for labels, ratio in self._shares.items():
+            collected.add(families.SHARE, min(1.0, ratio), *labels)
 
-    def _tell_devices(self, samples: Samples) -> None:
+    def _tell_devices(self, collected: Collected) -> None:
+        corrected: Counter[tuple[str, str]] = Counter()
         for device in self._devices:
             reading = device.reading
             measured = "true" if reading.measured else "false"
             what = (reading.component, reading.device, reading.source, measured, reading.name, reading.index)
-            samples[families.SOURCE_INFO][what] = 1.0
-            if reading.component == "gpu":
-                for method, watts in device.idle.by_method().items():
-                    samples[families.GPU_IDLE][reading.index, reading.device, method] = watts
-            if (ratio := device.crosscheck()) is not None:
-                samples[families.CROSSCHECK][reading.device,] = ratio
+            collected.add(families.SOURCE_INFO, 1.0, *what)
+            for method, watts in device.idle.by_method().items() if reading.component == "gpu" else ():
+                collected.add(families.GPU_IDLE, watts, reading.index, reading.device, method)
+            collected.add(families.CROSSCHECK, device.crosscheck(), reading.device)
             for reason, seconds in reading.gap_seconds.items():
-                samples[families.GAP][reading.component, reading.device, reason] = seconds
-            corrected = Counter(reading.resets)
-            corrected.update(device.counter.resets)
-            for reason in +corrected:
-                samples[families.RESETS][reading.device, reason] = corrected[reason]
+                collected.add(families.GAP, seconds, reading.component, reading.device, reason)
+            for resets in (reading.resets, device.counter.resets):
+                corrected.update({(reading.device, reason): int(count) for reason, count in resets.items()})
+        for labels, count in (+corrected).items():
+            collected.add(families.RESETS, count, *labels)
 
-
-def _tell_tariffs(tariffs: Tariffs, intensity: Intensity | None, samples: Samples) -> None:
-    if tariffs.pue is not None:
-        samples[families.PUE]["config",] = tariffs.pue
-    if intensity is not None:
-        zone, source = tariffs.carbon_zone, intensity.source
-        labels = (zone, source, tariffs.carbon_factor, tariffs.carbon_kind)
-        samples[families.INTENSITY][labels] = intensity.grams_per_joule
-        if intensity.since is not None:
-            samples[families.INTENSITY_TIME][zone, source] = intensity.since
-    if tariffs.price_per_joule is not None:
-        samples[families.PRICE][tariffs.currency, "config"] = tariffs.price_per_joule
-    for price in tariffs.device_prices:
-        key = tariffs.currency, price.device
-        samples[families.DEVICE_PRICE].setdefault(key, price.per_hour / SECONDS_PER_HOUR)
+    def _tell_tariffs(self, collected: Collected) -> None:
+        tariffs, intensity = self._tariffs, self._intensity
+        collected.add(families.PUE, tariffs.pue, "config")
+        if intensity is not None:
+            zone, source = tariffs.carbon_zone, intensity.source
+            labels = (zone, source, tariffs.carbon_factor, tariffs.carbon_kind)
+            collected.add(families.INTENSITY, intensity.grams_per_joule, *labels)
+            collected.add(families.INTENSITY_TIME, intensity.since, zone, source)
+        collected.add(families.PRICE, tariffs.price_per_joule, tariffs.currency, "config")
+        prices = {each.device: each.per_hour for each in reversed(tariffs.device_prices)}
+        for device, price in prices.items():  # of two for one device the first counts
+            collected.add(families.DEVICE_PRICE, price / SECONDS_PER_HOUR, tariffs.currency, device)

@@ -1,9 +1,8 @@
 """Devices: the energy that every device has used since it was last divided among the runs.
 
 Runs in the sidecar, on the energy ledger's thread; arithmetic and rows, no I/O. Readings come in, whose totals may
-begin anew, fall or jump (`EnergyCounter` sees to that, here as at the registers); what is to be divided goes out, and
-what the exporter tells of its own measuring. What was used while no sidecar ran is kept apart: it belongs to runs that
-lived before and after, not to one that has started since.
+begin anew, fall or jump (`EnergyCounter` sees to that, here as at the registers). What was used while no sidecar ran is
+kept apart: it belongs to runs that lived before and after, not to one that has started since.
 
     ("total", component, device, source)    as EnergyCounter.row
     ("mark", boot, component, device, source)    as EnergyCounter.mark
@@ -18,15 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter, IdlePower
+from exporter.collectors.energy.counter import EnergyCounter, IdlePower
 from exporter.collectors.job import EnergyReading, Rows
 
 MAX_WATTS = 4000.0
 """More than any device draws; a total that grows faster has jumped."""
 CROSSCHECK_SECONDS = 300.0
-
-Key = tuple[str, str, str]
-"""Component, device, source."""
+MOST_MOMENTS = 600
 
 
 @dataclass(slots=True, eq=False)
@@ -40,9 +37,8 @@ class Device:
     bridged: float = 0.0  # used while no sidecar ran
     pending: float = 0.0  # used since
     seen: bool = False  # its total was read in this life of the sidecar
-    history: deque[tuple[float, float, float]] = field(
-        default_factory=deque
-    )  # time, joules, integral of power
+    # time, joules, integral of power
+    moments: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=MOST_MOMENTS))
     idle: IdlePower = field(default_factory=IdlePower)
 
     def settle(self, waiting: float = 0.0) -> None:
@@ -54,40 +50,38 @@ class Device:
         self.reading = reading
         if reading.joules is None:
             return
-        before, new = self.counter.joules, reading.at != self.counter.mark()[1]
+        seen, self.seen = self.seen, True
+        if reading.at == self.counter.mark()[1]:
+            return
+        before = self.counter.joules
         self.counter.update(reading.joules, reading.at)
         grown = self.counter.joules - before
-        if self.seen:
-            self.pending += grown
-            if new and self.counter.watts is not None:
-                self.idle.note(self.counter.watts, working=working)
-        else:
+        if not seen:
             self.bridged += grown
-        self.seen = True
-        if new:
-            self._remember(reading.at, reading.joules, reading.power_joules)
-
-    def _remember(self, at: float, joules: float, power: float | None) -> None:
-        history = self.history
-        if power is None or (history and (power < history[-1][2] or joules < history[-1][1])):
-            history.clear()
+        else:
+            self.pending += grown
+            if self.counter.watts is not None:
+                self.idle.note(self.counter.watts, working=working)
+        moments, power = self.moments, reading.power_joules
+        if power is None or (moments and (power < moments[-1][2] or reading.joules < moments[-1][1])):
+            moments.clear()
         if power is not None:
-            history.append((at, joules, power))
-            while history[-1][0] - history[0][0] > CROSSCHECK_SECONDS or len(history) > LONGEST_SECONDS:
-                history.popleft()
+            moments.append((reading.at, reading.joules, power))
+            while reading.at - moments[0][0] > CROSSCHECK_SECONDS:
+                moments.popleft()
 
     def crosscheck(self) -> float | None:
         """Energy by counter over energy by power; None before there is enough of both."""
-        if not self.history:
+        if not self.moments:
             return None
-        (first, joules, power), (last, later, more) = self.history[0], self.history[-1]
+        (first, joules, power), (last, later, more) = self.moments[0], self.moments[-1]
         if last - first < 0.9 * CROSSCHECK_SECONDS or more <= power:
             return None
         return (later - joules) / (more - power)
 
 
 class Devices:
-    """All devices of the machine in this boot.
+    """All devices of the machine in this boot; those that are present, in order.
 
     Attributes:
         passed_at: Monotonic time of the last pass, in this boot; None before one.
@@ -96,9 +90,9 @@ class Devices:
     def __init__(self, boot: str) -> None:
         self.passed_at: float | None = None
         self._boot = boot
-        self._devices: dict[Key, Device] = {}
+        self._devices: dict[tuple[str, ...], Device] = {}  # by component, device, source
         self._rows: Rows = {}
-        self._present: tuple[Device, ...] = ()
+        self._present: list[Device] = []
 
     def __iter__(self) -> Iterator[Device]:
         return iter(self._present)
@@ -107,7 +101,7 @@ class Devices:
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
         """Take the readings of one pass; `working` tells whether somebody works on a device, None if unknown."""
-        present: list[Device] = []
+        self._present = []
         for reading in readings:
             key = (reading.component, reading.device, reading.source)
             device = self._devices.get(key)
@@ -118,8 +112,7 @@ class Devices:
                     device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))
                     device.bridged = self._rows.get(("pending", self._boot, *key), (0.0,))[0] or 0.0
             device.take(reading, working(reading.device))
-            present.append(device)
-        self._present = tuple(present)
+            self._present.append(device)
         self.passed_at = now
 
     def resume(self, rows: Rows) -> None:
@@ -136,12 +129,12 @@ class Devices:
         """Write everything."""
         # Devices that are not there at the moment may come back.
         rows: Rows = {name: values for name, values in self._rows.items() if name[0] in {"total", "idle"}}
-        for (component, name, source), device in self._devices.items():
-            rows["total", component, name, source] = device.counter.row()
-            rows["mark", self._boot, component, name, source] = device.counter.mark()
-            rows["idle", component, name, source] = device.idle.row()
+        for key, device in self._devices.items():
+            rows[("total", *key)] = device.counter.row()
+            rows[("mark", self._boot, *key)] = device.counter.mark()
+            rows[("idle", *key)] = device.idle.row()
             if device.pending + device.bridged > 0:
-                rows["pending", self._boot, component, name, source] = (device.pending + device.bridged,)
+                rows[("pending", self._boot, *key)] = (device.pending + device.bridged,)
         if self.passed_at is not None:
             rows["pass", self._boot] = (self.passed_at,)
         return rows

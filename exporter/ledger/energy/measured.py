@@ -1,7 +1,6 @@
 """Energy by phase, measured: the power of a GPU, sample by sample, integrated over the phases of the ranks on it.
 
-Runs in the sidecar, on the energy ledger's thread; arithmetic, no I/O. Samples of power come in (one every 20 ms on most
-cards), with what the main thread of each rank did meanwhile; joules by phase come out. Only their proportions matter: the
+Runs in the sidecar, on the energy ledger's thread; arithmetic, no I/O. Only the proportions of what comes out matter: the
 ledger scales them to the energy counter.
 
 The driver dates samples by the wall clock, the feed dates phases by the monotonic one, which all processes of a machine

@@ -9,7 +9,6 @@ whoever removed it could take it from under another's lock.
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import fcntl
 import os
@@ -20,58 +19,43 @@ from pathlib import Path
 MODE = 0o666
 """Whoever may run an exporter must be able to take the lock after another user."""
 
-_TAKEN = frozenset({errno.EACCES, errno.EAGAIN})
-
-
-class LockStatus(enum.Enum):
-    """How a question for the lock ended."""
-
-    HELD = "held"
-    TAKEN = "taken"
-    IMPOSSIBLE = "impossible"
-
 
 class NodeLock:
     """The lock of this machine, which `machine` tells from others that share the directory.
 
     Attributes:
         path: The lock file.
-        status: How the last question ended.
+        impossible: No lock can be had here at all, as the last question showed.
     """
 
     def __init__(self, directory: Path, machine: str) -> None:
         self.path = directory / f"training-exporter-energy-{machine or 'machine'}.lock"
-        self.status = LockStatus.TAKEN
+        self.impossible = False
         self._descriptor: int | None = None
         self._guard = threading.Lock()
 
     def acquire(self) -> bool:
         """Become, or stay, the one that counts; cheap to call again.
 
-        Where no lock can be had at all it counts too, since it would be wrong not to on a machine with one
-        exporter; `status` tells.
+        Where no lock can be had it counts too, since it would be wrong not to on a machine with one exporter.
         """
         with self._guard:
             if self._descriptor is None or not self._is_there(self._descriptor):
                 self._close()
-                self.status = self._take()
-            return self.status is not LockStatus.TAKEN
+                self.impossible = False
+                try:
+                    self._descriptor = self._open()
+                    fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    in_use = error.errno in {errno.EACCES, errno.EAGAIN}
+                    self.impossible = self._descriptor is None or not in_use
+                    self._close()
+            return self._descriptor is not None or self.impossible
 
     def release(self) -> None:
         """Let another exporter count."""
         with self._guard:
             self._close()
-            self.status = LockStatus.TAKEN
-
-    def _take(self) -> LockStatus:
-        try:
-            self._descriptor = self._open()
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            taken = self._descriptor is not None and error.errno in _TAKEN
-            self._close()
-            return LockStatus.TAKEN if taken else LockStatus.IMPOSSIBLE
-        return LockStatus.HELD
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

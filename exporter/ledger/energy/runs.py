@@ -1,16 +1,15 @@
 """What one run has used and cost, what its energy went into, and what became of that.
 
 Runs in the sidecar, on the energy ledger's thread; arithmetic and rows, no I/O. All counters begin at 0, only grow and
-are kept in a page of the ledger's state, with the tariffs in force at each moment. Whatever energy a run is given is
-split so that both sums are the run's energy at every moment:
+are kept in a page of the ledger's state. Whatever energy a run is given is split so that both sums are the run's energy
+at every moment:
 
     energy = phases + unattributed
            = productive + wasted by cause + that of uncommitted work
 
-The energy of a GPU that the run has for itself is split by its power in each phase (`power_samples`); other energy by the
-time in each (`time_share`), unless there was only one (`exclusive`). Energy of work waits in a pool until goodput says what has
-become of that work: the share of the uncommitted seconds that has become productive, or was lost, takes the same share
-of the pool with it. What is left of it when the run begins another task was lost.
+Energy of work waits in a pool until goodput says what has become of that work: the share of the uncommitted seconds that
+has become productive, or was lost, takes the same share of the pool with it. What is left of it when the run begins
+another task was lost.
 
     ("energy", component, method)         joules     ("water", scope)            litres
     ("carbon", component)                 grams      ("cost", kind, currency)    money
@@ -68,9 +67,8 @@ class RunEnergy:
         self._flow: tuple[str, float, float, float] | None = None
         self._validates = False
         self._before: dict[str, Mapping[str, float]] = {}
-        self._spent: list[
-            tuple[ProcessWork, dict[str, float], bool]
-        ] = []  # the last: since the last division
+        # since the last division: whose, seconds by phase, and whether that is all that it did since
+        self._spent: list[tuple[ProcessWork, dict[str, float], bool]] = []
 
     @property
     def session(self) -> str:
@@ -102,9 +100,8 @@ class RunEnergy:
 
         The split is what was measured of its phases, where the device was the run's alone.
         """
-        component = reading.component
+        component, at_site = reading.component, joules * (1.0 if tariffs.pue is None else tariffs.pue)
         self._add(joules, "energy", component, method)
-        at_site = joules * (1.0 if tariffs.pue is None else tariffs.pue)
         if intensity is not None:
             self._add(at_site * intensity.grams_per_joule, "carbon", component)
         if tariffs.site_water is not None:
@@ -113,7 +110,8 @@ class RunEnergy:
             self._add(at_site / JOULES_PER_KWH * tariffs.source_water, "water", "source")
         if tariffs.price_per_joule is not None:
             self._add(at_site * tariffs.price_per_joule, "cost", "electricity", tariffs.currency)
-        self._split(component, reading.device, joules, seconds, split)
+        if self._tells:
+            self._split(component, reading.device, joules, seconds, split)
 
     def hold(self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: Tariffs) -> None:
         """Add the rent and the making of the run's share of a device for some seconds; None is the machine as a whole."""
@@ -121,8 +119,7 @@ class RunEnergy:
         if price is not None:
             self._add(seconds * ratio * price, "cost", "device_time", tariffs.currency)
         if rate is not None:
-            component = NODE if reading is None else reading.component
-            self._add(seconds * ratio * rate, "embodied", component)
+            self._add(seconds * ratio * rate, "embodied", NODE if reading is None else reading.component)
 
     # What it went into ----------------------------------------------------------------------------------
 
@@ -139,8 +136,6 @@ class RunEnergy:
 
     def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
         """Split what the run has used of one device since the last division."""
-        if not self._tells:
-            return
         if not self._began:  # only now: without any source of energy there is nothing to be zero
             self._began = True
             self._add(0.0, "productive")
@@ -178,32 +173,6 @@ class RunEnergy:
             total = max(seconds, total)
         return EXCLUSIVE if known and len(spent) == 1 else TIME_SHARE, spent, total
 
-    def settle(self, flows: Flows | None) -> None:
-        """Take out of the pool what is known by now not to be in it."""
-        if flows is None:
-            return
-        self._validates = flows.validates
-        now = (flows.session, flows.productive, flows.lost, flows.hung)
-        before, self._flow = self._flow, now
-        self.changed = self.changed or before != now
-        if before is not None and before[0] != now[0]:
-            # Another task has begun: whatever the one before had not saved, nobody goes on with it here.
-            if self._pool:
-                self._add(self._pool, "wasted", "lost_progress")
-            self._pool = 0.0
-            return
-        if before is None or any(new < old for new, old in zip(now[1:], before[1:], strict=True)):
-            return
-        productive, lost, hung = (new - old for new, old in zip(now[1:], before[1:], strict=True))
-        gone = productive + lost + hung
-        if gone <= 0 or not self._began:
-            return
-        per_second = self._pool / (gone + flows.uncommitted)
-        self._pool = max(0.0, self._pool - gone * per_second)
-        self._add(productive * per_second, "productive")
-        self._add(lost * per_second, "wasted", "lost_progress")
-        self._add(hung * per_second, "wasted", "hang")
-
     def _spend(self, phase: str, joules: float) -> None:
         cause = CAUSE_OF_PHASE.get(phase, "other")
         if phase in WORK:
@@ -213,6 +182,30 @@ class RunEnergy:
             self._add(joules, "productive")
         else:
             self._add(joules, "wasted", cause)
+
+    def settle(self, flows: Flows | None) -> None:
+        """Take out of the pool what is known by now not to be in it."""
+        if flows is None:
+            return
+        self._validates = flows.validates
+        before, self._flow = self._flow, (flows.session, flows.productive, flows.lost, flows.hung)
+        self.changed = self.changed or before != self._flow
+        if before is not None and before[0] != flows.session:
+            # Another task has begun: whatever the one before had not saved, nobody goes on with it here.
+            if self._pool:
+                self._add(self._pool, "wasted", "lost_progress")
+            self._pool = 0.0
+            return
+        if before is None or not self._began:
+            return
+        productive, lost, hung = (new - old for new, old in zip(self._flow[1:], before[1:], strict=True))
+        gone = productive + lost + hung
+        if gone > 0 and min(productive, lost, hung) >= 0:
+            per_second = self._pool / (gone + flows.uncommitted)
+            self._pool = max(0.0, self._pool - gone * per_second)
+            self._add(productive * per_second, "productive")
+            self._add(lost * per_second, "wasted", "lost_progress")
+            self._add(hung * per_second, "wasted", "hang")
 
     # Rows -----------------------------------------------------------------------------------------------
 
@@ -235,9 +228,7 @@ class RunEnergy:
     def resume(self, rows: Rows) -> None:
         """Go on from what was written; to be called before anything is counted."""
         for name, values in rows.items():
-            kind, first = name[0], values[0] if values else None
-            if first is None:
-                continue
+            kind, first = name[0], values[0] or 0.0
             if name == ("alive", self._boot):
                 self.alive_at = first
             elif kind == "pool":
@@ -246,5 +237,5 @@ class RunEnergy:
             elif kind == "flow":
                 _, lost, hung = values
                 self._flow = (name[1], first, lost or 0.0, hung or 0.0)
-            elif kind in {*FAMILIES, "blurred"}:
+            elif kind in FAMILIES or kind == "blurred":
                 self._counters[name] = first

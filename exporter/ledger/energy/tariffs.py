@@ -7,7 +7,6 @@ Nothing has a default: what was not said is None, and what would need it is abse
 from __future__ import annotations
 
 import math
-import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ def _fits(pattern: str, reading: EnergyReading | None) -> bool:
 class CarbonFile:
     """Carbon intensity of electricity, from a file that somebody else keeps up to date.
 
-    The file is looked at in every pass and read when it has changed. One of
+    The file is read in every pass. One of
 
         327.5                                   grams per kWh, as of the file's time of change
 
@@ -125,38 +124,28 @@ class CarbonFile:
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
-        self._state: tuple[int, int, int] | None = None
         self._entries: list[tuple[float, float]] = []
 
     def look(self) -> None:
-        """Read it if it has changed.
+        """Read it.
 
         Raises:
             CollectError: `carbon_file`: it cannot be read or understood; what was in force stays so.
         """
-        before, self._state = self._state, None  # so that a file that makes no sense is told in every pass
         try:
             found = self._path.stat()
-            state = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if state != before:
-                self._entries = _entries(_text(self._path, found), found.st_mtime)
-        except OSError as error:
-            raise CollectError(f"{self._path}: {error.strerror or error}", reason=CARBON_FILE) from error
-        except (ValueError, OverflowError) as error:
-            raise CollectError(f"{self._path}: {error}", reason=CARBON_FILE) from error
-        self._state = state
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:  # nobody waits for a pipe
+                raise ValueError(f"not a file of at most {MAX_BYTES} bytes")  # noqa: TRY301  # one way out
+            self._entries = _entries(self._path.read_text(encoding="utf-8-sig"), found.st_mtime)
+        except (OSError, ValueError, OverflowError) as error:
+            why = error.strerror if isinstance(error, OSError) else None
+            raise CollectError(f"{self._path}: {why or error}", reason=CARBON_FILE) from error
 
     def now(self) -> tuple[float, float] | None:
         """Give the intensity in force, grams per kWh, and since when, Unix time; None before the first."""
         now = self._clock()
         since, value = max((each for each in self._entries if each[0] <= now), default=(0.0, 0.0))
         return (value, since) if since else None
-
-
-def _text(path: Path, found: os.stat_result) -> str:
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:  # a pipe would be waited for for ever
-        raise ValueError(f"not a file of at most {MAX_BYTES} bytes")
-    return path.read_text(encoding="utf-8-sig")
 
 
 def _entries(text: str, modified: float) -> list[tuple[float, float]]:
@@ -191,7 +180,6 @@ def _time(text: str) -> float:
         moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
         seconds = math.nan if moment.tzinfo is None else moment.timestamp()
     if not EARLIEST <= seconds < LATEST:
-        raise ValueError(
-            f"expected a time from 2000 to 2100 with its zone, or Unix seconds, found {text[:40]!r}"
-        )
+        expected = "a time from 2000 to 2100 with its zone, or Unix seconds"
+        raise ValueError(f"expected {expected}, found {text[:40]!r}")
     return seconds
