@@ -1,7 +1,6 @@
 """JobCollector: from the feed directory to families, by way of the ledger.
 
-Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Feed files come in, a block of
-families goes out. One pass:
+Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. One pass:
 
 1. Read the feed. Bind every process to a rank and a worker slot; load the state of ranks that appear.
 2. Settle which Stats are admitted, and count the new snapshots.
@@ -10,12 +9,9 @@ families goes out. One pass:
    a restart would take back is not.
 5. Remove the feed files of the dead whose totals are now safe.
 
-What holds when others die: a sidecar killed between any two of these steps counts nothing twice, since the state knows
-the processes it has counted by their ids until their files are gone; a job killed at any instant has lost at most one
-flush interval; a state directory that fails costs totals, never gauges.
-
-A sidecar that does not own the feed directory looks on: it publishes what it sees, from the owner's state files as they
-were when it first saw a rank. When the owner ends, it takes over from the state files.
+A sidecar killed between any two of these steps counts nothing twice: the state knows the processes it has counted by their
+ids until their files are gone. A sidecar that does not own the feed directory looks on: it publishes what it sees, from
+the owner's state files as they were when it first saw a rank. When the owner ends, it takes over from the state files.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from exporter.ledger.admission import Admission, StatFamilies
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse
 from exporter.ledger.energy.measured import gone_on
 from exporter.ledger.families import feed, run_info
-from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, run_info_families
+from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, tell_runs
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
 from exporter.ledger.goodput.run_state import RunStates
@@ -124,7 +120,7 @@ class JobCollector:
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
         unreadable = {name.partition(".")[0] for name, _ in scan.refused}
-        self._note_feed(now, entries)
+        self._look_for_job(now, found=bool(entries))
         self._ranks.observe(owner, entries, unreadable, rules, now)
         # Living processes that were taken for dead so long ago that they cannot be told from a copy.
         taken = [
@@ -132,7 +128,7 @@ class JobCollector:
             for process_id, entry in entries.items()
             if entry.alive and process_id in self._ranks[RankKey.of(entry.snapshot.process)].taken
         ]
-        self._note_refused([*scan.refused, *taken])
+        self._tell_refused([*scan.refused, *taken])
         self._admission.count(list(self._ranks.processes()))
         self._ranks.save()
         self.sessions.update(self._ranks, entries, rules.linger_seconds, now)
@@ -155,21 +151,22 @@ class JobCollector:
             collected.problems.append(("state", f"totals are withheld: {problems[0]}{more}"))
         return collected
 
-    def _note_feed(self, now: Moment, entries: Mapping[str, FeedEntry]) -> None:
+    def _look_for_job(self, now: Moment, *, found: bool) -> None:
+        """Ask once, after a while without any feed, whether the job has what it needs."""
         if self._started is None:
             self._started = now.monotonic
-        if entries:
-            self._told_of_no_feed = True
-        elif not self._told_of_no_feed and now.monotonic - self._started >= NO_FEED_SECONDS:
-            self._told_of_no_feed = True
+        if not found and (self._told_of_no_feed or now.monotonic - self._started < NO_FEED_SECONDS):
+            return
+        if not self._told_of_no_feed and not found:
             _log.info(
                 "no job has written to the feed directory%s yet: does the job's Python have training-exporter"
                 " installed, does the job record anything, and has it the same EXPORTER_FEED_DIR (or user) as"
                 " this sidecar? `python -m exporter check` looks at each",
                 f" {self._directory}" if self._directory else "",
             )
+        self._told_of_no_feed = True
 
-    def _note_refused(self, refused: Sequence[tuple[str, str]]) -> None:
+    def _tell_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         fresh = Counter(reason for _, reason in set(refused) - self._refused)
         self._refusals.update(fresh)
         # A line when the first of a reason comes, not one for each of a hundred thousand.
@@ -187,24 +184,24 @@ class JobCollector:
         self.work = self._work(slots, pids, devices)
         collected = Collected()
         collected += self._stats.fill(slots, rules, now)
-        collected += feed.process_families(
-            slots, self._conflicts(now), lambda process_id: devices.of(pids.get(process_id))
-        )
-        collected += run_info_families(slots, pids, devices, self.peaks)
-        collected += self.sessions.families()
+        feed.tell_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
+        tell_runs(collected, slots, pids, devices, self.peaks)
+        self.sessions.tell(collected)
         runs = {each.labels[0] for each in slots}
-        collected += self._states.families(self._ranks.processes(), runs, self.sessions.witnesses, rules, now)
+        self._states.tell(collected, self._ranks.processes(), runs, self.sessions.witnesses, rules, now)
+        self._tell_conflicts(collected, now)
+        ours, state = feed.OF_LEDGER, self._state
         for reason, count in self._refusals.items():
-            collected.add(feed.OF_LEDGER["exporter_feed_refused_total"], count, reason)
-        collected.add(feed.OF_LEDGER["exporter_feed_owner"], int(self._ranks.owner))
+            collected.add(ours["exporter_feed_refused_total"], count, reason)
+        collected.add(ours["exporter_feed_owner"], int(self._ranks.owner))
+        collected.add(ours["exporter_ledger_state_errors_total"], state.errors, "failed")
+        collected.add(ours["exporter_ledger_state_errors_total"], state.damaged, "damaged")
+        collected.add(ours["exporter_ledger_withheld_ranks"], self._ranks.withheld)
         if self._feed.not_owned:
             collected.unsupported.append(
                 f"{self._feed.not_owned}: this exporter cannot own the feed directory, so it removes no files of the dead;"
                 " where it should, remove that file"
             )
-        for reason, count in (("failed", self._state.errors), ("damaged", self._state.damaged)):
-            collected.add(feed.OF_LEDGER["exporter_ledger_state_errors_total"], count, reason)
-        collected.add(feed.OF_LEDGER["exporter_ledger_withheld_ranks"], self._ranks.withheld)
         return collected
 
     def _work(
@@ -222,9 +219,8 @@ class JobCollector:
         processes.sort(key=lambda each: (each.run, each.rank))
         return WorkUse(tuple(processes), self.sessions.flows())
 
-    def _conflicts(self, now: Moment) -> dict[tuple[str, ...], float]:
+    def _tell_conflicts(self, collected: Collected, now: Moment) -> None:
         """Count who trains as a rank that another living process of a run with a given name already is."""
-        found: dict[tuple[str, ...], float] = {}
         for rank in self._ranks:
             together = [
                 process
@@ -235,8 +231,8 @@ class JobCollector:
                 and now.monotonic - process.first_seen >= CONFLICT_SECONDS
             ]
             if rank.key.rank is not None and len(together) > 1:
-                found[rank.key.run, str(rank.key.rank)] = len(together) - 1
-        return found
+                spec = feed.OF_PROCESSES["training_rank_conflicts"]
+                collected.add(spec, len(together) - 1, rank.key.run, str(rank.key.rank))
 
     def _job_processes(
         self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry]

@@ -130,11 +130,13 @@ class Devices:
         # Devices that are not there at the moment may come back.
         rows: Rows = {name: values for name, values in self._rows.items() if name[0] in {"total", "idle"}}
         for key, device in self._devices.items():
-            rows[("total", *key)] = device.counter.row()
-            rows[("mark", self._boot, *key)] = device.counter.mark()
-            rows[("idle", *key)] = device.idle.row()
+            rows |= {
+                ("total", *key): device.counter.row(),
+                ("mark", self._boot, *key): device.counter.mark(),
+                ("idle", *key): device.idle.row(),
+            }
             if device.pending + device.bridged > 0:
-                rows[("pending", self._boot, *key)] = (device.pending + device.bridged,)
+                rows |= {("pending", self._boot, *key): (device.pending + device.bridged,)}
         if self.passed_at is not None:
             rows["pass", self._boot] = (self.passed_at,)
         return rows

@@ -6,11 +6,10 @@ Runs in the sidecar, on the ledger's collecting thread; no I/O. Visible slots co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from prometheus_client.core import Metric
-
+from exporter.families import Collected
 from exporter.ledger.families import table
 from exporter.ledger.totals import VisibleSlot, added_events
 from exporter.recording.values import NO_EVENTS
@@ -81,95 +80,69 @@ exporter_ledger_withheld_ranks: Ranks whose totals are absent, since their state
 
 SPECS = (*OF_PROCESSES.values(), *OF_LEDGER.values())
 
-Samples = dict[str, dict[tuple[str, ...], float]]
 
-
-def process_families(
-    slots: Sequence[VisibleSlot],
-    conflicts: Mapping[tuple[str, ...], float],
-    gpu_of: Callable[[str], tuple[str, str] | None],
-) -> list[Metric]:
+def tell_processes(
+    collected: Collected, slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]
+) -> None:
     """Fill the families about the processes that write the feed.
 
     Args:
+        collected: Where they go.
         slots: All that may be shown.
-        conflicts: Processes too many, by run and rank.
         gpu_of: Gives index and UUID of the GPU that a process holds, by process id.
     """
-    samples: Samples = {name: {} for name in OF_PROCESSES}
-    samples["training_rank_conflicts"].update(conflicts)
-    for each in slots:
-        samples["training_feed_alive"][each.labels] = int(each.process.living)
-        samples["training_feed_last_update_timestamp_seconds"][each.labels] = each.process.written
-        _count_events(each, samples)
-        if each.counted:
-            _count_losses(each, samples)
-    return [
-        *[OF_PROCESSES[name].family(found) for name, found in samples.items() if found],
-        *([_rank_info(slots, gpu_of)] if slots else []),
-    ]
-
-
-def _rank_info(slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]) -> Metric:
-    """Say who is which rank; the family has the union of the labels that the processes were given."""
     names = sorted({name for each in slots for name, _ in each.process.identity.labels})
-    spec = OF_LEDGER["training_rank_info"]
-    spec = replace(spec, labels=spec.labels + tuple(f"label_{name}" for name in names))
-    samples: dict[tuple[str, ...], float] = {}
+    info = OF_LEDGER["training_rank_info"]
+    info = replace(info, labels=info.labels + tuple([f"label_{name}" for name in names]))
     for each in slots:
-        who, own = each.process.identity, dict(each.process.identity.labels)
+        process, who = each.process, each.process.identity
+        collected.add(OF_PROCESSES["training_feed_alive"], int(process.living), *each.labels)
+        written = OF_PROCESSES["training_feed_last_update_timestamp_seconds"]
+        collected.add(written, process.written, *each.labels)
         local_rank = "" if who.local_rank is None else str(who.local_rank)
-        described = [own.get(name, "") for name in names]
         # The role that is part of the identity is empty for a rank; here it is told in any case.
         told = (*each.labels[:3], who.role, local_rank, who.node, who.version)
-        key = (*told, *(gpu_of(who.id) or ("", "")), *described)
-        samples[key] = 1
-    return spec.family(samples)
+        described = [dict(who.labels).get(name, "") for name in names]
+        collected.add(info, 1, *told, *(gpu_of(who.id) or ("", "")), *described)
+        _tell_events(collected, each)
+        if each.counted:
+            _tell_losses(collected, each)
 
 
-def _count_events(visible: VisibleSlot, samples: Samples) -> None:
+def _tell_events(collected: Collected, visible: VisibleSlot) -> None:
     """Add up what has become of the events of a slot."""
     total = NO_EVENTS
     for part in visible.slot.parts():
         total = added_events(total, part.events)
-    labels: tuple[str, ...] = visible.labels
-    samples["training_event_last_timestamp_seconds"].update(
-        {labels + pair: when for pair, when in total.last.items()}
-    )
-    if not visible.counted:
-        return
-    for name, counts in (
-        ("training_events_total", total.counts),
-        ("training_events_suppressed_total", total.suppressed),
-        ("training_event_handler_dropped_total", total.dropped),
-    ):
-        samples[name].update({labels + pair: count for pair, count in counts.items()})
-    for handler, count in total.delivered.items():
-        samples["training_event_handler_events_total"].update({(*labels, handler): count})
-        for reason in ("queue_full", "error"):
-            samples["training_event_handler_dropped_total"].setdefault((*labels, handler, reason), 0)
+    none = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
+    delivered = [((handler,), count) for handler, count in total.delivered.items()]
+    values: dict[str, Iterable[tuple[tuple[str, ...], float]]] = {
+        "training_event_last_timestamp_seconds": total.last.items()
+    }
+    if visible.counted:
+        values["training_events_total"] = total.counts.items()
+        values["training_events_suppressed_total"] = total.suppressed.items()
+        values["training_event_handler_events_total"] = delivered
+        values["training_event_handler_dropped_total"] = {**none, **total.dropped}.items()
+    for name, found in values.items():
+        for labels, value in found:
+            collected.add(OF_PROCESSES[name], value, *visible.labels, *labels)
 
 
-def _count_losses(visible: VisibleSlot, samples: Samples) -> None:
+def _tell_losses(collected: Collected, visible: VisibleSlot) -> None:
     """Add up what a slot has lost, by reason and by Stat."""
     by_stat: Counter[tuple[str, str]] = Counter()
-    total: Counter[str] = Counter()
+    total: Counter[str] = Counter(dict.fromkeys(FOREMOST_DROP_REASONS, 0))
     for part in visible.slot.parts():
         for reading in part.series.values():
-            if reading.overflows:
-                by_stat[reading.definition.name, "overflow"] += reading.overflows
-            for reason, count in reading.rejected.items():
-                by_stat[reading.definition.name, reason] += count
-        for reason, count in part.dropped.items():
-            total[reason] += count
-        total["definition"] += part.refused
-    for (_, reason), count in by_stat.items():
-        total[reason] += count
-    labels: tuple[str, ...] = visible.labels
-    shown = {reason for reason, count in total.items() if count}.union(FOREMOST_DROP_REASONS)
-    samples["training_feed_dropped_total"].update(
-        {(*labels, reason): total[reason] for reason in sorted(shown)}
-    )
-    samples["training_stat_rejected_samples_total"].update(
-        {labels + pair: count for pair, count in by_stat.items() if count}
-    )
+            for reason, count in (("overflow", reading.overflows), *reading.rejected.items()):
+                if count:
+                    by_stat[reading.definition.name, reason] += count
+                    total[reason] += count
+        for reason, count in (("definition", part.refused), *part.dropped.items()):
+            if count:
+                total[reason] += count
+    for reason, count in sorted(total.items()):
+        collected.add(OF_PROCESSES["training_feed_dropped_total"], count, *visible.labels, reason)
+    for pair, count in by_stat.items():
+        collected.add(OF_PROCESSES["training_stat_rejected_samples_total"], count, *visible.labels, *pair)

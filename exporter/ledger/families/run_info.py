@@ -1,9 +1,6 @@
 """Families that say who trains what, and on which device: run, ranks, peak FLOP/s.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O. Visible slots come in, and what the collector of GPUs
-knows; families go out.
-
-For peak FLOP/s there is no fallback: a device that is not in the table has no peak, and one of a similar name is not it
+Runs in the sidecar, on the ledger's collecting thread; no I/O. For peak FLOP/s there is no fallback: a device that is not in the table has no peak, and one of a similar name is not it
 (an L40S is no L4, an H100 NVL no H100). Numbers are those of the data sheets, without sparsity; what matrix
 multiplications attain is 51 to 87 % of them.
 
@@ -17,10 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from prometheus_client.core import Metric
-
 from exporter.collectors.job import EnergyReading, GpuProcessUse
-from exporter.families import FamilySpec
+from exporter.families import Collected, FamilySpec
 from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.totals import VisibleSlot
 
@@ -92,34 +87,31 @@ class RankDevices:
         return next(iter(names)) if len(names) == 1 else ""
 
 
-def run_info_families(
+def tell_runs(
+    collected: Collected,
     slots: Sequence[VisibleSlot],
     pids: Mapping[str, int | None],
     devices: RankDevices,
     settings: Sequence[PeakSetting],
-) -> list[Metric]:
+) -> None:
     """Fill the families for one pass; `pids` are those of living processes as seen from here, by process id."""
     runs: dict[str, VisibleSlot] = {}
-    peaks: dict[tuple[str, ...], float] = {}
+    for each in sorted(slots, key=_order):
+        runs.setdefault(each.labels[0], each)
+    for run, each in sorted(runs.items()):
+        collected.add(RUN_INFO, 1.0, run, *_facts(each))
     for each in slots:
-        run, reading = each.labels[0], each.process.training
-        if run not in runs or _order(each) < _order(runs[run]):
-            runs[run] = each
+        reading = each.process.training
         if each.fresh and reading is not None:
             name = devices.name(pids.get(each.process.identity.id))
             dtype = data_type(dict(reading.facts).get("precision", ""))
-            configured = [reading.peak_flops] if reading.peak_flops is not None else []
-            configured += [
-                setting.flops
-                for setting in settings
-                if name and setting.dtype in {"", dtype} and fnmatchcase(name, setting.device)
-            ]
-            source, flops = ("config", configured[0]) if configured else ("table", peak_flops(name, dtype))
-            if flops is not None:
-                peaks.update({(*each.labels, dtype, source, name): flops})
-    infos = {(run, *_facts(each)): 1.0 for run, each in sorted(runs.items())}
-    filled = ((RUN_INFO, infos), (PEAK_FLOPS, peaks))
-    return [spec.family(samples) for spec, samples in filled if samples]
+            fitting = [it for it in settings if it.dtype in {"", dtype} and fnmatchcase(name, it.device)]
+            flops, source = reading.peak_flops, "config"
+            if flops is None and name and fitting:
+                flops = fitting[0].flops
+            if flops is None:
+                flops, source = peak_flops(name, dtype), "table"
+            collected.add(PEAK_FLOPS, flops, *each.labels, dtype, source, name)
 
 
 def _order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, str]:

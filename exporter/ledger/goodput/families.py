@@ -7,11 +7,10 @@ where a session tag ties those together (see docs/goodput.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from prometheus_client.core import Metric
-
+from exporter.families import Collected
 from exporter.ledger.families import rows
 from exporter.ledger.goodput.task import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
@@ -50,29 +49,25 @@ _LACKING = {
 SPECS = tuple(replace(spec, help=spec.help + _LACKING[words]) for spec, words in rows(_TEXT))
 
 
-def goodput_families(goodputs: Iterable[Goodput]) -> list[Metric]:
-    """Fill the families of one task for each run, all of which have begun."""
-    samples: dict[str, dict[tuple[str, ...], float]] = {spec.name: {} for spec in SPECS}
-    for goodput in goodputs:
-        attempt = goodput.latest
-        values: Mapping[str, float | None] = {
-            "training_attempt": attempt.number,
-            "training_attempt_start_timestamp_seconds": attempt.start,
-            "training_attempt_steps": attempt.reading.steps,
-            "training_time_to_first_step_seconds": attempt.first_step_seconds,
-            "training_wall_seconds_total": goodput.wall,
-            "training_productive_seconds_total": goodput.productive,
-            "training_uncommitted_seconds": goodput.uncommitted,
-            "training_lost_steps_total": goodput.lost_steps,
-        }
-        for name, value in values.items():
-            if value is not None:
-                samples[name][attempt.run,] = value
-        parts: Mapping[str, Mapping[str, float]] = {
-            "training_badput_seconds_total": goodput.badput,
-            "training_restarts_total": goodput.restarts,
-            "training_interruptions_total": goodput.interruptions,
-        }
-        for name, by_label in parts.items():
-            samples[name].update({(attempt.run, label): count for label, count in by_label.items()})
-    return [spec.family(samples[spec.name]) for spec in SPECS if samples[spec.name]]
+def tell_goodput(collected: Collected, goodput: Goodput) -> None:
+    """Fill the families of one task, which has begun."""
+    attempt = goodput.latest
+    values: Mapping[str, float | None] = {
+        "training_attempt": attempt.number,
+        "training_attempt_start_timestamp_seconds": attempt.start,
+        "training_attempt_steps": attempt.reading.steps,
+        "training_time_to_first_step_seconds": attempt.first_step_seconds,
+        "training_wall_seconds_total": goodput.wall,
+        "training_productive_seconds_total": goodput.productive,
+        "training_uncommitted_seconds": goodput.uncommitted,
+        "training_lost_steps_total": goodput.lost_steps,
+    }
+    by_label: Mapping[str, Mapping[str, float]] = {
+        "training_badput_seconds_total": goodput.badput,
+        "training_restarts_total": goodput.restarts,
+        "training_interruptions_total": goodput.interruptions,
+    }
+    for spec in SPECS:
+        collected.add(spec, values.get(spec.name), attempt.run)
+        for label, value in by_label.get(spec.name, {}).items():
+            collected.add(spec, value, attempt.run, label)

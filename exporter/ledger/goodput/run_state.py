@@ -19,9 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prometheus_client.core import Metric
-
-from exporter.families import FamilySpec, family
+from exporter.families import Collected, FamilySpec, family
 from exporter.feed.runs import End
 from exporter.ledger.goodput.task import Attempt
 from exporter.ledger.totals import LONG_PHASES, GapRules, Moment, Process
@@ -185,14 +183,15 @@ class RunStates:
     def __init__(self) -> None:
         self._runs: dict[str, RunState] = {}
 
-    def families(
+    def tell(
         self,
+        collected: Collected,
         processes: Iterable[Process],
         shown: Collection[str],
         witnesses: Witnesses,
         rules: GapRules,
         now: Moment,
-    ) -> list[Metric]:
+    ) -> None:
         """Fill the families, of the runs of which anything is shown."""
         runs: dict[str, list[Process]] = {}
         for process in processes:
@@ -201,19 +200,13 @@ class RunStates:
         before, self._runs = self._runs, {}
         for run, each in runs.items():
             if any(not process.identity.rank for process in each):
-                found = _look(each, before.get(run), witnesses, rules, now)
+                it = _look(each, before.get(run), witnesses, rules, now)
                 # A state has one begin, however often it is found.
-                self._runs[run] = before[run] if before.get(run) == found else found
-        if not self._runs:
-            return []
-        states: dict[tuple[str, ...], float] = {
-            (run, name): float(name == it.state) for run, it in self._runs.items() for name in STATES
-        }
-        infos: dict[tuple[str, ...], float] = {
-            (run, it.state, it.reason, it.exit_status, it.signal, it.exception, str(round(it.since))): 1.0
-            for run, it in self._runs.items()
-        }
-        return [STATE.family(states), INFO.family(infos)]
+                it = self._runs[run] = before[run] if before.get(run) == it else it
+                for name in STATES:
+                    collected.add(STATE, float(name == it.state), run, name)
+                why = (it.state, it.reason, it.exit_status, it.signal, it.exception, str(round(it.since)))
+                collected.add(INFO, 1.0, run, *why)
 
 
 def _look(

@@ -22,13 +22,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from prometheus_client.core import Metric
-
 from exporter.errors import StateError
+from exporter.families import Collected
 from exporter.feed.reader import FeedEntry
 from exporter.feed.snapshot import Snapshot
 from exporter.ledger.energy.attribution import Flows
-from exporter.ledger.goodput.families import goodput_families
+from exporter.ledger.goodput.families import tell_goodput
 from exporter.ledger.goodput.run_state import Witnesses
 from exporter.ledger.goodput.task import Attempt, Goodput
 from exporter.ledger.ranks import Rank, Ranks
@@ -414,10 +413,10 @@ class Sessions:
                 latest[attempt.run] = order, session
         return (session for _, session in latest.values() if session.safe)
 
-    def families(self) -> list[Metric]:
+    def tell(self, collected: Collected) -> None:
         """Fill the families of every session that may be shown."""
-        ours = (session for session in self._sessions.values() if session.rank == 0)
-        return goodput_families(session.goodput for session in self._latest(ours))
+        for session in self._latest(each for each in self._sessions.values() if each.rank == 0):
+            tell_goodput(collected, session.goodput)
 
 
 def _leading(ranks: Ranks) -> list[Process]:
