@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.publishing import ENERGY, STATUS_SPECS
-from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, Rows
+from exporter.collectors.job import Keeper, Rows
 from exporter.errors import CollectError
 from exporter.families import Collected
 
@@ -37,6 +37,9 @@ class KeptGpus:
         keeper: Where the counters are kept.
         counts: Whether this exporter counts the energy of this machine's GPUs; not asked where nobody else sees them.
         released: Whether NVML was let go of, on request.
+
+    Attributes:
+        registry: What is known about the GPUs.
     """
 
     name = GpuCollector.name
@@ -51,6 +54,7 @@ class KeptGpus:
         released: bool = False,
     ) -> None:
         self._gpus = gpus
+        self.registry = gpus.registry
         self._page = keeper.page(self.name)
         self._counts = counts
         self.released = released
@@ -67,11 +71,11 @@ class KeptGpus:
                 return Collected()
             told = Collected()
             self._rests = not (self._gpus.apart or self._counts())
-            self._gpus.rest(rests=self._rests)
+            self.registry.rests = self._rests
             self._open(told)
             collected = self._gpus.collect()
             # Asked for after the families were made: what is saved is never less than what is shown.
-            withheld = frozenset() if self._save(self._gpus.rows(), told) else _KEPT
+            withheld = frozenset() if self._save(self.registry.rows(time.time()), told) else _KEPT
             if self._rests and any(family.name == _ENERGY for family in collected):
                 withheld |= {_ENERGY}
                 told.unsupported.append("another exporter on this machine counts its energy: absent here")
@@ -101,18 +105,6 @@ class KeptGpus:
         """Why the exporter is not ready; None when it is, or when GPUs are not required."""
         return self._gpus.not_ready()
 
-    def processes(self) -> tuple[GpuProcessUse, ...]:
-        """The processes that hold GPUs."""
-        return self._gpus.processes()
-
-    def energies(self) -> tuple[EnergyReading, ...]:
-        """The energy of each GPU so far."""
-        return self._gpus.energies()
-
-    def power_samples(self, after: Mapping[str, float]) -> dict[str, list[tuple[float, float]]]:
-        """What each GPU drew, by UUID, in pairs of Unix seconds and watts; see `GpuCollector.power_samples`."""
-        return self._gpus.power_samples(after)
-
     def _open(self, told: Collected) -> None:
         """Learn what was kept, and begin; without that knowledge begin all the same, for the gauges' sake."""
         if self._rows is None:
@@ -123,7 +115,7 @@ class KeptGpus:
             except CollectError as error:
                 told.fail(error)
             if self._rows is not None:
-                self._gpus.restore(self._rows)
+                self.registry.restore(self._rows, time.time())
         if not self._begun:
             self._begun = True
             if self.released:

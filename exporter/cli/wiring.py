@@ -95,7 +95,7 @@ class Wiring:
                 gpu_use=self._gpu_use,
                 alive=self._alive,
                 work=lambda: jobs.work,
-                power=lambda after: {} if self.gpu is None else self.gpu.power_samples(after),
+                power=lambda after: {} if self.gpu is None else self.gpu.registry.power_samples(after),
             ),
             self._pages,
             self._lock,
@@ -222,10 +222,10 @@ class Wiring:
         return None if self._processes is None else self._processes.use
 
     def _gpu_use(self) -> Sequence[GpuProcessUse]:
-        return () if self.gpu is None else self.gpu.processes()
+        return () if self.gpu is None else self.gpu.registry.processes()
 
     def _gpu_readings(self) -> Sequence[EnergyReading]:
-        return () if self.gpu is None else self.gpu.energies()
+        return () if self.gpu is None else self.gpu.registry.energies()
 
     def _readings(self) -> Sequence[EnergyReading]:
         return (*(() if self._rapl is None else self._rapl.readings), *self._gpu_readings())

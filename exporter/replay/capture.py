@@ -25,7 +25,7 @@ from exporter.collectors.gpu.nvml.integrals import (
 )
 from exporter.collectors.gpu.nvml.library import CallFailedError, Library
 from exporter.collectors.gpu.nvml.mig import Mig
-from exporter.collectors.gpu.nvml.readings import MEMORY_V2
+from exporter.collectors.gpu.nvml.readings import MEMORY_V2, sram_exceeded
 from exporter.replay.calls import (
     BY_NUMBER,
     LINK_FIELDS,
@@ -123,8 +123,7 @@ class Card:
             yield f"memory_{part}", getattr(memory, part, None)
         yield "temperature_margin", self._ask("nvmlDeviceGetMarginTemperature")
         yield "sample_buffers", 1 if self._ask("nvmlDeviceGetSamples", 0, 0) else None
-        sram = "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
-        yield "sram_threshold", getattr(self._device.filled("sram", *sram), "bThresholdExceeded", None)
+        yield "sram_threshold", sram_exceeded(self._device)
         named = {field: name for field, name in self._named.items() if field not in _SHARED_FIELDS}
         for field, value in self._fields(named).items():
             if isinstance(field, int) and value not in _ALL_ONES:

@@ -44,7 +44,6 @@ _OF_LIBRARY = {
     "nvmlEventSetCreate": "create_set",
     "nvmlEventSetWait_v2": "wait",
     "nvmlGpmSampleAlloc": "gpm_allocate",
-    "nvmlGpmSampleFree": "gpm_free",
     "nvmlGpmMetricsGet": "gpm_metrics",
 }
 """Methods below for functions of no GPU."""
@@ -301,10 +300,6 @@ class ReplayLibrary:
 
     def _gpm_allocate(self, result: Any) -> None:
         self._samples[self._new_address(result)] = None
-
-    def _gpm_free(self, sample: Any) -> None:
-        if self._samples.pop(_address(sample), 0) == 0:
-            raise RefusedError("invalid_argument")
 
     def _gpm_sample(self, asked: Asked, sample: Any) -> None:
         if not asked.gpu.description["gpm"] or asked.maybe("mig_mode"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exporter.collectors.gpu.child_process import command_of
 from exporter.config.loader import load_file
 from exporter.errors import ConfigurationError, Problem
 
@@ -41,7 +42,7 @@ def load_machine(name_or_file: str) -> MachineDescription:
 
 def collector_arguments(name_or_file: str) -> dict[str, Any]:
     """What a GPU collector is given to replay a machine in place of NVIDIA's library; raises as `load_machine`."""
-    return {"replay": load_machine(name_or_file).plain(), "child": "exporter.replay.library"}
+    return {"replay": load_machine(name_or_file).plain(), "command": command_of("exporter.replay.library")}
 
 
 def is_machine_file(name_or_file: str) -> bool:

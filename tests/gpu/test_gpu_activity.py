@@ -66,7 +66,7 @@ def test_activity_that_is_no_longer_measured_is_not_shown(call: str, error: str)
     gone = f"\ntimeline:\n  - {{at: 20s, errors: {{{call}: {error}}}}}\n"
     played = replay(machine(WITH_GPM + gone), 40)
 
-    assert 0.6 in played.readings("sm_activity")
+    assert 0.6 in played.readings("sm_activity_ratio")
     for name in ("gpu_sm_activity_ratio", "gpu_pcie_transmit_bytes_total"):
         assert values(played.families(), name) == {}, name
 

@@ -59,7 +59,7 @@ def hardware() -> Watched:
     while time.monotonic() < end:
         passes.append((time.monotonic(), collector.collect()))
         time.sleep(1)
-    energies = collector.energies()
+    energies = collector.registry.energies()
     collector.stop()
     return Watched(machine(text), passes, energies)
 

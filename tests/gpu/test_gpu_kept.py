@@ -54,13 +54,13 @@ def test_power_samples_are_had_once_by_whoever_asks_with_the_last_time(tmp_path:
 
         def took() -> int:
             gpus.collect()
-            new = gpus.power_samples({uuid: samples[-1][0] for uuid, samples in had.items()})
+            new = gpus.registry.power_samples({uuid: samples[-1][0] for uuid, samples in had.items()})
             for uuid, samples in new.items():
                 had.setdefault(uuid, []).extend(samples)
             return min(map(len, had.values()), default=0)
 
         wait_until(lambda: took() > 200)
-        at_once = gpus.power_samples({})
+        at_once = gpus.registry.power_samples({})
 
     assert len(had) == 2
     for uuid, samples in had.items():

@@ -75,7 +75,7 @@ def test_every_reading_of_the_child_has_its_family() -> None:
         "energy_millijoules",
         "power_joules",
         "power_samples",
-        "processes",
+        "process_use",
         "mig",
     }
     played = replay("h100", 12, details=True)
@@ -136,7 +136,7 @@ def test_the_calls_of_a_card_cost_0_15_percent_of_a_core_at_most() -> None:
 
 
 def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
-    busy = h100.readings("busy_seconds")
+    busy = h100.readings("utilization_busy_seconds_total")
     together = [
         (values["power_joules"], values["energy_millijoules"] / 1000)
         for message in h100.samples

@@ -74,15 +74,15 @@ timeline:
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,
         ("nvmlDeviceGetPcieReplayCounter", "no_permission"): 2,
     }
-    assert played.readings("utilization")[-1] == 0.0
-    assert played.readings("power")[-1] is None
+    assert played.readings("utilization_ratio")[-1] == 0.0
+    assert played.readings("power_watts")[-1] is None
 
 
 def test_what_is_not_there_is_asked_again_after_ten_minutes() -> None:
     late = small("\ntimeline:\n  - {until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}}\n")
     played = replay(late, 610)
 
-    assert played.readings("power")[-12:] == [None, *[100.0] * 11]
+    assert played.readings("power_watts")[-12:] == [None, *[100.0] * 11]
     calls = values(played.families(), "exporter_nvml_calls_total")
     assert calls[("nvmlDeviceGetPowerUsage",)] <= 2 * (1 + 12)  # once, and since it is there
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import exporter
 from exporter.collectors.gpu.nvml import ProtocolError, encode, messages
@@ -52,7 +52,7 @@ class NvmlChild:
         self.farewell: Mapping[str, Any] | None = None
         self.slow: tuple[int | None, str] | None = None  # a call that takes long, after the index of its GPU
         self._heard = heard
-        self._complaints = _memory()
+        self._complaints = os.fdopen(os.memfd_create("nvml-child-stderr"), "w+b")
         try:
             # Never a fork without exec: NVML and our threads would not survive it.
             self._process = subprocess.Popen(
@@ -60,14 +60,16 @@ class NvmlChild:
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._complaints or subprocess.DEVNULL,
+                stderr=self._complaints,
                 cwd="/",
                 start_new_session=True,
             )
         except OSError:
-            if self._complaints is not None:
-                self._complaints.close()
+            self._complaints.close()
             raise
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker: they are pipes
+        assert self._process.stdout is not None  # noqa: S101
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self.tell(**first)
         threading.Thread(target=self._listen, name="exporter-nvml-pipe", daemon=True).start()
 
@@ -83,15 +85,13 @@ class NvmlChild:
 
     def tell(self, kind: str, **more: Any) -> None:
         """Send a message; commands are far shorter than what the pipe takes while nobody reads."""
-        assert self._process.stdin is not None  # noqa: S101 - for the type checker: it is a pipe
         data = memoryview(encode({"kind": kind, **more}))
         with contextlib.suppress(OSError):  # it is gone; reading will tell
             while data:
-                data = data[self._process.stdin.write(data) :]
+                data = data[self._stdin.write(data) :]
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 - as above
-        with self._process.stdout as pipe:
+        with self._stdout as pipe:
             try:
                 for message in messages(pipe.fileno()):
                     self._heard(self, message)
@@ -101,8 +101,7 @@ class NvmlChild:
 
     def end(self) -> None:
         """Kill it, unless it has ended; does not wait for one that cannot be killed now."""
-        if not self.ended():
-            self._process.kill()
+        self._process.kill()  # none that has ended, says subprocess
         self.close()
 
     def ended(self) -> bool:
@@ -116,9 +115,8 @@ class NvmlChild:
 
     def close(self) -> None:
         """Close the pipe to it: a child that lives ends by that, as soon as it can."""
-        for stream in (self._process.stdin, self._complaints):
-            if stream is not None:
-                stream.close()
+        self._stdin.close()
+        self._complaints.close()
 
     def cause(self) -> str:
         """Say how it ended, for people, with the last line that it wrote to standard error while it started."""
@@ -130,23 +128,10 @@ class NvmlChild:
             how = f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
         else:
             how = f"ended with status {status}"
-        data = b""
-        if self._complaints is not None:
-            size = self._complaints.seek(0, os.SEEK_END)
-            self._complaints.seek(max(0, size - _COMPLAINT_BYTES))
-            data = self._complaints.read()
-        lines = data.decode("utf-8", "replace").strip().splitlines()
+        size = self._complaints.seek(0, os.SEEK_END)
+        self._complaints.seek(max(0, size - _COMPLAINT_BYTES))
+        lines = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
         return f"{how}: {lines[-1][:200]}" if lines else how
-
-
-def _memory() -> IO[bytes] | None:
-    """An unnamed file in memory; None where there is none, off Linux."""
-    if not hasattr(os, "memfd_create"):
-        return None
-    try:
-        return os.fdopen(os.memfd_create("nvml-child-stderr", os.MFD_CLOEXEC), "w+b")
-    except OSError:
-        return None
 
 
 def command_of(module: str) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,9 +18,8 @@ from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, comma
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
-from exporter.collectors.gpu.state import GpuRegistry, PowerSample
+from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, RELEASED, STARTING, Supervisor, Timings
-from exporter.collectors.job import EnergyReading, GpuProcessUse, Rows
 from exporter.errors import CollectError
 from exporter.families import Collected
 
@@ -49,9 +47,8 @@ class GpuCollector:
 
     Args:
         replay: A described machine to play in place of NVIDIA's library, as plain values; None for the library.
-        child: The module that the child runs.
         visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
-        command: The program of the child, in place of the module.
+        command: The program of the child.
         on_change: Called when NVML, or a GPU, goes or returns: it is worth publishing at once. On a thread of
             the collector's; must not wait.
     """
@@ -64,11 +61,10 @@ class GpuCollector:
         options: GpuOptions = DEFAULT_OPTIONS,
         *,
         replay: Mapping[str, Any] | None = None,
-        child: str = CHILD,
         visible: str | None = None,
         timings: Timings = DEFAULT_TIMINGS,
         kernel_log: KernelLog | None = None,
-        command: Sequence[str] | None = None,
+        command: Sequence[str] = (),
         on_change: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,17 +72,14 @@ class GpuCollector:
         self._visible = visible if replay is None else None
         self._replay = replay
         self._kernel_log = KernelLog() if kernel_log is None else kernel_log
-        self._command = command_of(child) if command is None else tuple(command)
+        self._command = tuple(command or command_of(CHILD))
         self._timings = timings
         self.on_change = on_change
         self._monotonic = monotonic
-        self._origin: float | None = (
-            None  # when the first child answered, and with it the timeline of a replay began
-        )
-        self._lock = threading.Lock()  # guards the next four
-        self._registry = GpuRegistry(monotonic=monotonic)
-        self._reason = STARTING
-        self._message = ""
+        # When the first child answered, and with it the timeline of a replay began.
+        self._origin: float | None = None
+        self.registry = GpuRegistry(monotonic=monotonic)  # its lock also guards the next two
+        self._reason, self._message = STARTING, ""
         self._was_up = False
         self._supervisor = Supervisor(
             start=self._start_child,
@@ -124,11 +117,11 @@ class GpuCollector:
         if self._started and not self._supervisor.alive:
             raise CollectError("the thread that listens to the NVML child has ended", reason=_DOWN)
         expected = expected_devices(self._visible)
-        with self._lock:
+        with self.registry.lock:
             reason, message = self._reason, self._message
-            self._registry.take_kernel_xids(self._kernel_log.read())
+            self.registry.take_kernel_xids(self._kernel_log.read())
             collected = gpu_families(
-                self._registry,
+                self.registry,
                 reason,
                 self._supervisor.restarts,
                 expected=expected,
@@ -146,10 +139,9 @@ class GpuCollector:
 
     def not_ready(self) -> str | None:
         """Why the exporter is not ready; None when it is, or when GPUs are not required."""
-        with self._lock:
-            if self._options.mode != "required" or self._reason == "":
-                return None
-            return f"NVML does not answer ({self._reason})"
+        reason = self._reason
+        required = self._options.mode == "required" and reason != ""
+        return f"NVML does not answer ({reason})" if required else None
 
     def release(self, *, released: bool = True) -> None:
         """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
@@ -160,49 +152,10 @@ class GpuCollector:
         """Whether nobody else sees these GPUs: they are described, and not as shared."""
         return self._replay is not None and not self._replay["shared"]
 
-    def rest(self, *, rests: bool) -> None:
-        """Count no energy, since another exporter does, or count it again."""
-        with self._lock:
-            self._registry.rests = rests
-
     @property
     def child_pid(self) -> int | None:
         """The process id of the NVML child; None while there is none."""
         return self._supervisor.pid
-
-    def processes(self) -> tuple[GpuProcessUse, ...]:
-        """The processes that hold GPUs, as of the child's last look; pids are the host's."""
-        with self._lock:
-            return self._registry.processes()
-
-    def energies(self) -> tuple[EnergyReading, ...]:
-        """The energy of each GPU so far."""
-        with self._lock:
-            return self._registry.energies()
-
-    def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
-        """What each GPU drew lately, by UUID: pairs of a time and watts, the oldest first.
-
-        Times are Unix seconds by the driver's clock; the watts are those since the pair before. There is one every 20 ms
-        where the driver keeps samples, handed over every 2 s, else one every 2 s; the last 30 s are remembered. Two that are
-        more than 5 s apart have a gap in between that nobody measured.
-
-        Args:
-            after: By UUID, the time of the last pair that the caller has: only later ones are given, so that a caller who
-                asks with what it got last gets each once. Where that is in the future (the clock was set back), all are.
-        """
-        with self._lock:
-            return self._registry.power_samples(after)
-
-    def rows(self) -> Rows:
-        """The counters, as they can be kept over a restart of the sidecar; see `GpuRegistry.rows`."""
-        with self._lock:
-            return self._registry.rows(time.time())
-
-    def restore(self, rows: Rows) -> None:
-        """Go on from counters that were kept, in place of what was counted meanwhile."""
-        with self._lock:
-            self._registry.restore(rows, time.time())
 
     def _start_child(
         self, skip: tuple[int, ...], now: float, heard: Callable[[NvmlChild, Heard], None]
@@ -221,21 +174,18 @@ class GpuCollector:
         return NvmlChild(first, heard, now=now, command=self._command)
 
     def _take(self, message: Mapping[str, Any], child: int) -> None:
-        with self._lock:
-            if message["kind"] == "machine":
-                self._registry.machine = dict(message)
-                self._origin = self._origin or self._monotonic()
-                return
-            changed = self._registry.take_sample(message, child)
-            gpus = {gpu.index: (gpu.labelled(), gpu.down or "") for gpu in self._registry.gpus.values()}
-        if changed:
-            self._tell(gpus)
+        if message["kind"] == "machine":
+            self.registry.machine = dict(message)
+            self._origin = self._origin or self._monotonic()
+        elif self.registry.take_sample(message, child):
+            self._tell()
             self.on_change()
 
-    def _tell(self, gpus: Mapping[int, tuple[tuple[str, ...], str]]) -> None:
+    def _tell(self) -> None:
         """Log what became of single GPUs; what concerns all of them is told by the collector's verdict."""
-        for index, ((number, uuid), down) in gpus.items():
-            name = f"GPU {number} ({uuid or 'UUID unknown'})"
+        gpus = dict(self.registry.gpus)  # which only this thread changes
+        for index, gpu in gpus.items():
+            name, down = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.down
             if down and self._told.get(index) != (name, down):
                 self._told[index] = (name, down)
                 LOG.warning("%s does not answer: %s", name, down)
@@ -247,12 +197,11 @@ class GpuCollector:
         self._seen = set(gpus)
 
     def _change(self, reason: str, message: str, gpu: int | None) -> None:
-        with self._lock:
+        with self.registry.lock:
             self._reason, self._message = reason, message
-            if reason == "":
-                self._was_up = True
-            else:
-                self._registry.forget_readings(hanging=gpu)
+            self._was_up |= reason == ""
+            if reason:
+                self.registry.forget_readings(hanging=gpu)
         self.on_change()
 
 

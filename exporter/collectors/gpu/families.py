@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from exporter.collectors.gpu.counters import CounterRule
 from exporter.families import FamilySpec, family
 
-_PLAIN = CounterRule()
 OF_CHILD = CounterRule(of_process=True)
 """What the NVML child has added up since it began."""
 
@@ -23,7 +22,7 @@ ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
 _NVLINK = CounterRule(most_per_second=2e13)
 _NVLINK_KIB = CounterRule(scale=1024, most_per_second=2e13)
 # A counter of seconds cannot run faster than the clock; one that does is another metric under the same id.
-_SECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
+_NANOSECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +41,20 @@ def of_gpu(name: str, help: str, source: str, *labels: str) -> FamilySpec:
     return family(name, help, source, "gpu", "uuid", *labels)
 
 
-def _gauge(name: str, help: str, source: str, reading: str, *labels: str) -> GpuFamily:
-    return GpuFamily(of_gpu(name, help, source, *labels), reading)
-
-
-def _counter(
+def _of(
     name: str,
     help: str,
     source: str,
-    reading: str,
-    rule: CounterRule,
     *labels: str,
+    reading: str = "",
+    rule: CounterRule | None = None,
     by_link: bool = False,
     rare: tuple[str, ...] = (),
 ) -> GpuFamily:
-    return GpuFamily(of_gpu(name, help, source, *labels), reading, rule, by_link, rare)
+    spec = of_gpu(name, help, source, *labels)
+    if spec.type == "counter" and rule is None:
+        rule = CounterRule()
+    return GpuFamily(spec, reading or name.removeprefix("gpu_"), rule, by_link, rare)
 
 
 # Every ratio of the performance counters is the mean over the time between two samples; nothing is missed in between.
@@ -64,185 +62,151 @@ _GPM = "Absent before Hopper, on a divided GPU (MIG) and where GPM is switched o
 
 GPU_FAMILIES: tuple[GpuFamily, ...] = (
     # Use and memory.
-    _gauge(
+    _of(
         "gpu_utilization_ratio",
         "Share of the last sampling period of the driver (0.1 to 1 s) in which at least one kernel ran; says nothing about how many SMs were busy. Absent on a divided GPU (MIG).",
         "nvmlDeviceGetUtilizationRates().gpu / 100",
-        "utilization",
     ),
-    _gauge(
+    _of(
         "gpu_memory_bandwidth_utilization_ratio",
         "Share of the last sampling period in which device memory was read or written; not how much of it is used. Absent on a divided GPU (MIG).",
         "nvmlDeviceGetUtilizationRates().memory / 100",
-        "bandwidth_utilization",
     ),
-    _counter(
+    _of(
         "gpu_utilization_busy_seconds_total",
         "Time in which at least one kernel ran, with nothing missed in between. Absent on a divided GPU (MIG).",
         "integral of GPM 1, else of nvmlDeviceGetSamples(GPU_UTILIZATION_SAMPLES)",
-        "busy_seconds",
-        OF_CHILD,
+        rule=OF_CHILD,
     ),
-    _gauge(
+    _of(
         "gpu_memory_total_bytes",
         "Device memory of the card. Absent where it is the machine's (unified memory).",
         "nvmlDeviceGetMemoryInfo_v2().total",
-        "memory_total",
     ),
-    _gauge(
+    _of(
         "gpu_memory_used_bytes",
         "Device memory that is allocated, without what the driver reserves (with it on drivers before 510). Absent where it is the machine's.",
         "nvmlDeviceGetMemoryInfo_v2().used",
-        "memory_used",
     ),
-    _gauge(
-        "gpu_processes",
-        "Processes that compute on the GPU.",
-        "nvmlDeviceGetComputeRunningProcesses",
-        "processes_running",
-    ),
+    _of("gpu_processes", "Processes that compute on the GPU.", "nvmlDeviceGetComputeRunningProcesses"),
     # Power, temperature, clocks and what holds them back.
-    _gauge(
+    _of(
         "gpu_power_watts",
         "Power of the card: the mean of the last second on Ampere (without GA100) and later, else of the moment.",
         "nvmlDeviceGetPowerUsage / 1000, else field 185",
-        "power",
     ),
-    _gauge(
+    _of(
         "gpu_power_limit_watts",
         "Limits of the card's power: enforced now, by default.",
         "nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementDefaultLimit, / 1000",
-        "power_limit",
         "limit",
     ),
     *(
-        _gauge(
+        _of(
             "gpu_temperature_celsius",
             "Temperature of the chip, and of its memory where there is a sensor.",
             "nvmlDeviceGetTemperatureV, field 82",
-            reading,
             "sensor",
+            reading=reading,
         )
-        for reading in ("temperature", "temperature_memory")
+        for reading in ("temperature_celsius", "temperature_memory")
     ),
-    _gauge(
+    _of(
         "gpu_temperature_threshold_celsius",
         "Temperature at which the card slows down. Absent where there are margins only, as on data centre cards from Hopper on.",
         "nvmlDeviceGetTemperatureThreshold",
-        "temperature_threshold",
         "threshold",
     ),
-    _gauge(
+    _of(
         "gpu_temperature_margin_celsius",
         "How far the temperature is from the nearest limit, negative beyond it. Absent before Ada.",
         "nvmlDeviceGetMarginTemperature",
-        "temperature_margin",
         "threshold",
     ),
-    _gauge(
-        "gpu_clock_hertz",
-        "Clock of the SMs and of the memory.",
-        "nvmlDeviceGetClockInfo * 1e6",
-        "clock",
-        "clock",
-    ),
-    _counter(
+    _of("gpu_clock_hertz", "Clock of the SMs and of the memory.", "nvmlDeviceGetClockInfo * 1e6", "clock"),
+    _of(
         "gpu_clocks_event_seconds_total",
         "Time in which a reason held the clocks back, since the driver was loaded. Absent for a reason that the driver does not count, and for one that ran faster than the clock; sw_thermal, hw_thermal and hw_power_brake before driver 575, where thermal is all heat; board_limit, reliability and sync_boost also as long as they never did.",
         "fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
-        "throttle_nanoseconds",
-        _SECONDS,
         "reason",
+        rule=_NANOSECONDS,
         # Most machines never see these, and nobody waits for them: eight GPUs would have 24 series of zeros.
         rare=("board_limit", "reliability", "sync_boost"),
     ),
     # What the SMs, tensor cores and memory really do.
-    _gauge(
+    _of(
         "gpu_sm_activity_ratio",
         f"Share of SM cycles in which at least one warp was resident, over all SMs. {_GPM}",
         "GPM 2 / 100",
-        "sm_activity",
     ),
-    _gauge(
+    _of(
         "gpu_sm_occupancy_ratio",
         f"Resident warps as a share of what the SMs could hold. {_GPM}",
         "GPM 3 / 100",
-        "sm_occupancy",
     ),
-    _gauge(
+    _of(
         "gpu_tensor_activity_ratio",
         f"Share of SM cycles in which tensor cores worked: any of them, or a pipe (hmma for 16 and 8 bits, imma for integers; with details dmma, dfma). {_GPM}",
         "GPM 5 any, 6 dfma, 7 hmma, 8 dmma, 9 imma / 100",
-        "tensor_activity",
         "pipe",
     ),
-    _gauge(
+    _of(
         "gpu_pipe_activity_ratio",
         f"Share of SM cycles in which a pipe outside the tensor cores worked: fp32, fp16; with details fp64, int. {_GPM}",
         "GPM 11 fp64, 12 fp32, 13 fp16, 4 int / 100",
-        "pipe_activity",
         "pipe",
     ),
-    _gauge(
+    _of(
         "gpu_dram_activity_ratio",
         f"Memory bandwidth in use as a share of what is possible. {_GPM}",
         "GPM 10 / 100",
-        "dram_activity",
     ),
     # Links.
-    _gauge(
+    _of(
         "gpu_pcie_link_generation",
         "Generation of the PCIe link, now and at most; an idle GPU goes down to the first, so it tells something under load only.",
         "nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
-        "pcie_generation",
         "kind",
     ),
-    _gauge(
+    _of(
         "gpu_pcie_link_width",
         "Lanes of the PCIe link, now and at most.",
         "nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
-        "pcie_width",
         "kind",
     ),
     *(
-        _counter(
+        _of(
             f"gpu_pcie_{way}_bytes_total",
             f"Bytes that the GPU {did} over PCIe, packet headers included. Absent before Hopper.",
             f"GPM {gpm} integrated",
-            f"pcie_{way}_gpm",
-            OF_CHILD,
+            rule=OF_CHILD,
         )
         for way, did, gpm in (("transmit", "sent", 20), ("receive", "received", 21))
     ),
-    _counter(
+    _of(
         "gpu_pcie_replays_total",
         "Packets that had to be sent again over PCIe.",
         "nvmlDeviceGetPcieReplayCounter",
-        "pcie_replays",
-        _PLAIN,
     ),
-    _counter(
+    _of(
         "gpu_pcie_errors_total",
         "Errors of the PCIe link: correctable, non_fatal, fatal. Absent on older drivers.",
         "fields 173, 179, 180",
-        "pcie_errors",
-        _PLAIN,
         "kind",
     ),
-    _gauge(
+    _of(
         "gpu_nvlink_links",
         "NVLink ports, in use (active) or not. Absent without NVLink.",
         "nvmlDeviceGetNvLinkState",
-        "nvlink_links",
         "state",
     ),
     *(
-        _counter(
+        _of(
             f"gpu_nvlink_{way}_bytes_total",
             f"Bytes that the GPU {did} over NVLink, over all ports. Absent without NVLink.",
             f"field {kib} * 1024, else field {plain}, else GPM {gpm} integrated",
-            f"nvlink_{way}_{reading}",
-            rule,
+            reading=f"nvlink_{way}_{reading}",
+            rule=rule,
             by_link=True,
         )
         for way, did, kib, plain, gpm in (
@@ -251,54 +215,45 @@ GPU_FAMILIES: tuple[GpuFamily, ...] = (
         )
         for reading, rule in (("kibibytes", _NVLINK_KIB), ("bytes", _NVLINK), ("gpm", OF_CHILD))
     ),
-    _counter(
+    _of(
         "gpu_nvlink_errors_total",
         "Errors of NVLink by kind, over all ports. Absent without NVLink.",
         "fields 38, 45, 52, 59, 160 to 163, of the fifth generation 206 to 215",
-        "nvlink_errors",
-        _PLAIN,
         "kind",
         by_link=True,
     ),
     # Errors that the card's owner should know of.
-    _counter(
+    _of(
         "gpu_ecc_errors_total",
         "Memory errors: volatile ones since the driver was loaded, with details also aggregate ones over the card's life. Absent without ECC.",
         "nvmlDeviceGetMemoryErrorCounter",
-        "ecc_errors",
-        _PLAIN,
         *("kind", "scope", "location"),
     ),
-    _gauge(
+    _of(
         "gpu_sram_ecc_threshold_exceeded",
         "Whether the card has had so many SRAM errors that it should be replaced. Absent before Ampere and on older drivers.",
         "nvmlDeviceGetSramEccErrorStatus().bThresholdExceeded",
-        "sram_threshold",
     ),
-    _gauge(
+    _of(
         "gpu_remapped_rows",
         "Rows of memory that were replaced by spare ones. Absent before Ampere, on GeForce and on a divided GPU (MIG).",
         "nvmlDeviceGetRemappedRows",
-        "remapped_rows",
         "kind",
     ),
-    _gauge(
+    _of(
         "gpu_remapped_rows_pending",
         "Whether a row waits for the next reset to be replaced. Absent where rows are not remapped.",
         "nvmlDeviceGetRemappedRows",
-        "remapped_rows_pending",
     ),
-    _gauge(
+    _of(
         "gpu_remapped_rows_failed",
         "Whether a row could not be replaced; the card should be. Absent where rows are not remapped.",
         "nvmlDeviceGetRemappedRows",
-        "remapped_rows_failed",
     ),
-    _gauge(
+    _of(
         "gpu_recovery_action",
         "What the driver wants to be done: 0 nothing, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 565.",
         "field 230",
-        "recovery_action",
     ),
 )
 

@@ -17,9 +17,6 @@ _XID = re.compile(
     r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): ([0-9]{1,6})\b"
 )
 _RECORD_BYTES = 8192
-_MOST_RECORDS = 4096  # in one pass; the rest waits for the next
-_MOST_COUNTED = 1024
-
 
 KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
 """How often there was an Xid and when last, Unix time; by PCI address as NVML writes it, then by number."""
@@ -51,15 +48,13 @@ class KernelLog:
 
     def read(self) -> KernelXids:
         """Take what is new, and give the counts so far."""
-        for _ in range(_MOST_RECORDS):
-            if self._descriptor is None:
-                break
+        while self._descriptor is not None:
             try:
                 record = os.read(self._descriptor, _RECORD_BYTES)
-            except BlockingIOError:
-                break
             except BrokenPipeError:
                 continue  # records were overwritten before we read them
+            except BlockingIOError:
+                break
             except OSError:
                 self.close()
                 break
@@ -71,10 +66,8 @@ class KernelLog:
     def _take(self, record: bytes) -> None:
         # One record is one line with its continuation; where the log is a plain file, lines come in pieces.
         *lines, self._rest = (self._rest + record.decode("utf-8", "replace")).split("\n")
-        self._rest = self._rest[-_RECORD_BYTES:]
         for found in filter(None, map(_XID.search, lines)):
             domain, bus, device, xid = found.groups()
             # NVML writes 00000000:3B:00.0.
             xids = self._counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
-            if xid in xids or sum(map(len, self._counts.values())) < _MOST_COUNTED:
-                xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._clock())
+            xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._clock())

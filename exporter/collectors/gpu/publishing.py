@@ -126,7 +126,6 @@ _XID_TIME = of_gpu(
 # instance share (its activity) is told for each.
 
 _NOT_DIVIDED = "Absent on a GPU that is not divided."
-_NO_GPM = "Absent before Hopper, and where GPM is switched off."
 _MIG_INFO = of_gpu(
     "gpu_mig_info",
     f"An instance: GPU instance, compute instance and profile. {_NOT_DIVIDED}",
@@ -134,27 +133,24 @@ _MIG_INFO = of_gpu(
     *("mig_uuid", "gi", "ci", "profile"),
 )
 _MIG = {
-    reading: of_gpu(name, text, source, "mig_uuid")
-    for reading, name, text, source in (
-        (
-            "memory_total",
-            "gpu_mig_memory_total_bytes",
-            f"Device memory of an instance. {_NOT_DIVIDED}",
-            "nvmlDeviceGetMemoryInfo_v2().total",
-        ),
-        (
-            "memory_used",
-            "gpu_mig_memory_used_bytes",
-            f"Device memory of an instance that is allocated. {_NOT_DIVIDED}",
-            "nvmlDeviceGetMemoryInfo_v2().used",
-        ),
-        (
-            "sm",
-            "gpu_mig_sm_activity_ratio",
-            f"Share of SM cycles of an instance in which at least one warp was resident. {_NO_GPM}",
-            "nvmlGpmMigSampleGet, GPM 2 / 100",
-        ),
-    )
+    "memory_total": of_gpu(
+        "gpu_mig_memory_total_bytes",
+        f"Device memory of an instance. {_NOT_DIVIDED}",
+        "nvmlDeviceGetMemoryInfo_v2().total",
+        "mig_uuid",
+    ),
+    "memory_used": of_gpu(
+        "gpu_mig_memory_used_bytes",
+        f"Device memory of an instance that is allocated. {_NOT_DIVIDED}",
+        "nvmlDeviceGetMemoryInfo_v2().used",
+        "mig_uuid",
+    ),
+    "sm": of_gpu(
+        "gpu_mig_sm_activity_ratio",
+        "Share of SM cycles of an instance in which at least one warp was resident. Absent before Hopper, and where GPM is switched off.",
+        "nvmlGpmMigSampleGet, GPM 2 / 100",
+        "mig_uuid",
+    ),
 }
 
 SPECS = (
@@ -200,7 +196,7 @@ def gpu_families(
         if gpu.down == "":
             for each in GPU_FAMILIES:
                 _add_readings(block, gpu, each)
-            for source, joules in gpu.joules().items():
+            for source, joules in gpu.joules.items():
                 block[ENERGY][gpu.labelled(source)] = joules
             _add_instances(block, gpu)
         _add_xids(block, gpu)

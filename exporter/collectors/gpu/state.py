@@ -1,12 +1,13 @@
 """What is known about the GPUs: the NVML child's messages, added up.
 
-Used in the sidecar by the GPU collector, under its lock; no threads here. Messages of one child after another come in;
-a child is known by a number that grows. It holds the latest reading of everything, and the counters, which go on over a
-child's end and over a GPU's absence.
+Used in the sidecar: the GPU supervisor's thread brings messages, anything may be asked from any thread. Messages of one
+child after another come in; a child is known by a number that grows. It holds the latest reading of everything, and the
+counters, which go on over a child's end and over a GPU's absence.
 """
 
 from __future__ import annotations
 
+import threading
 import time as clock_module
 from collections import Counter as Tally
 from collections import deque
@@ -30,8 +31,6 @@ PowerSample = tuple[float, float]
 
 COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
 
-_FALLBACK, _SHOWN = "fallback_joules|", "shown_joules|"
-
 
 @dataclass(slots=True)
 class GpuState:
@@ -45,9 +44,9 @@ class GpuState:
     values: dict[str, Any] = field(default_factory=dict)  # the latest readings
     counters: dict[str, dict[str, Counter]] = field(default_factory=dict)  # by reading, then by its labels
     xid_times: dict[str, float] = field(default_factory=dict)  # by number, when the last one came
-    # Power integrated over time while there is no energy counter; None while there always was.
-    fallback_joules: float | None = None
-    shown_joules: float = 0.0  # the energy so far: what the counter said last, and power integrated since
+    # The energy so far by source: power integrated while there is no energy counter; what the counter said last, and
+    # power integrated since. Only one of them grows at a time, so that the sum is right.
+    joules: dict[str, float] = field(default_factory=dict)
     power_samples: deque[PowerSample] = field(default_factory=deque)  # the last ones, the oldest first
     _integral_at_counter: float = 0.0
 
@@ -85,26 +84,18 @@ class GpuState:
             since = max(0.0, self._integral - self._integral_at_counter)
             # The counter corrects the integral; a total never falls.
             total = self.counter(ENERGY_READING).total * ENERGY_RULE.scale + since
-            self.shown_joules = max(self.shown_joules, total)
-
-    def joules(self) -> dict[str, float]:
-        """The energy so far, by source; only one of them grows at a time, so that the sum is right."""
-        found = {} if self.fallback_joules is None else {INTEGRAL_SOURCE: self.fallback_joules}
-        if ENERGY_READING in self.counters:
-            found[COUNTER_SOURCE] = self.shown_joules
-        return found
+            self.joules[COUNTER_SOURCE] = max(self.joules.get(COUNTER_SOURCE, 0.0), total)
 
     def energy(self, *, at: float) -> EnergyReading:
         """The energy so far; absent while the GPU does not answer."""
-        joules = self.joules()
         counted = ENERGY_READING in self.counters
         return EnergyReading(
             component="gpu",
             device=self.uuid,
             source=COUNTER_SOURCE if counted else INTEGRAL_SOURCE,
             measured=True,
-            joules=sum(joules.values()) if self.down == "" and joules else None,
-            watts=self.values.get("power"),
+            joules=sum(self.joules.values()) if self.down == "" and self.joules else None,
+            watts=self.values.get("power_watts"),
             at=at,
             name=self.identity.get("name", ""),
             index=str(self.number),
@@ -121,19 +112,16 @@ class GpuState:
                 kept = counter.keep()
                 if kept is not None:
                     found[self.uuid, f"{reading}|{label}"] = *kept[:2], round(wall - now + kept[2], 3)
-        for name, joules in ((_FALLBACK, self.fallback_joules), (_SHOWN, self.shown_joules or None)):
-            if joules is not None:
-                found[self.uuid, name] = joules, 0.0, wall
+        for source, joules in self.joules.items():
+            found[self.uuid, f"joules|{source}"] = joules, 0.0, wall
         return found
 
     def resume(self, kept: Mapping[str, tuple[float, float, float]]) -> None:
         """Go on from counters that were kept."""
         for key, (total, raw, time) in kept.items():
             name, _, label = key.partition("|")
-            if key == _FALLBACK:
-                self.fallback_joules = total
-            elif key == _SHOWN:
-                self.shown_joules = total
+            if name == "joules":
+                self.joules[label] = total
             elif name in RULES:
                 self.counter(name, label).resume(total, raw, time)
         self._integral_at_counter = self._integral
@@ -161,7 +149,7 @@ class GpuState:
         if rests:
             counter.total, grown = before, 0.0
         if ENERGY_READING not in self.counters:
-            self.fallback_joules = (self.fallback_joules or 0.0) + grown
+            self.joules[INTEGRAL_SOURCE] = self.joules.get(INTEGRAL_SOURCE, 0.0) + grown
         elif reading == ENERGY_READING:
             self._integral_at_counter = self._integral
 
@@ -175,7 +163,7 @@ class GpuRegistry:
     """All GPUs; `monotonic` is the clock on which the children's times are."""
 
     def __init__(self, *, monotonic: Callable[[], float] = clock_module.monotonic) -> None:
-        self._monotonic = monotonic
+        self.lock = threading.RLock()  # guards all of it; held by whoever reads more than a method gives
         self.gpus: dict[int, GpuState] = {}  # by NVML's index
         self.machine: Mapping[str, Any] = {}  # what a child found when it started; empty before it said
         # Memory of the child; None before it said, and while there is none.
@@ -183,6 +171,7 @@ class GpuRegistry:
         self.most_seen = 0  # devices that were up at once
         self.rests = False  # whether no energy is counted: another exporter does
         self.time = 0.0  # of the last sample, on the children's clock
+        self._monotonic = monotonic
         self._costs: dict[tuple[str, ...], Counter] = {}
         self._kept: dict[str, dict[str, tuple[float, float, float]]] = {}
         self._gone: dict[str, GpuState] = {}
@@ -193,23 +182,27 @@ class GpuRegistry:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: The message is not one of a child's.
         """
-        self.time = time = float(message["time"])
-        entries = message["gpus"]
-        # First of all: where one falls off the bus, those after it move up, each into the place of another.
-        changed = self._make_room({entry["index"]: entry["uuid"] for entry in entries})
-        for entry in entries:
-            changed |= self._take_gpu(entry, time, child)
-        self.most_seen = max(self.most_seen, sum(gpu.down == "" for gpu in self.gpus.values()))
-        if "cost" in message:
-            for call, (number, seconds) in message["cost"]["calls"].items():
-                self._cost(("calls", call), number, time, child)
-                self._cost(("seconds", call), seconds, time, child)
-            for key, number in message["cost"]["errors"].items():
-                self._cost(("errors", *key.split("/", 1)), number, time, child)
-        if "own" in message:
-            self.resident_bytes = message["own"]["resident_bytes"]
-            self._cost(("cpu",), message["own"]["cpu_seconds"], time, child)
-        return changed
+        with self.lock:
+            self.time = time = float(message["time"])
+            entries = message["gpus"]
+            # First of all: where one falls off the bus, those after it move up, each into the place of another.
+            changed = self._make_room({entry["index"]: entry["uuid"] for entry in entries})
+            for entry in entries:
+                changed |= self._take_gpu(entry, time, child)
+            self.most_seen = max(self.most_seen, sum(gpu.down == "" for gpu in self.gpus.values()))
+            costs: dict[tuple[str, ...], float] = {}
+            if "cost" in message:
+                for call, (number, seconds) in message["cost"]["calls"].items():
+                    costs |= {("calls", call): number, ("seconds", call): seconds}
+                for key, number in message["cost"]["errors"].items():
+                    call, error = key.split("/", 1)
+                    costs["errors", call, error] = number
+            if "own" in message:
+                self.resident_bytes = message["own"]["resident_bytes"]
+                costs["cpu",] = message["own"]["cpu_seconds"]
+            for which, number in costs.items():
+                self._costs.setdefault(which, Counter(OF_CHILD)).advance(number, time, child)
+            return changed
 
     def take_kernel_xids(self, logged: KernelXids) -> None:
         """Take what the kernel's log says, which has counted since this sidecar began."""
@@ -220,9 +213,10 @@ class GpuRegistry:
 
     def forget_readings(self, *, hanging: int | None = None) -> None:
         """Know nothing of any GPU: there is no child to ask. One that a call does not return from is down."""
-        for gpu in self.gpus.values():
-            gpu.lose("hung" if gpu.index == hanging else gpu.down or None)
-        self.resident_bytes = None
+        with self.lock:
+            for gpu in self.gpus.values():
+                gpu.lose("hung" if gpu.index == hanging else gpu.down or None)
+            self.resident_bytes = None
 
     def costs(self, kind: str) -> dict[tuple[str, ...], float]:
         """Counters of the children's own cost, by their labels."""
@@ -238,31 +232,42 @@ class GpuRegistry:
         return found
 
     def processes(self) -> tuple[GpuProcessUse, ...]:
-        """The processes that hold GPUs now, and what each uses; pids are the host's."""
-        return tuple(
-            GpuProcessUse(
-                pid=int(pid),
-                gpu=str(gpu.number),
-                uuid=gpu.uuid,
-                memory_bytes=about.get("memory"),
-                ratios={"sm": about["sm"]} if "sm" in about else {},
+        """The processes that hold GPUs, as of the child's last look, and what each uses; pids are the host's."""
+        with self.lock:
+            return tuple(
+                GpuProcessUse(
+                    pid=int(pid),
+                    gpu=str(gpu.number),
+                    uuid=gpu.uuid,
+                    memory_bytes=about["memory"],
+                    ratios={"sm": about["sm"]} if "sm" in about else {},
+                )
+                for gpu in self.gpus.values()
+                for pid, about in (gpu.values.get("process_use") or {}).items()
             )
-            for gpu in self.gpus.values()
-            for pid, about in (gpu.values.get("processes") or {}).items()
-        )
 
     def energies(self) -> tuple[EnergyReading, ...]:
         """The energy of each GPU so far."""
-        return tuple(gpu.energy(at=self.time) for gpu in self.gpus.values() if gpu.uuid)
+        with self.lock:
+            return tuple(gpu.energy(at=self.time) for gpu in self.gpus.values() if gpu.uuid)
 
     def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
-        """What each GPU drew lately, by UUID; see `GpuCollector.power_samples`."""
+        """What each GPU drew lately, by UUID: pairs of a time and watts, the oldest first.
+
+        There is one every 20 ms where the driver keeps samples, handed over every 2 s, else one every 2 s; the last 30 s are
+        remembered. Two that are more than 5 s apart have a gap in between that nobody measured.
+
+        Args:
+            after: By UUID, the time of the last pair that the caller has: only later ones are given. Where that is in the
+                future (the clock was set back), all are.
+        """
         found = {}
-        for gpu in self.gpus.values():
-            since = after.get(gpu.uuid, 0.0)
-            if gpu.power_samples and since > gpu.power_samples[-1][0] + _CLOCK_STEP_SECONDS:
-                since = 0.0
-            found[gpu.uuid] = [sample for sample in gpu.power_samples if sample[0] > since]
+        with self.lock:
+            for gpu in self.gpus.values():
+                since = after.get(gpu.uuid, 0.0)
+                if gpu.power_samples and since > gpu.power_samples[-1][0] + _CLOCK_STEP_SECONDS:
+                    since = 0.0
+                found[gpu.uuid] = [sample for sample in gpu.power_samples if sample[0] > since]
         return {uuid: samples for uuid, samples in found.items() if samples}
 
     def rows(self, wall: float) -> Rows:
@@ -270,19 +275,21 @@ class GpuRegistry:
 
         By the GPU's UUID and the counter: the total, the last raw number, and when that was read, Unix time.
         """
-        now, gpus = self._monotonic(), (*self._gone.values(), *self.gpus.values())
-        return {name: row for gpu in gpus if gpu.uuid for name, row in gpu.rows(now, wall).items()}
+        with self.lock:
+            now, gpus = self._monotonic(), (*self._gone.values(), *self.gpus.values())
+            return {name: row for gpu in gpus if gpu.uuid for name, row in gpu.rows(now, wall).items()}
 
     def restore(self, rows: Rows, wall: float) -> None:
         """Go on from counters that were kept, in place of what was counted meanwhile."""
-        now = self._monotonic()
-        for (uuid, name), (total, raw, at) in rows.items():
-            if total is not None and raw is not None and at is not None:
-                self._kept.setdefault(uuid, {})[name] = total, raw, min(now, now + at - wall)
-        for gpu in (*self._gone.values(), *self.gpus.values()):
-            gpu.counters.clear()
-            gpu.fallback_joules, gpu.shown_joules = None, 0.0
-            gpu.resume(self._kept.pop(gpu.uuid, {}))
+        with self.lock:
+            now = self._monotonic()
+            for (uuid, name), (total, raw, at) in rows.items():
+                if total is not None and raw is not None and at is not None:
+                    self._kept.setdefault(uuid, {})[name] = total, raw, min(now, now + at - wall)
+            for gpu in (*self._gone.values(), *self.gpus.values()):
+                gpu.counters.clear()
+                gpu.joules.clear()
+                gpu.resume(self._kept.pop(gpu.uuid, {}))
 
     def _make_room(self, uuids: Mapping[int, str]) -> bool:
         """Put aside what is no longer where it was; whether there was anything."""
@@ -320,6 +327,3 @@ class GpuRegistry:
             gpu.identity = dict(entry["identity"])
         gpu.take(dict(entry["values"]), time, child, rests=self.rests)
         return bool(before)
-
-    def _cost(self, key: tuple[str, ...], number: float, time: float, child: int) -> None:
-        self._costs.setdefault(key, Counter(OF_CHILD)).advance(number, time, child)

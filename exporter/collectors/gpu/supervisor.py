@@ -53,17 +53,14 @@ DEFAULT_TIMINGS = Timings()
 class Supervisor:
     """Sees to it that there is one NVML child, and not more than is good.
 
-    - A child that cannot have NVML (no library, no driver, no permission) says why and ends; it is tried again after 5 s,
-      then ever more seldom. So is one that crashed. One that asks to be replaced (memory, another driver) is, at once.
+    - A child that ends is followed by another after 5 s, then ever more seldom; at once where it asked to be replaced.
     - A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by
-      one without that GPU: only its series end. The fourth time in a minute there is a wait first, and the others have
-      a gap. While a child starts, calls may take long: to attach a GPU can.
+      one without that GPU; the fourth time in a minute after a wait. While one starts, calls may take long.
     - A child that says nothing for the deadline hangs in a call. To kill it in a driver's hands can do harm: it is left
-      alone, and told to end when its call returns. After some patience there is one replacement, without the GPU that
-      the call was for. If that hangs as well, everything waits until one of them returns.
+      alone, and told to end when its call returns. After some patience there is one replacement. If that hangs as well,
+      everything waits until one of them returns.
     - A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
-      slow): then it stays out until NVML is released and taken again. One bad card must not cost the others their
-      readings again and again.
+      slow): then it stays out until NVML is released and taken again, lest it cost the others again and again.
 
     Args:
         start: Makes a child that leaves out some GPUs, with what takes its messages; raises OSError.
@@ -186,10 +183,9 @@ class Supervisor:
             return
         if self._hung_since is None:
             self._hung_since = now
-            about = "it"
-            if child.slow is not None:
-                about = f"{child.slow[1]} on {'no particular GPU' if gpu is None else f'GPU {gpu}'}"
-            self._set(HUNG, f"no answer from NVML for {deadline:g} s: {about} does not return", gpu)
+            call = "" if child.slow is None else f": {child.slow[1]} does not return"
+            about = "" if gpu is None else f" on GPU {gpu}"
+            self._set(HUNG, f"no answer from NVML for {deadline:g} s{call}{about}", gpu)
         if now - self._hung_since >= timings.patience and self._stuck is None:
             self._replace(child, now)
 
@@ -218,19 +214,17 @@ class Supervisor:
                 self._active.tell("admit", gpu=gpu)
 
     def _hear(self, child: NvmlChild, heard: Heard) -> None:
-        if child is not self._active:
-            if child is self._stuck and heard is None:
-                child.wait(0.5)  # then `_keep` sees it
-            return  # what it has to say is old
         now = self._monotonic()
         if heard is None:
-            child.wait(0.5)
-            cause, farewell = child.cause(), child.farewell
+            child.wait(0.5)  # then `_keep` sees that one that was stuck has ended
+        if child is not self._active:
+            return  # what it has to say is old
+        if heard is None:
+            cause, farewell = f"the process that calls NVML {child.cause()}", child.farewell
             self._end(child)
             if farewell is None:
-                self._lost(child, now, CRASHED, f"the process that calls NVML {cause}")
-            else:
-                self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message") or ""))
+                farewell = {"reason": CRASHED, "message": cause}
+            self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message")))
             return
         try:
             if isinstance(heard, ProtocolError):

@@ -63,12 +63,10 @@ class Output:
 def run(install: Install | None = None) -> None:
     """Be the NVML child, perhaps with another library in the place of NVIDIA's; does not return."""
     _serve(install)
-    # No orderly end of the interpreter: the threads may be in calls that never return.
-    os._exit(0)
+    os._exit(0)  # no orderly end of the interpreter: the threads may be in calls that never return
 
 
 def _serve(install: Install | None) -> None:
-    """Sample until told to end; how it went is in the last message."""
     output, incoming = Output(), messages(0)
     start = next(incoming, None)
     if start is None:
@@ -82,10 +80,8 @@ def _serve(install: Install | None) -> None:
         output.send("bye", reason="binding_not_found", message=str(error)[:200])
         return
     os.dup2(1, 2)  # from here on nobody reads standard error; until now it told why the start failed
-    with contextlib.suppress(
-        AttributeError, OSError
-    ):  # only glibc has it: gives back what compiling pynvml took
-        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)  # gives back what compiling pynvml took
     if install is not None:
         install(pynvml, start)
     library = Library(pynvml, clock=time.monotonic)
@@ -102,7 +98,7 @@ def _serve(install: Install | None) -> None:
         output.send(**sampler.start(time.monotonic()))
         events.start()
         limit = start.get("memory_limit_bytes", _MOST_MEMORY_BYTES)
-        _sample(sampler, commands, output, options.period, most_memory_bytes=limit)
+        _sample(sampler, commands, output, options.period, limit)
 
     output.send(**last_message(sampler, sample))
 
@@ -143,19 +139,18 @@ def last_message(sampler: Sampler, sample: Callable[[], None]) -> dict[str, Any]
 
 
 def _sample(
-    sampler: Sampler, commands: Commands, output: Output, period_seconds: float, *, most_memory_bytes: int
+    sampler: Sampler, commands: Commands, output: Output, period_seconds: float, most_memory_bytes: int
 ) -> None:
     due = own_due = time.monotonic()
+    own: dict[str, float] = {}
     while True:
         now = time.monotonic()
         message = sampler.sample(now, time.time())
-        resident = 0.0
         if now >= own_due:
             own_due = now + _COST_SECONDS
             message["own"] = own = _own_cost()
-            resident = own["resident_bytes"]
         output.send(**message)
-        if resident > most_memory_bytes:
+        if own["resident_bytes"] > most_memory_bytes:
             raise RestartError("memory")
         # A pass that took longer than a period is followed by a whole one: no catching up.
         due = max(due + period_seconds, time.monotonic())
@@ -186,12 +181,6 @@ def _loading_error() -> str:
 
 
 def _own_cost() -> dict[str, float]:
-    times = os.times()
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        pages = 0
-    return {
-        "cpu_seconds": times.user + times.system,
-        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
-    }
+    statm = Path("/proc/self/statm")
+    pages = int(statm.read_text(encoding="ascii").split()[1]) if statm.exists() else 0
+    return {"cpu_seconds": sum(os.times()[:2]), "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}

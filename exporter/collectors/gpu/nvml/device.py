@@ -9,7 +9,6 @@ returns sentinels, all ones, and numbers of a structure that it did not fill: wh
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from math import inf, isfinite
 from typing import Any
@@ -46,13 +45,11 @@ _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 _LONGEST_TEXT = 128
 _REPROBE_SECONDS = 600.0
 
-_ALL_ONES = frozenset({0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
-
 _BEYOND_COUNTING = (1 << 64) - (1 << 32)
 """All ones, also as a float, and what is left of them after an addition; no counter gets there."""
 
-_OVERSHOOT_PERCENT = 150.0
-"""Averages of the driver exceed 100 by a little; more is not a percentage."""
+Convert = Callable[[Any], Any]
+"""Makes a value of what NVML gives; raises GarbageError."""
 
 
 class GarbageError(ValueError):
@@ -90,17 +87,14 @@ class Device:
         self._reprobe_seconds = reprobe_seconds
         self._again: dict[str, float] = {}
 
-    def ask(self, item: str, call: str, *arguments: Any, convert: Callable[[Any], Any] | None = None) -> Any:
-        """Call a function of the GPU's handle.
+    def ask(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
+        """Call a function of the GPU's handle; None when there is no value now: `lacks` tells whether for long.
 
         Args:
             item: The question's name.
             call: pynvml's function.
             arguments: Those after the handle.
-            convert: Makes the value; raises GarbageError.
-
-        Returns:
-            None when there is no value now; `lacks` tells whether that is for good.
+            convert: Makes the value.
 
         Raises:
             DownError: The GPU is gone, or all of them are; so in all that asks.
@@ -108,8 +102,7 @@ class Device:
         if self.lacks(item):
             return None
         try:
-            value = self.library.call(call, self.handle, *arguments)
-            value = value if convert is None else convert(value)
+            value = convert(self.library.call(call, self.handle, *arguments))
         except CallFailedError as failure:
             self.fail(item, call, failure.error)
             return None
@@ -119,23 +112,8 @@ class Device:
         self.answered += 1
         return value
 
-    def filled(self, item: str, call: str, structure: str) -> Any:
-        """Let a function fill a structure of the binding; None when there is no answer."""
-        made = getattr(self.library.binding, structure, None)
-        if made is None:  # the binding is older
-            return None
-        value = made()
-        return None if self.ask(item, call, ctypes.byref(value)) is None else value
-
-    def fields(self, wanted: Mapping[Field, Callable[[Any], Any]]) -> dict[Field, Any]:
-        """Read field values in one call, which costs the sum of its members.
-
-        Args:
-            wanted: What makes the value of each field's number; raises GarbageError.
-
-        Returns:
-            Those that have a value now.
-        """
+    def fields(self, wanted: Mapping[Field, Convert]) -> dict[Field, Any]:
+        """Read field values in one call, which costs the sum of its members; gives those that have a value now."""
         asked = [field for field in wanted if not self.lacks(field_item(field))]
         if not asked:
             return {}
@@ -162,6 +140,11 @@ class Device:
         """Read field values that are counters or numbers of things."""
         return self.fields(dict.fromkeys(wanted, lambda raw: count(int(raw))))
 
+    def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
+        """Read field values of which each counts another kind of the same."""
+        found = self.counts(kinds)
+        return {kind: found[field] for field, kind in kinds.items() if field in found}
+
     def lacks(self, item: str) -> bool:
         """Whether this GPU does not have it, or not for us, as far as was asked lately."""
         again = self._again.get(item)
@@ -187,26 +170,12 @@ class Device:
 
     def architecture(self) -> int:
         """NVML's number of the architecture; 0 where it is not told, or not a generation that is known."""
-        number = self.ask("architecture", "nvmlDeviceGetArchitecture", convert=small)
+        number = self.ask("architecture", "nvmlDeviceGetArchitecture")
         return number if number in ARCHITECTURES else 0
 
     def identity(self) -> dict[str, str]:
         """What it is, as texts for labels; what it does not tell is an empty text."""
-        ask = self.ask
-        architecture = ask("architecture", "nvmlDeviceGetArchitecture", convert=small)
-        found = {
-            "name": ask("name", "nvmlDeviceGetName", convert=_text),
-            "pci_bus_id": ask("pci", "nvmlDeviceGetPciInfo", convert=lambda info: _text(info.busId)),
-            "serial": ask("serial", "nvmlDeviceGetSerial", convert=_text),
-            "vbios": ask("vbios", "nvmlDeviceGetVbiosVersion", convert=_text),
-            "board": ask("board", "nvmlDeviceGetBoardPartNumber", convert=_text),
-            "minor": ask("minor", "nvmlDeviceGetMinorNumber", convert=small),
-            "numa_node": ask("numa_node", "nvmlDeviceGetNumaNodeId", convert=small),
-            "compute_capability": ask(
-                "compute_capability", "nvmlDeviceGetCudaComputeCapability", convert=_version
-            ),
-            "architecture": None if architecture is None else ARCHITECTURES.get(architecture, "other"),
-        }
+        found = {name: self.ask(name, call, convert=make) for name, (call, make) in _IDENTITY.items()}
         return {name: "" if value is None else str(value) for name, value in found.items()}
 
 
@@ -236,67 +205,47 @@ def _text(text: Any) -> str:
     return "".join(character for character in text if character.isprintable())[:_LONGEST_TEXT].strip()
 
 
-def _version(pair: Any) -> str:
-    major, minor = pair
-    return f"{small(major)}.{small(minor)}"
+def bounded(least: float, most: float, convert: Callable[[Any], Any] = lambda number: number) -> Convert:
+    """Make what brings a number of NVML's into its base unit; it raises GarbageError for one beyond the bounds."""
+
+    def checked(number: Any) -> Any:
+        if not least <= number <= most:  # neither is NaN within
+            raise GarbageError(number)
+        return convert(number)
+
+    return checked
 
 
-def count(number: int) -> int:
-    """Check a counter."""
-    if not isinstance(number, int) or not 0 <= number < _BEYOND_COUNTING:
-        raise GarbageError(number)
-    return number
-
-
-def small(number: int) -> int:
-    """Check a number of things, a mode or a generation: from 0 to 2^31 - 2."""
-    if not isinstance(number, int) or not 0 <= number < 0x7FFFFFFF:
-        raise GarbageError(number)
-    return number
-
-
-def flag(number: int) -> int:
-    """Check a 0 or 1."""
-    if number not in (0, 1):
-        raise GarbageError(number)
-    return number
-
-
-def ratio(percent: float) -> float:
-    """Percent into 0 to 1."""
-    if not isfinite(percent) or not -0.5 <= percent <= _OVERSHOOT_PERCENT:
-        raise GarbageError(percent)
-    return min(max(percent / 100, 0.0), 1.0)
-
-
-def watts(milliwatts: float) -> float:
-    """Milliwatts into watts, below 100 kW."""
-    return _within(milliwatts, 0, 1e8) / 1000
+count = bounded(0, _BEYOND_COUNTING - 1)
+"""A counter."""
+small = bounded(0, 0x7FFFFFFE)
+"""A number of things, a mode or a generation."""
+flag = bounded(0, 1)
+size = bounded(0, 1 << 50)
+"""Bytes, below 1 PiB."""
+watts = bounded(0, 1e8, lambda milliwatts: milliwatts / 1000)
+hertz = bounded(0, 5e4, lambda megahertz: megahertz * 1e6)
+ratio = bounded(-0.5, 150, lambda percent: min(max(percent / 100, 0.0), 1.0))
+"""Averages of the driver exceed 100 % by a little; more is not a percentage."""
+celsius = bounded(-300, 300)
+"""A temperature, or a distance between two."""
 
 
 def temperature(degrees: float) -> float:
-    """Check a temperature in degrees Celsius; -1 is all ones, which NVML gives for one that it does not have."""
+    """Check a temperature; -1 is all ones, which NVML gives for one that it does not have."""
     if degrees == -1:
         raise GarbageError(degrees)
-    return celsius(degrees)
+    return float(celsius(degrees))
 
 
-def celsius(degrees: float) -> float:
-    """Check a temperature, or a distance between two: -300 to 300."""
-    return float(_within(degrees, -300, 300))
-
-
-def hertz(megahertz: float) -> float:
-    """Megahertz into hertz, below 100 GHz."""
-    return _within(megahertz, 0, 1e5) * 1e6
-
-
-def size(number: int) -> int:
-    """Check a number of bytes, below 1 PiB."""
-    return int(_within(number, 0, 1 << 50))
-
-
-def _within(number: float, least: float, most: float) -> float:
-    if number in _ALL_ONES or not isfinite(number) or not least <= number <= most:
-        raise GarbageError(number)
-    return number
+_IDENTITY: dict[str, tuple[str, Convert]] = {
+    "name": ("nvmlDeviceGetName", _text),
+    "pci_bus_id": ("nvmlDeviceGetPciInfo", lambda info: _text(info.busId)),
+    "serial": ("nvmlDeviceGetSerial", _text),
+    "vbios": ("nvmlDeviceGetVbiosVersion", _text),
+    "board": ("nvmlDeviceGetBoardPartNumber", _text),
+    "minor": ("nvmlDeviceGetMinorNumber", small),
+    "numa_node": ("nvmlDeviceGetNumaNodeId", small),
+    "compute_capability": ("nvmlDeviceGetCudaComputeCapability", lambda pair: ".".join(map(str, pair))),
+    "architecture": ("nvmlDeviceGetArchitecture", lambda number: ARCHITECTURES.get(number, "other")),
+}

@@ -48,16 +48,16 @@ class Events:
     def renew(self, library: Library, devices: Iterable[Device]) -> None:
         """Go on with those GPUs that are there, if one that is not keeps the others from being heard."""
         present = {device.index: device for device in devices}
-        if not self._broken or self._in_set <= present.keys():
-            return
-        made = self._create(library)
-        if made is None:
-            return
-        self._in_set.clear()
-        for device in present.values():
-            with suppress(DeviceDownError):  # its own calls will tell
-                self._register(device, made)
-        self._set, self._broken = made, False
+        if (
+            self._broken
+            and not self._in_set <= present.keys()
+            and (made := self._create(library)) is not None
+        ):
+            self._in_set.clear()
+            for device in present.values():
+                with suppress(DeviceDownError):  # its own calls will tell
+                    self._register(device, made)
+            self._set, self._broken = made, False
 
     def start(self) -> None:
         """Begin to wait, if there is anything to wait for."""

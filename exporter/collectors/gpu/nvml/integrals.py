@@ -14,12 +14,20 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, GarbageError, Out, member_error, ratio, watts
+from exporter.collectors.gpu.nvml.device import (
+    Convert,
+    Device,
+    GarbageError,
+    Out,
+    bounded,
+    member_error,
+    ratio,
+    watts,
+)
 from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED, CallFailedError
 from exporter.collectors.gpu.options import GpuOptions
 
@@ -37,38 +45,36 @@ _LAYOUTS = {kind: struct.Struct(f"=Q{letter}") for kind, letter in enumerate("dI
 LEAST_SECONDS = 0.1
 """NVML gives NaN for samples that are closer."""
 
-_MEBIBYTE = 1 << 20
-_MOST_BYTES = 1e14
-
 GRAPHICS_ACTIVITY = 1
 ACTIVITY = {
-    2: ("sm_activity", ""),
-    3: ("sm_occupancy", ""),
-    5: ("tensor_activity", "any"),
-    7: ("tensor_activity", "hmma"),
-    9: ("tensor_activity", "imma"),
-    10: ("dram_activity", ""),
-    12: ("pipe_activity", "fp32"),
-    13: ("pipe_activity", "fp16"),
+    2: ("sm_activity_ratio", ""),
+    3: ("sm_occupancy_ratio", ""),
+    5: ("tensor_activity_ratio", "any"),
+    7: ("tensor_activity_ratio", "hmma"),
+    9: ("tensor_activity_ratio", "imma"),
+    10: ("dram_activity_ratio", ""),
+    12: ("pipe_activity_ratio", "fp32"),
+    13: ("pipe_activity_ratio", "fp16"),
 }
 ACTIVITY_DETAILS = {
-    4: ("pipe_activity", "int"),
-    6: ("tensor_activity", "dfma"),
-    8: ("tensor_activity", "dmma"),
-    11: ("pipe_activity", "fp64"),
+    4: ("pipe_activity_ratio", "int"),
+    6: ("tensor_activity_ratio", "dfma"),
+    8: ("tensor_activity_ratio", "dmma"),
+    11: ("pipe_activity_ratio", "fp64"),
 }
 RATES = {
-    20: "pcie_transmit_gpm",
-    21: "pcie_receive_gpm",
+    20: "pcie_transmit_bytes_total",
+    21: "pcie_receive_bytes_total",
     60: "nvlink_receive_gpm",
     61: "nvlink_transmit_gpm",
 }
 """MiB per second, made into bytes since this process began."""
+_rate = bounded(0, 1e8, lambda mebibytes: mebibytes * (1 << 20))
 
 Totals = dict[str, float]
 """What has been added up since this process began, by reading."""
 
-_BUSY = "busy_seconds"
+_BUSY = "utilization_busy_seconds_total"
 
 Sample = tuple[int, float]
 """Microseconds as the driver counts them (of the wall clock), and a value."""
@@ -127,27 +133,27 @@ class Buffers:
 
     def read_power(self, *, wall: float, out: Out) -> None:
         """Take the power since the last time: the integral, and the samples themselves."""
-        new = self._read(self._power, _POWER, watts, wall=wall, moment=out.get("power"))
+        new = self._read(self._power, _POWER, watts, wall=wall, moment=out.get("power_watts"))
         out["power_joules"] = None if new is None else self._power.integral
         out["power_samples"] = _compact(new) if new else None
 
     def read_utilization(self, *, wall: float, out: Out) -> None:
         """Take the utilisation since the last time: for cards without performance counters."""
         before = self._utilization.integral
-        moment = out.get("utilization")
+        moment = out.get("utilization_ratio")
         new = self._read(self._utilization, _UTILIZATION, ratio, wall=wall, moment=moment)
         self._totals[_BUSY] = self._totals.get(_BUSY, 0.0) + self._utilization.integral - before
         out[_BUSY] = None if new is None else self._totals[_BUSY]
 
     def _read(
-        self, ring: Ring, kind: int, convert: Callable[[Any], float], *, wall: float, moment: float | None
+        self, ring: Ring, kind: int, convert: Convert, *, wall: float, moment: float | None
     ) -> list[Sample] | None:
         samples = self._drain(kind, ring.last or 0, convert)
         if samples is None and moment is None:
             return None
         return ring.take(samples or [], wall_microseconds=int(wall * 1e6), moment=moment)
 
-    def _drain(self, kind: int, last: int, convert: Callable[[Any], float]) -> list[Sample] | None:
+    def _drain(self, kind: int, last: int, convert: Convert) -> list[Sample] | None:
         """Read the samples after a time; None where this GPU has no such buffer."""
         device, item = self._device, f"samples.{kind}"
         if device.lacks(item):
@@ -234,23 +240,9 @@ class Metrics:
             number: value for request in requests for number, value in self._between(list(request)).items()
         }
 
-    def ratios(self, found: dict[int, float]) -> dict[int, float]:
-        """Percent into ratios; what is none is left out and counted."""
-        ratios = {}
-        for number, value in found.items():
-            try:
-                ratios[number] = ratio(value)
-            except GarbageError:  # noqa: PERF203 - one wrong number must not cost the others
-                self._device.library.count_error("nvmlGpmMetricsGet", GARBAGE)
-        return ratios
-
-    def free(self) -> None:
-        """Give NVML's memory back."""
-        for sample in (self._earlier, self._later):
-            if sample is not None:
-                with suppress(CallFailedError):  # the GPU is gone, and the sample with it
-                    self._device.library.call("nvmlGpmSampleFree", sample)
-        self._earlier = self._later = self._taken_at = None
+    def restart(self) -> None:
+        """Begin anew with the next sample."""
+        self._taken_at = None
 
     def _between(self, numbers: list[int]) -> dict[int, float]:
         """Metrics of the two samples; NaN, and what the GPU does not have, are left out."""
@@ -283,11 +275,22 @@ class Metrics:
         return found
 
 
+def in_base_units(device: Device, found: dict[int, float]) -> dict[int, float]:
+    """Percent into ratios, rates into bytes; what cannot be is left out and counted."""
+    good = {}
+    for number, value in found.items():
+        try:
+            good[number] = (_rate if number in RATES else ratio)(value)
+        except GarbageError:  # noqa: PERF203 - one wrong number must not cost the others
+            device.library.count_error("nvmlGpmMetricsGet", GARBAGE)
+    return good
+
+
 class Gpm:
     """The performance counters of one GPU."""
 
     def __init__(self, device: Device, options: GpuOptions, totals: Totals) -> None:
-        self._library = device.library
+        self._device = device
         self._metrics = Metrics(device, "gpm.sample", "nvmlGpmSampleGet")
         self._activity = {**ACTIVITY, **ACTIVITY_DETAILS} if options.details else ACTIVITY
         self._totals = totals
@@ -308,23 +311,11 @@ class Gpm:
         out.update(dict.fromkeys((*RATES.values(), *(key for key, _ in self._activity.values()))))
         if GRAPHICS_ACTIVITY not in values and self.counts_busy_seconds():
             out[_BUSY] = None
-        rates = {number: values.pop(number) * _MEBIBYTE for number in RATES if number in values}
-        for number, value in self._metrics.ratios(values).items():
-            if number == GRAPHICS_ACTIVITY:
-                self._add(out, _BUSY, value)
-                continue
-            key, label = self._activity[number]
-            out[key] = {**(out[key] or {}), label: value} if label else value
-        for number, value in rates.items():
-            if 0 <= value < _MOST_BYTES:
-                self._add(out, RATES[number], value)
+        for number, value in in_base_units(self._device, values).items():
+            if number in self._activity:
+                key, label = self._activity[number]
+                out[key] = {**(out[key] or {}), label: value} if label else value
             else:
-                self._library.count_error("nvmlGpmMetricsGet", GARBAGE)
-
-    def free(self) -> None:
-        """Give NVML's memory back."""
-        self._metrics.free()
-
-    def _add(self, out: Out, reading: str, pace: float) -> None:
-        self._totals[reading] = self._totals.get(reading, 0.0) + pace * self._metrics.seconds
-        out[reading] = self._totals[reading]
+                reading = RATES.get(number, _BUSY)
+                self._totals[reading] = self._totals.get(reading, 0.0) + value * self._metrics.seconds
+                out[reading] = self._totals[reading]

@@ -7,6 +7,7 @@ that is a failed call here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -75,7 +76,7 @@ class Library:
         self.binding = binding
         self.costs: dict[str, list[float]] = {}  # by call: how often, and how many seconds in all
         # By call and error: how often; what a GPU merely does not have is not counted.
-        self.errors: dict[tuple[str, str], int] = {}
+        self.errors: Counter[tuple[str, str]] = Counter()
         # The call under way: its name, the GPU's index, when it began; None between calls.
         self.current: tuple[str, int | None, float] | None = None
         self.subject: int | None = None  # the GPU that is being worked on
@@ -109,4 +110,4 @@ class Library:
 
     def count_error(self, call: str, error: str) -> None:
         """Count a failure that should not be."""
-        self.errors[call, error] = self.errors.get((call, error), 0) + 1
+        self.errors[call, error] += 1

@@ -62,9 +62,7 @@ class Links:
     def read_slow(self, out: Out) -> None:
         """Read which links there are, and their errors."""
         device = self._device
-        found = device.counts(_PCIE_ERRORS)
-        errors = {kind: found[field] for field, kind in _PCIE_ERRORS.items() if field in found}
-        out["pcie_errors"] = errors or None
+        out["pcie_errors_total"] = device.by_kind(_PCIE_ERRORS) or None
         number = device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
         # Drivers that do not tell the number say of each link that is not there that it is not supported.
         links = range(min(number, _MOST_LINKS) if number else _LINKS_OF_OLD_DRIVERS)
@@ -74,7 +72,7 @@ class Links:
         active = len(self._active)
         out["nvlink_links"] = {"active": active, "inactive": len(known) - active} if known else None
         there = [link for link in links if not device.lacks(f"nvlink.{link}")]
-        out["nvlink_errors"] = self._errors(there) or None if there else None
+        out["nvlink_errors_total"] = self._errors(there) or None if there else None
 
     def _errors(self, links: list[int]) -> dict[str, int]:
         """By link ("" for all together) and kind."""
@@ -87,9 +85,8 @@ class Links:
         if not fifth:
             seen = {key.partition("/")[2] for key in found}
             sums = {**_OVER_ALL_LINKS, **_ERRORS_OF_OLD_DRIVERS}
-            wanted = {field: kind for field, kind in sums.items() if kind not in seen}
-            totals = device.counts(wanted)
-            found.update((f"/{kind}", totals[field]) for field, kind in wanted.items() if field in totals)
+            totals = device.by_kind({field: kind for field, kind in sums.items() if kind not in seen})
+            found.update((f"/{kind}", number) for kind, number in totals.items())
         return found
 
     def _bytes(self, field: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, Out, flag, small
-from exporter.collectors.gpu.nvml.integrals import Metrics
+from exporter.collectors.gpu.nvml.integrals import Metrics, in_base_units
 from exporter.collectors.gpu.nvml.library import CallFailedError
 from exporter.collectors.gpu.nvml.readings import MEMORY, ask
 
@@ -25,10 +25,7 @@ class Instance:
     """A compute instance, of which a device can be asked; `known` while its memory can be read."""
 
     device: Device
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    profile: str
+    about: dict[str, Any]  # its UUID, the numbers of its GPU instance and compute instance, its profile
     known: bool = False
 
 
@@ -48,7 +45,9 @@ class Mig:
         mode = self._device.ask("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
         self._instances, self.changed = list(self._found()) if mode else [], False
         if self.uuids() != before:
-            self.free()
+            self._sm_activity.clear()
+            for metrics in self._metrics.values():
+                metrics.restart()
 
     def read(self, out: Out) -> None:
         """Read the memory of the instances, and put all about them together."""
@@ -57,25 +56,17 @@ class Mig:
     def sample(self) -> None:
         """Take performance counters, once for each GPU instance."""
         # One without a compute instance is not among them; NVML would refuse it.
-        for number in {instance.gpu_instance for instance in self._instances}:
+        for number in {instance.about["gi"] for instance in self._instances}:
             if number not in self._metrics:
                 made = Metrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
                 self._metrics[number] = made
             found = self._metrics[number].read((_SM_ACTIVITY,))
             if found is not None:
-                activity = self._metrics[number].ratios(found)
-                self._sm_activity[number] = activity.get(_SM_ACTIVITY)
+                self._sm_activity[number] = in_base_units(self._device, found).get(_SM_ACTIVITY)
 
     def uuids(self) -> list[str]:
         """Name the instances."""
-        return [instance.uuid for instance in self._instances]
-
-    def free(self) -> None:
-        """Give NVML's memory back."""
-        for metrics in self._metrics.values():
-            metrics.free()
-        self._metrics.clear()
-        self._sm_activity.clear()
+        return [str(instance.about["uuid"]) for instance in self._instances]
 
     def _found(self) -> Iterator[Instance]:
         device = self._device
@@ -90,15 +81,16 @@ class Mig:
             part = Device(device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS)
             part.now = device.now
             try:
-                uuid = part.ask("uuid", "nvmlDeviceGetUUID", convert=str)
-                gpu_instance = part.ask("gi", "nvmlDeviceGetGpuInstanceId", convert=small)
-                compute_instance = part.ask("ci", "nvmlDeviceGetComputeInstanceId", convert=small)
+                about = {
+                    "uuid": part.ask("uuid", "nvmlDeviceGetUUID", convert=str),
+                    "gi": part.ask("gi", "nvmlDeviceGetGpuInstanceId", convert=small),
+                    "ci": part.ask("ci", "nvmlDeviceGetComputeInstanceId", convert=small),
+                }
                 name = part.ask("name", "nvmlDeviceGetName", convert=str) or ""
             except DeviceDownError:  # it was taken apart in this moment; the whole is judged by its own calls
                 continue
-            if uuid is not None and gpu_instance is not None and compute_instance is not None:
-                profile = name.partition(" MIG ")[2][:32]
-                yield Instance(part, uuid, gpu_instance, compute_instance, profile)
+            if None not in about.values():
+                yield Instance(part, {**about, "profile": name.partition(" MIG ")[2][:32]})
 
     def _describe(self, instance: Instance) -> dict[str, Any]:
         instance.device.now = self._device.now
@@ -108,12 +100,5 @@ class Mig:
             total = used = None
         self.changed |= instance.known and total is None
         instance.known = total is not None
-        return {
-            "uuid": instance.uuid,
-            "gi": instance.gpu_instance,
-            "ci": instance.compute_instance,
-            "profile": instance.profile,
-            "memory_total": total,
-            "memory_used": used,
-            "sm": self._sm_activity.get(instance.gpu_instance),
-        }
+        activity = self._sm_activity.get(instance.about["gi"])
+        return {**instance.about, "memory_total": total, "memory_used": used, "sm": activity}

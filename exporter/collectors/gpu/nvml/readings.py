@@ -1,20 +1,23 @@
 """What a GPU is asked by a call or a field value, as tables: a row is a question, with its tier. And its processes.
 
-Used in the NVML child. Readings leave in base units, counters as NVML gives them (nanoseconds): the sidecar adds them
-up. What costs more than microseconds, or changes when somebody sets it, is in a slower tier. Process ids are those of the
-host's namespace, as the driver knows no other; they go to the sidecar as values and never become labels.
+Used in the NVML child. A reading is called as its family is, without `gpu_`. It leaves in base units, counters as NVML
+gives them (nanoseconds): the sidecar adds them up. What costs more than microseconds, or changes when somebody sets it,
+is in a slower tier. Process ids are those of the host's namespace, as the driver knows no other; they go to the sidecar
+as values and never become labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import (
+    Convert,
     Device,
     GarbageError,
     Out,
+    bounded,
     celsius,
     count,
     flag,
@@ -34,7 +37,7 @@ class Question:
 
     reading: str | tuple[str, ...]  # where the answer goes; several where `convert` gives as many values
     source: str | int  # pynvml's function, or NVML's id of a field value
-    convert: Callable[[Any], Any] = small  # makes the value
+    convert: Convert = small  # makes the value
     arguments: tuple[int, ...] = ()  # of the function, after the handle
     # Under which the value stands in the reading's mapping; "" where the reading is the value.
     label: str = ""
@@ -45,21 +48,11 @@ class Question:
 MEMORY_V2 = 0x02000028
 """The version of NVML's structure that tells apart what the driver reserves."""
 
-_MOST_ACTIONS = 64
-
 _PROCESS_UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _MOST_PROCESSES = 256
 _LONGEST_SAMPLE_SECONDS = 5.0
 _LARGEST_PID = 1 << 22
 """Of Linux; a driver whose structure differs from the binding's (535.43, 535.86) gives others."""
-
-
-def _rates(rates: Any) -> tuple[float, ...]:
-    return ratio(rates.gpu), ratio(rates.memory)
-
-
-def _memory(info: Any) -> tuple[int, ...]:
-    return size(info.total), size(info.used)
 
 
 def _rows(rows: Any) -> tuple[Any, ...]:
@@ -68,56 +61,52 @@ def _rows(rows: Any) -> tuple[Any, ...]:
     return kinds, flag(pending), flag(failed)
 
 
-def _action(number: float) -> float:
-    if not 0 <= number < _MOST_ACTIONS:
-        raise GarbageError(number)
-    return number
-
-
 MEMORY = Question(
-    ("memory_total", "memory_used"),
+    ("memory_total_bytes", "memory_used_bytes"),
     "nvmlDeviceGetMemoryInfo",
-    _memory,
+    lambda info: (size(info.total), size(info.used)),
     (MEMORY_V2,),
     before=("nvmlDeviceGetMemoryInfo",),  # version 1 counts what the driver reserves as used
 )
 
 FAST = (
-    Question(("utilization", "bandwidth_utilization"), "nvmlDeviceGetUtilizationRates", _rates),
+    Question(
+        ("utilization_ratio", "memory_bandwidth_utilization_ratio"),
+        "nvmlDeviceGetUtilizationRates",
+        lambda rates: (ratio(rates.gpu), ratio(rates.memory)),
+    ),
     MEMORY,
-    Question("power", "nvmlDeviceGetPowerUsage", watts),
+    Question("power_watts", "nvmlDeviceGetPowerUsage", watts),
 )
 """Every pass."""
 
+_OLD_TEMPERATURE = ("nvmlDeviceGetTemperature", 0)
 CLOSE = (
     Question(
-        "temperature",
-        "nvmlDeviceGetTemperatureV",
-        temperature,
-        (0,),
-        "gpu",
-        before=("nvmlDeviceGetTemperature", 0),
+        "temperature_celsius", "nvmlDeviceGetTemperatureV", temperature, (0,), "gpu", before=_OLD_TEMPERATURE
     ),
-    Question("clock", "nvmlDeviceGetClockInfo", hertz, (1,), "sm"),
-    Question("clock", "nvmlDeviceGetClockInfo", hertz, (2,), "memory"),
+    Question("clock_hertz", "nvmlDeviceGetClockInfo", hertz, (1,), "sm"),
+    Question("clock_hertz", "nvmlDeviceGetClockInfo", hertz, (2,), "memory"),
 )
 """With the sample buffers, every 2 s."""
 
 MEDIUM = (
     Question("temperature_memory", 82, temperature, label="memory"),
-    Question("recovery_action", 230, _action),
-    Question("temperature_margin", "nvmlDeviceGetMarginTemperature", celsius, label="nearest"),
+    Question("recovery_action", 230, bounded(0, 63)),
+    Question("temperature_margin_celsius", "nvmlDeviceGetMarginTemperature", celsius, label="nearest"),
     Question("energy_millijoules", "nvmlDeviceGetTotalEnergyConsumption", count),
 )
 """Every 10 s: the energy counter costs milliseconds of processor time."""
 
 SLOW = (
-    Question("power_limit", "nvmlDeviceGetEnforcedPowerLimit", watts, label="enforced"),
-    Question("power_limit", "nvmlDeviceGetPowerManagementDefaultLimit", watts, label="default"),
-    Question("temperature_threshold", "nvmlDeviceGetTemperatureThreshold", temperature, (1,), "slowdown"),
+    Question("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", watts, label="enforced"),
+    Question("power_limit_watts", "nvmlDeviceGetPowerManagementDefaultLimit", watts, label="default"),
+    Question(
+        "temperature_threshold_celsius", "nvmlDeviceGetTemperatureThreshold", temperature, (1,), "slowdown"
+    ),
     *(
         Question(
-            "ecc_errors",
+            "ecc_errors_total",
             "nvmlDeviceGetMemoryErrorCounter",
             count,
             (type_number, scope_number, location_number),
@@ -131,11 +120,11 @@ SLOW = (
     Question(
         ("remapped_rows", "remapped_rows_pending", "remapped_rows_failed"), "nvmlDeviceGetRemappedRows", _rows
     ),
-    Question("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", label="current"),
-    Question("pcie_generation", "nvmlDeviceGetMaxPcieLinkGeneration", label="max"),
-    Question("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", label="current"),
-    Question("pcie_width", "nvmlDeviceGetMaxPcieLinkWidth", label="max"),
-    Question("pcie_replays", "nvmlDeviceGetPcieReplayCounter"),
+    Question("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", label="current"),
+    Question("pcie_link_generation", "nvmlDeviceGetMaxPcieLinkGeneration", label="max"),
+    Question("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", label="current"),
+    Question("pcie_link_width", "nvmlDeviceGetMaxPcieLinkWidth", label="max"),
+    Question("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"),
 )
 """Every minute: what changes when somebody sets it, and errors."""
 
@@ -191,18 +180,14 @@ def ask(device: Device, question: Question) -> Any:
     return answer
 
 
-def read_throttling(device: Device, fields: dict[int, str], out: Out) -> None:
-    """Read for how long which reason held the clocks back."""
-    found = device.counts(fields)
-    out["throttle_nanoseconds"] = {fields[field]: found[field] for field in fields if field in found} or None
-
-
-def read_sram(device: Device, out: Out) -> None:
-    """Read whether too many errors of SRAM say that the card should be replaced."""
-    status = device.filled(
-        "sram_threshold", "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
-    )
-    out["sram_threshold"] = None if status is None else int(status.bThresholdExceeded != 0)
+def sram_exceeded(device: Device) -> int | None:
+    """Read whether too many errors of SRAM say that the card should be replaced; None where that is not told."""
+    structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
+    if structure is None:  # the binding is older
+        return None
+    status = structure()
+    answer = device.ask("sram", "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+    return None if answer is None else int(status.bThresholdExceeded != 0)
 
 
 def _memories(processes: Any) -> dict[int, int | None]:
@@ -211,9 +196,7 @@ def _memories(processes: Any) -> dict[int, int | None]:
     for process in processes:
         if process.pid > _LARGEST_PID:
             raise GarbageError(process.pid)
-        used = process.usedGpuMemory
-        if used is not None:
-            used = size(used)
+        used = None if process.usedGpuMemory is None else size(process.usedGpuMemory)
         before = found.get(process.pid)
         # On a MIG GPU a process is listed once for each instance that it uses.
         found[process.pid] = used if before is None else before + (used or 0)
@@ -237,15 +220,14 @@ class Processes:
     def read(self, device: Device, *, wall: float, out: Out) -> None:
         """Read who is there, and what each did since the last time."""
         running = ask(device, _RUNNING)
-        out["processes"] = out["processes_running"] = None
-        if running is None:
-            return
-        out["processes_running"] = len(running)
-        busy = self._utilization(device, wall=wall)
-        out["processes"] = {
-            str(pid): {"memory": memory, **({"sm": busy[pid]} if pid in busy else {})}
-            for pid, memory in list(running.items())[:_MOST_PROCESSES]
-        }
+        out["process_use"] = out["processes"] = None
+        if running is not None:
+            busy = self._utilization(device, wall=wall)
+            out["processes"] = len(running)
+            out["process_use"] = {
+                str(pid): {"memory": memory, **({"sm": busy[pid]} if pid in busy else {})}
+                for pid, memory in list(running.items())[:_MOST_PROCESSES]
+            }
 
     def _utilization(self, device: Device, *, wall: float) -> dict[int, float]:
         item = "processes.utilization"

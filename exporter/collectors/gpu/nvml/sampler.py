@@ -7,6 +7,7 @@ sidecar remembers them. Tiers go by what calls cost; the slower tiers of differe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from exporter.collectors.gpu.nvml import readings
 from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, DownError, LibraryDownError, Out
 from exporter.collectors.gpu.nvml.events import Events
-from exporter.collectors.gpu.nvml.integrals import Buffers, Gpm, Totals
+from exporter.collectors.gpu.nvml.integrals import RATES, Buffers, Gpm, Totals
 from exporter.collectors.gpu.nvml.library import GARBAGE, LIBRARY_DOWN, CallFailedError, Library
 from exporter.collectors.gpu.nvml.links import Links
 from exporter.collectors.gpu.nvml.mig import Mig
@@ -39,6 +40,11 @@ class RestartError(DownError):
     """This process should be replaced, in an orderly way."""
 
 
+def _period(tier: str, options: GpuOptions) -> float:
+    """Quicker in step with a period below a second, never below it."""
+    return max(options.period, PERIODS[tier] * min(1.0, options.period))
+
+
 class Attached:
     """A GPU that answers, with what is remembered about it between two passes."""
 
@@ -50,10 +56,7 @@ class Attached:
         self.told = False  # whether the sidecar knows who it is
         self._options = options
         self._throttling = throttling
-        # Quicker in step with a period below a second, never below it.
-        self._periods = {
-            tier: max(options.period, seconds * min(1.0, options.period)) for tier, seconds in PERIODS.items()
-        }
+        self._periods = {tier: _period(tier, options) for tier in PERIODS}
         self._questions = {
             tier: tuple(each for each in questions if options.details or not each.details)
             for tier, questions in QUESTIONS.items()
@@ -81,7 +84,7 @@ class Attached:
         looked = self._is_due(SLOW, now) or self.mig.changed
         if looked:  # first of all: others go by what is found here
             readings.read(device, self._questions[SLOW], out)
-            readings.read_sram(device, out)
+            out["sram_ecc_threshold_exceeded"] = readings.sram_exceeded(device)
             self._links.read_slow(out)
             self.mig.find()
         medium = self._is_due(MEDIUM, now)
@@ -98,19 +101,14 @@ class Attached:
             if self._options.gpm:
                 self.mig.sample()
             if self._links.traffic:  # counted by the links themselves
-                out.update(nvlink_transmit_gpm=None, nvlink_receive_gpm=None)
+                out.update(dict.fromkeys((RATES[60], RATES[61])))
         if active or looked:
             self.mig.read(out)
         if medium:
             readings.read(device, self._questions[MEDIUM], out)
-            readings.read_throttling(device, self._throttling, out)
+            out["clocks_event_seconds_total"] = device.by_kind(self._throttling) or None
             self._links.read_medium(out)
         return out
-
-    def free(self) -> None:
-        """Give NVML's memory back."""
-        self._gpm.free()
-        self.mig.free()
 
     def _is_due(self, tier: str, now: float) -> bool:
         """Whether it is time for a tier; then its next time is set."""
@@ -199,14 +197,13 @@ class Sampler:
         before = [slot.down for slot in selected]
         entries = [self._entry(slot, now, wall) for slot in selected]
         self._library.subject = None
-        self._events.renew(self._library, [attached.device for attached in self._attached()])
+        self._events.renew(self._library, [slot.attached.device for slot in self._slots if slot.attached])
         lost = [slot.down for slot, was in zip(selected, before, strict=True) if not was]
         if "unknown" in lost and (lost.count("unknown") > 1 or all(slot.down for slot in selected)):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
-        period = self._options.period
-        if now >= self._cost_due - period / 4:
-            self._cost_due = now + max(period, PERIODS[MEDIUM] * min(1.0, period))
+        if now >= self._cost_due - self._options.period / 4:
+            self._cost_due = now + _period(MEDIUM, self._options)
             message["cost"] = self._cost()
             self._look_for_change()
         return message
@@ -220,8 +217,6 @@ class Sampler:
 
     def stop(self) -> None:
         """Give everything back to NVML."""
-        for attached in self._attached():
-            attached.free()
         with suppress(CallFailedError):  # it never came up, or is gone
             self._library.call("nvmlShutdown")
 
@@ -273,12 +268,8 @@ class Sampler:
             self._lose(slot, error.reason, now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
-        if slot.attached is not None:
-            slot.attached.free()
-            slot.attached = None
-        elif slot.down:
-            slot.tried += 1
-        slot.down = reason
+        slot.tried += slot.attached is None and slot.down != ""
+        slot.attached, slot.down = None, reason
         slot.retry_at = now + self._options.retry
         if slot.tried >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
             raise RestartError("gpu_lost")
@@ -314,16 +305,12 @@ class Sampler:
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
-        errors: dict[str, int] = {}
-        for library in (self._library, self._events.library):
-            for (call, error), number in list(library.errors.items()):
-                key = f"{call}/{error}"
-                errors[key] = errors.get(key, 0) + number
+        errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
         # Without the calls of the events' thread, which only waits.
-        return {"calls": self._library.costs, "errors": errors}
-
-    def _attached(self) -> list[Attached]:
-        return [slot.attached for slot in self._slots if slot.attached is not None]
+        return {
+            "calls": self._library.costs,
+            "errors": {f"{call}/{error}": number for (call, error), number in errors.items()},
+        }
 
     def _text(self, call: str) -> str:
         try:
