@@ -1,9 +1,8 @@
 """Configuration: one-logger's two configuration classes, field by field, without pydantic.
 
 Used in the training process. What the job states is refused with one clear message, before training begins. What it
-leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is needed, never at construction; a
-callable that raises, or gives what cannot be, is counted and logged, the value is then unknown (None), and nothing
-escapes. A field that does not exist is reported.
+leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is needed, never at construction; where
+one raises, or gives what cannot be, that is counted and logged, and the value is unknown (None).
 """
 
 from __future__ import annotations
@@ -53,15 +52,13 @@ class Field:
         return instance.given.get(self.name, self.default)
 
     def __set__(self, instance: Settings, value: object) -> None:
-        kept = value is None and self.default is None
-        if not kept and not (
-            callable(value) and self.name.endswith("_or_fn")
-        ):  # it is asked when it is needed
+        short = self.name.removesuffix("_or_fn")
+        later = callable(value) and short != self.name  # it is asked when it is needed
+        if not later and not (value is None and self.default is None):
             try:
                 value = self.check(value)
             except OneLoggerError as problem:
-                name = self.name.removesuffix("_or_fn")
-                told = f"{type(instance).__name__}: {name} {problem}, not {shown(value)}"
+                told = f"{type(instance).__name__}: {short} {problem}, not {shown(value)}"
                 raise OneLoggerError(told) from None
         instance.given[self.name] = value
 
@@ -109,24 +106,23 @@ class Settings:
 
         None where it is not set, or its callable raised or gave what cannot be; both are counted.
         """
-        field = getattr(type(self), name, None)
-        if not isinstance(field, Field):
-            field = getattr(type(self), f"{name}_or_fn", None)
-        if not isinstance(field, Field):
+        fields = dict(self.fields())
+        field = fields.get(name) or fields.get(f"{name}_or_fn")
+        if field is None:
             return None
         found = self.given.get(field.name, field.default)
         if not callable(found):
             return found
         call = f"{type(self).__name__}.{field.name}"
         try:
-            asked = found()
+            found = found()
         except Exception as error:  # noqa: BLE001  # the user's callable
             report(call, "callable_raised", f"a value, but it raised {shown(error)}")
             return None
         try:
-            return None if asked is None else field.check(asked)  # None is not known yet
+            return None if found is None else field.check(found)  # None is not known yet
         except OneLoggerError as problem:
-            report(call, "callable_value", f"{problem}, not {plain_value(asked)!r}")
+            report(call, "callable_value", f"{problem}, not {plain_value(found)!r}")
             return None
 
     def varying(self) -> frozenset[str]:
@@ -159,21 +155,35 @@ class Settings:
 # Checks ----------------------------------------------------------------------------------------------------
 
 
-def _text(value: Any) -> str:
-    assert_that(isinstance(value, str), "must be a string")
-    return str.__str__(value)
+def _of(what: str, test: Callable[[Any], object], made: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Take what passes a test, in its own type."""
+
+    def check(value: Any) -> Any:
+        assert_that(test(value), f"must be {what}")
+        return made(value)
+
+    return check
 
 
-def _non_blank(value: Any) -> str:
-    assert_that(isinstance(value, str) and value.strip(), "must be a string that is not blank")
-    return str.__str__(value)
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
-def _tags(value: Any) -> str | list[str]:
-    if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
-        return [str(each) for each in value]
-    assert_that(isinstance(value, str), "must be a string or a list of strings")
-    return str.__str__(value)
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_text = _of("a string", _is_text, str.__str__)
+_non_blank = _of("a string that is not blank", lambda value: _is_text(value) and value.strip(), str.__str__)
+_tags = _of(
+    "a string or a list of strings",
+    lambda value: _is_text(value) or (isinstance(value, (list, tuple)) and all(map(_is_text, value))),
+    lambda value: str(value) if _is_text(value) else list(value),
+)
+_metadata = _of(
+    "a mapping whose keys are strings that are not blank",
+    lambda value: isinstance(value, Mapping) and all(_is_text(key) and key.strip() for key in value),
+    dict,
+)
+_path = _of("a path", lambda value: isinstance(value, (str, PathLike)), fspath)
+_level = _of(f"one of {', '.join(_LEVELS)}", lambda value: value in _LEVELS, str)
 
 
 def _boolean(value: Any) -> bool:
@@ -185,12 +195,10 @@ def _boolean(value: Any) -> bool:
 def _integer(value: object) -> int:
     found = plain_value(value)  # numpy's too
     if isinstance(found, str) and found.strip().isdecimal():  # from the environment
-        found = int(found)
-    if isinstance(found, float) and found.is_integer():
-        found = int(found)
-    if not isinstance(found, int) or isinstance(found, bool):
-        raise OneLoggerError("must be an integer")
-    return found
+        return int(found)
+    whole = found.is_integer() if isinstance(found, float) else type(found) is int
+    assert_that(whole, "must be an integer")
+    return int(found)
 
 
 def _positive(value: object) -> int:
@@ -200,23 +208,6 @@ def _positive(value: object) -> int:
         found = 0
     assert_that(found > 0, "must be set to a positive value")
     return found
-
-
-def _metadata(value: Any) -> dict[str, Any]:
-    usable = isinstance(value, Mapping) and all(isinstance(key, str) and key.strip() for key in value)
-    assert_that(usable, "must be a mapping whose keys are strings that are not blank")
-    return dict(value)
-
-
-def _path(value: Any) -> Any:
-    assert_that(isinstance(value, (str, PathLike)), "must be a path")
-    return fspath(value)
-
-
-def _level(value: object) -> str:
-    levels = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-    assert_that(value in levels, f"must be one of {', '.join(levels)}")
-    return str(value)
 
 
 def _one_of(kind: type[enum.Enum]) -> Callable[[object], Any]:

@@ -2,8 +2,7 @@
 
 Used in the training process. Whoever records puts copies into bounded queues and goes on. An exporter that raises is asked
 again, after a pause that grows while nothing succeeds, and never given up; one that hangs or is slow costs its own records,
-counted by reason in `training_span_exporter_dropped_total`, and nothing else. At exit what waits has a bounded time to go
-out. A forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
+which are counted. A forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ class Filter:
             modes = ", ".join(each.name for each in ExportCustomizationMode)
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
         self.names = frozenset([name_of(name) for name in names or ()])
-        assert_that(
-            self.mode is not _ALL or not self.names, "EXPORT_ALL_SPANS takes no span_name_filter beside it"
-        )
+        usable = self.mode is not _ALL or not self.names
+        assert_that(usable, "EXPORT_ALL_SPANS takes no span_name_filter beside it")
 
     @classmethod
     def default(cls) -> Filter:
@@ -87,10 +85,9 @@ class Delivery:
             self.outlets.append(Outlet(each, label, bound, first_pause_seconds))
 
     def begin(self) -> None:
-        """Start the exporters' threads."""
+        """Start the exporters' threads, which initialise them."""
         for outlet in self.outlets:
-            outlet.begin()
-        if self.outlets:
+            outlet.worker.put(("initialize",))
             _OPEN.add(self)
 
     def leave_out(self, events: Iterable[str]) -> None:
@@ -130,10 +127,8 @@ class Delivery:
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Wait until the exporters have taken what waits now; says whether they have, within the time."""
-        if os.getpid() != self._process:
-            return True
-        deadline = monotonic() + timeout_seconds
-        arrived = [outlet.drain(deadline - monotonic()) for outlet in self.outlets]
+        deadline, here = monotonic() + timeout_seconds, os.getpid() == self._process
+        arrived = [outlet.worker.drain(deadline - monotonic()) for outlet in self.outlets if here]
         return all(arrived)
 
     def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
@@ -151,9 +146,9 @@ class Delivery:
             parent = parent.parent_span
         return parent
 
-    def _put(self, method: str, *arguments: Any) -> None:
+    def _put(self, *record: Any) -> None:
         for outlet in self.outlets:
-            outlet.put(method, *arguments)
+            outlet.put(record)
 
 
 _OPEN: set[Delivery] = set()
@@ -163,7 +158,7 @@ _OPEN: set[Delivery] = set()
 def flush_all(timeout_seconds: float = 5.0) -> bool:
     """Wait until every exporter of this process has taken what waits now."""
     deadline = monotonic() + timeout_seconds
-    arrived = [delivery.flush(max(deadline - monotonic(), 0.0)) for delivery in list(_OPEN)]
+    arrived = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
     return all(arrived)
 
 
@@ -171,7 +166,7 @@ def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
     """Close every delivery of this process; they share the time. Called when the recording has ended."""
     deadline = monotonic() + timeout_seconds
     for delivery in list(_OPEN):
-        delivery.close(max(deadline - monotonic(), 0.0))
+        delivery.close(deadline - monotonic())
 
 
 def _counter(what: str, **labels: str) -> Callable[[float], None]:
@@ -189,36 +184,30 @@ class Outlet:
         self.exporter = exporter
         self._name = name
         self._first_pause_seconds = first_pause_seconds
-        self._worker = Worker(
+        self.worker = Worker(
             self._take, name=f"spans-{name}", bound=bound, flush=self._write_out, what="records"
         )
         self._hurry = threading.Event()  # the process ends: no pauses
-        self._ready: bool | None = None  # None: nobody has tried yet
+        self._initialized = self._arrived = self._abandoned = False
         self._accepted, self._missed = Counter(), Counter()
         self._settled = self._told = self._failures = self._unwritten = 0
-        self._arrived = self._abandoned = False
         self._delivered = _counter("records", exporter=name)
         self._errors = _counter("errors", exporter=name)
         reasons = ("queue_full", "failed", "exit")
         self._dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in reasons}
 
-    def begin(self) -> None:
-        """Start the thread, which initialises the exporter."""
-        self._worker.put(("initialize",))
-
-    def put(self, *record: Any) -> None:
+    def put(self, record: tuple[Any, ...]) -> None:
         """Hand over one record, a method and its arguments; never raises, never waits."""
         if self._hurry.is_set():
             self._dropped["exit"](1)
-        elif self._worker.put(record):
+        elif self.worker.put(record):
             self._accepted.bump()
         else:
-            self._missed.bump()
-            self._dropped["queue_full"](1)
+            self._miss("queue_full")
 
-    def drain(self, timeout_seconds: float) -> bool:
-        """Wait until all that waits now was taken; says whether it was, within the time."""
-        return self._worker.drain(timeout_seconds)
+    def _miss(self, reason: str) -> None:
+        self._missed.bump()
+        self._dropped[reason](1)
 
     def finish(self) -> Callable[[float], None]:
         """Ask the thread to end after what waits now, without pauses, and to close the exporter.
@@ -228,8 +217,8 @@ class Outlet:
         """
         if not self._hurry.is_set():
             self._hurry.set()
-            self._worker.put(("close",), bounded=False)
-        ended = self._worker.finish()
+            self.worker.put(("close",), bounded=False)
+        ended = self.worker.finish()
 
         def wait(timeout_seconds: float) -> None:
             ended(timeout_seconds, "exit")
@@ -243,20 +232,18 @@ class Outlet:
 
     def _take(self, record: tuple[Any, ...]) -> None:
         method, *arguments = record
-        if self._ready is None:
-            self._ready = self._initialize()
+        while not self._initialized:
+            ends = self._hurry.is_set()
+            self._initialized = self._attempt("initialize")
+            if ends:
+                break
+            if not self._initialized:
+                self._hurry.wait(self._pause())
         if method == "close":
             self._write_out()
             self._attempt("close")
         elif method != "initialize":
             self._send(method, arguments)
-
-    def _initialize(self) -> bool:
-        """Try until it succeeds; False when the process ends before that."""
-        while not self._attempt("initialize"):
-            if self._hurry.wait(self._pause()):
-                return self._attempt("initialize")
-        return True
 
     def _send(self, method: str, arguments: list[Any]) -> None:
         if method == "export_telemetry_data_error":
@@ -264,13 +251,12 @@ class Outlet:
             kind = kinds.INCOMPLETE_TELEMETRY_DATA if self._arrived else kinds.NO_TELEMETRY_DATA
             message, attributes, at = arguments
             arguments = [TelemetryDataError(at, kind, message, attributes)]
-        taken = bool(self._ready) and self._persist(method, *arguments)
+        taken = self._initialized and self._persist(method, *arguments)
         if self._abandoned:
             return  # it was counted as dropped when nobody could wait any longer
         self._settled += 1
         if not taken:
-            self._missed.bump()
-            self._dropped["failed"](1)
+            self._miss("failed")
             return
         self._arrived = True
         self._unwritten += 1

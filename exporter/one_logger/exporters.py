@@ -1,15 +1,8 @@
 """Exporters of spans: where a job's spans, events and errors go besides Prometheus, by code or by configuration.
 
-Used in the training process, each on a thread of its own (`exporter.one_logger.delivery`). An exporter that raises is asked
-again with the same record, so a record is either taken as a whole or not at all.
-
-Records are JSON objects of one-logger's shapes. The start of a span is held back until the next record, so that one
-without children, events or errors is a single `complete`. Beside one-logger's fields each record says whose it is
-(`application_name`, `rank`, `node_name`) and each span what it is part of (`parent_id`). A number that is not finite becomes
-text.
-
-Of configurations, what the code says goes before what a file says, which stands in the place of what installed packages
-say. An exporter that cannot be made, and a file or a package that cannot be read, is reported and left out.
+Used in the training process, each on a thread of its own (`exporter.one_logger.delivery`). Records are JSON objects of
+one-logger's shapes; the start of a span is held back until the next record, so that one without children, events or
+errors is a single `complete`. An exporter, a file or a package of a configuration that cannot be had is reported and left out.
 """
 
 from __future__ import annotations
@@ -20,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import isfinite
@@ -37,17 +31,6 @@ from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-METHODS = (
-    *("initialize", "export_start", "export_stop", "export_event", "export_error"),
-    *("export_telemetry_data_error", "close"),
-)
-"""What an exporter has; any object with these methods will do, such as one-logger's own."""
-
-
-def missing_methods(exporter: object) -> list[str]:
-    """Tell what an object lacks to be an exporter."""
-    return [name for name in METHODS if not callable(getattr(exporter, name, None))]
 
 
 class BaseExporter:
@@ -96,6 +79,12 @@ class BaseExporter:
 
 
 Exporter = BaseExporter
+
+
+def missing_methods(exporter: object) -> list[str]:
+    """Tell what an object lacks to be an exporter: any with these methods will do, such as one-logger's own."""
+    methods = [name for name, value in vars(BaseExporter).items() if callable(value) and name[0] != "_"]
+    return [name for name in methods if not callable(getattr(exporter, name, None))]
 
 
 class BaseJsonExporter(BaseExporter):
@@ -161,46 +150,39 @@ class BaseJsonExporter(BaseExporter):
             self._held_back = None
 
     def _record_span(self, span: Span, kind: RecordType) -> None:
-        parent = span.exported_parent
-        fields: dict[str, Any] = {
+        parent, attributes = span.exported_parent, _values(span.attributes)
+        fields = {
             "id": str(span.id),
             "name": span.name_str,
             "parent_id": None if parent is None else str(parent.id),
+            "attributes": attributes or None,
+            "start_event": None if kind is RecordType.STOP else _json_of(span.start_event),
+            "stop_event": None if kind is RecordType.START else _json_of(span.stop_event),
         }
-        attributes = span.attributes
-        if attributes:
-            fields["attributes"] = _values(attributes)
-        if kind is not RecordType.STOP:
-            fields["start_event"] = _json_of(span.start_event)
-        if kind is not RecordType.START and span.stop_event is not None:
-            fields["stop_event"] = _json_of(span.stop_event)
-        self._record(kind, **fields)
+        told = {name: value for name, value in fields.items() if value is not None or name == "parent_id"}
+        self._record(kind, **told)
 
     def _record(self, kind: RecordType, **fields: Any) -> None:
         who, name = identity(), Hooks.telemetry.application_name
         whose = {"rank": who.rank or 0, "node_name": who.node}
+        if name is not None:
+            whose["application_name"] = name
         with self._lock:
-            record = {
-                "type": kind.value,
-                **fields,
-                "count": self._record_count + 1,
-                "pid": os.getpid(),
-                **whose,
-            }
-            self._write(record if name is None else record | {"application_name": name})
-            self._record_count += 1  # a record that is offered again keeps its number
+            count = self._record_count + 1
+            self._write({"type": kind.value, **fields, "count": count, "pid": os.getpid(), **whose})
+            self._record_count = count  # a record that is offered again keeps its number
 
 
-def _json_of(event: Event) -> dict[str, Any]:
-    return {"name": event.name_str, "attributes": _values(event.attributes)}
+def _json_of(event: Event | None) -> dict[str, Any] | None:
+    return None if event is None else {"name": event.name_str, "attributes": _values(event.attributes)}
 
 
 def _values(attributes: Attributes) -> dict[str, Any]:
-    return {name: _finite(attribute.value) for name, attribute in attributes.copied().items()}
+    return {name: _finite(value) for name, value in attributes.copied().to_json().items()}
 
 
 def _finite(value: Any) -> Any:
-    """Make a value fit for JSON."""
+    """Make text of a number that is not finite: JSON knows none."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return [_finite(item) for item in value] if isinstance(value, list) else value
@@ -218,15 +200,10 @@ class FileExporter(BaseJsonExporter):
     """
 
     def __init__(
-        self,
-        file_path: str | os.PathLike[str],
-        *,
-        rotate: bool = False,
-        max_bytes: int = 1 << 30,
-        backups: int = 5,
+        self, file_path: str | Path, *, rotate: bool = False, max_bytes: int = 1 << 30, backups: int = 5
     ) -> None:
         super().__init__()
-        self._pattern = os.path.abspath(os.fspath(file_path))  # noqa: PTH100  # before the job changes its directory
+        self._pattern = os.path.abspath(file_path)  # noqa: PTH100  # before the job changes its directory
         self._file = LinesFile(max_bytes=max_bytes, backups=backups)
         self._rotates = rotate
         self._path = Path()
@@ -234,22 +211,24 @@ class FileExporter(BaseJsonExporter):
     def initialize(self) -> None:
         """Make the directory and the file, so that one that cannot be written to is an `ExportError` early."""
         who = identity()
-        path = filled(self._pattern, who.run, who.rank)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = filled(self._pattern, who.run, who.rank)
+        with self._refusals():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._rotates:
-                self._file.rotate(path)
+                self._file.rotate(self._path)
                 self._rotates = False
-            path.touch()
-        except OSError as error:
-            raise ExportError(f"{path}: {error.strerror or error}") from error
-        self._path = path
+            self._path.touch()
         super().initialize()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
         line = json.dumps(json_dict, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-        try:
+        with self._refusals():
             self._file.append(self._path, line)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ExportError(f"{self._path}: {error.strerror or error}") from error
 
@@ -337,25 +316,19 @@ class ExporterConfig:
     enabled: bool = True
 
 
+_PARTS = ("class_name", "config", "enabled")
+
+
 class ExporterConfigManager:
-    """Finds and merges the configurations, and makes the exporters.
+    """Merges the configurations of exporters, and makes them: a file stands in the place of what packages say.
 
     Args:
-        environment: Usually `os.environ`.
-        directory: Where a file of the usual name is looked for; None for the working directory.
         packages: Entry points; None for those of the installed packages.
     """
 
     ENTRY_POINT_NAME = GROUP
 
-    def __init__(
-        self,
-        environment: Mapping[str, str] = os.environ,
-        directory: Path | None = None,
-        packages: Iterable[EntryPoint] | None = None,
-    ) -> None:
-        self._environment = environment
-        self._directory = directory
+    def __init__(self, packages: Iterable[EntryPoint] | None = None) -> None:
         if packages is None:
             # Here: with what it imports (email, zipfile) it is a fifth of what a job pays for all of ours.
             from importlib.metadata import entry_points  # noqa: PLC0415
@@ -374,9 +347,10 @@ class ExporterConfigManager:
             base = _checked(self._of_packages(), "the installed packages")
         merged = {each.class_name: each for each in base}
         for each in _checked(direct_config or (), "exporters_config"):
-            before = merged.get(each.class_name)
-            config = each.config if before is None else before.config | each.config
-            merged[each.class_name] = ExporterConfig(each.class_name, config, each.enabled)
+            before = merged.get(each.class_name, each)
+            merged[each.class_name] = ExporterConfig(
+                each.class_name, before.config | each.config, each.enabled
+            )
         return list(merged.values())
 
     def create_exporters_from_config(
@@ -385,74 +359,64 @@ class ExporterConfigManager:
         training_telemetry_config: object = None,  # noqa: ARG002  # one-logger passes it
     ) -> list[Exporter]:
         """Make those that are enabled and can be made."""
-        made = [_make(each) for each in exporters_config if each.enabled]
-        return [each for each in made if each is not None]
+        made = []
+        for each in exporters_config:
+            module, _, kind = OURS.get(each.class_name, each.class_name).rpartition(".")
+            config = {
+                name: Path(value) if name == "file_path" else value for name, value in each.config.items()
+            }
+            with _left_out("exporter", f"an exporter that can be made: {each.class_name}"):
+                if each.enabled:
+                    made.append(getattr(import_module(module), kind)(**config))
+        return made
 
-    def _of_packages(self) -> Iterable[object]:
+    def _of_packages(self) -> Iterator[object]:
         for point in self._packages:
-            try:
+            with _left_out("package", f"a configuration from the package entry {point.name}"):
                 yield point.load().get_default_config()
-            except Exception as error:  # noqa: BLE001, PERF203  # the package's own code
-                _report("package", f"a configuration from the package entry {point.name}: {shown(error)}")
 
     def _of_file(self, stated: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
-        path = self._path_of_file(stated)
-        if path is None:
-            return None
-        try:
-            found = _read(path)
-            return _checked(found["exporters"], str(path))
-        except (OSError, ValueError, ImportError, LookupError, TypeError) as error:
-            _report("file", f"a file with a list `exporters`: {path}: {shown(error)}")
-            return None
-
-    def _path_of_file(self, stated: str | os.PathLike[str] | None) -> Path | None:
-        for name in (stated, self._environment.get(FILE_VARIABLE)):
-            if name and Path(name).exists():
-                return Path(name)
-            if name:
+        named = [str(each) for each in (stated, os.environ.get(FILE_VARIABLE)) if each]
+        found = None
+        for name in (*named, *FILE_NAMES):
+            if Path(name).exists():
+                with _left_out("file", f"a file with a list `exporters`: {name}"):
+                    found = _checked(_read(Path(name))["exporters"], name)
+                break
+            if name in named:
                 _report("file", f"a file that exists: {name}")
-        directory = self._directory or Path.cwd()
-        return next((directory / name for name in FILE_NAMES if (directory / name).exists()), None)
+        return found
 
 
 def _report(rule: str, expected: str) -> None:
     report("with_export_config", rule, expected)
 
 
+@contextmanager
+def _left_out(rule: str, expected: str) -> Iterator[None]:
+    """Report what cannot be had, and go on without it: any exception may come out of foreign code."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # see above
+        _report(rule, f"{expected}: {shown(error)}")
+
+
 def _checked(given: Iterable[object], source: str) -> list[ExporterConfig]:
     checked = []
-    for each in given:
-        names = ("class_name", "config", "enabled")  # one-logger's own class has them too
-        told = {name: getattr(each, name) for name in names if hasattr(each, name)}
-        fields = each if isinstance(each, Mapping) else told
-        name, config = fields.get("class_name"), fields.get("config")
+    for each in given:  # one-logger's own class has the names, too
+        fields = each if isinstance(each, Mapping) else {name: getattr(each, name, None) for name in _PARTS}
+        name, config, enabled = (fields.get(part) for part in _PARTS)
         if isinstance(name, str) and name:
             config = dict(config) if isinstance(config, Mapping) else {}
-            checked.append(ExporterConfig(name, config, bool(fields.get("enabled", True))))
+            checked.append(ExporterConfig(name, config, enabled is None or bool(enabled)))
         else:
             _report("entry", f"an entry with a class_name in {source}, not {shown(each)}")
     return checked
 
 
-def _make(asked: ExporterConfig) -> Exporter | None:
-    config = dict(asked.config)
-    module, _, kind = OURS.get(asked.class_name, asked.class_name).rpartition(".")
-    try:
-        if isinstance(config.get("file_path"), str):
-            config["file_path"] = Path(config["file_path"])
-        made: Exporter = getattr(import_module(module), kind)(**config)
-    except Exception as error:  # noqa: BLE001  # the exporter's own code
-        _report("exporter", f"an exporter that can be made: {asked.class_name}: {shown(error)}")
-        return None
-    return made
-
-
 def _read(path: Path) -> Any:
     if path.suffix.lower() == ".json":
         return json.loads(path.read_bytes())
-    yaml: Any = import_module("yaml")  # the job's own; where it has none, JSON will do
-    try:
-        return yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+    return import_module("yaml").safe_load(
+        path.read_bytes()
+    )  # the job's own; where it has none, JSON will do

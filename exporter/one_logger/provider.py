@@ -2,8 +2,7 @@
 
 Used in the training process, by its own threads. Configuring is loud: settings that cannot be raise `OneLoggerError`,
 before training begins. Calls in the wrong order are misuse, counted and logged; they raise only where the job chose
-`PROPAGATE_EXCEPTIONS`. Exporters start on threads of their own, so one that cannot connect delays and stops nothing.
-After a fork the child is not configured: it must not write under its parent's identity.
+`PROPAGATE_EXCEPTIONS`. After a fork the child is not configured: it must not write under its parent's identity.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from exporter.one_logger.exporters import Exporter, ExporterConfig, ExporterConf
 from exporter.one_logger.names import ExportCustomizationMode
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
-from exporter.one_logger.records import Records, current, misuse
+from exporter.one_logger.records import TRAINING_FIELDS, Records, current, misuse
 from exporter.training import calls
 from exporter.training.attributes import SpanName, assert_that, shown
 from exporter.training.buffers import Hooks
@@ -77,12 +76,12 @@ class OneLoggerProvider(_Provider):
 
     def configure(self, config: OneLoggerConfig, recorder: DefaultRecorder) -> None:
         """Set both, once per process; a second time is a misuse and changes nothing."""
-        is_one = isinstance(config, OneLoggerConfig)
-        assert_that(is_one, f"config must be a OneLoggerConfig, not {shown(config)}")
-        if current() is None:
-            _configure(config, recorder)
-        else:
+        problem = f"config must be a OneLoggerConfig, not {shown(config)}"
+        assert_that(isinstance(config, OneLoggerConfig), problem)
+        if current() is not None:
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
+        else:
+            _configure(config, recorder)
 
     @property
     def recorder(self) -> DefaultRecorder:
@@ -133,22 +132,21 @@ class TrainingTelemetryProvider(_Provider):
     @_building
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
         """Set the configuration that the overrides change; once."""
-        is_one = isinstance(one_logger_config, OneLoggerConfig)
-        assert_that(is_one, f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}")
-        if self._base is not None:
-            expected = "to be called once; with_config_override changes fields"
-            misuse("with_base_config", "called_twice", expected)
-        else:
+        problem = f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}"
+        assert_that(isinstance(one_logger_config, OneLoggerConfig), problem)
+        if self._base is None:
             self._base = one_logger_config
+        else:
+            misuse(
+                "with_base_config", "called_twice", "to be called once; with_config_override changes fields"
+            )
         return self
 
     @_building
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
         """Change fields of the configuration, nested ones by nested mappings; the last call counts."""
-        is_mapping = isinstance(partial_config, Mapping)
-        assert_that(
-            is_mapping, f"with_config_override takes a mapping of fields, not {shown(partial_config)}"
-        )
+        problem = f"with_config_override takes a mapping of fields, not {shown(partial_config)}"
+        assert_that(isinstance(partial_config, Mapping), problem)
         self._overrides = _updated(self._overrides, partial_config)
         return self
 
@@ -185,10 +183,10 @@ class TrainingTelemetryProvider(_Provider):
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> TrainingTelemetryProvider:
         """Choose which spans are exported, once; without it, all but the short and frequent ones."""
-        if self._filter is not None:
-            misuse("with_export_customization", "called_twice", "to be called once")
-        else:
+        if self._filter is None:
             self._filter = Filter(export_customization_mode, span_name_filter)
+        else:
+            misuse("with_export_customization", "called_twice", "to be called once")
         return self
 
     @_building
@@ -210,14 +208,11 @@ class TrainingTelemetryProvider(_Provider):
     @_building
     def configure_provider(self) -> None:
         """Put it into force, once per process; the exporters begin to start, on threads of their own."""
-        if self._overrides:
-            settings = OneLoggerConfig(**_updated(_given(self._base), self._overrides))
-        elif self._base is not None:
-            settings = self._base
-        else:
-            raise OneLoggerError(
-                "No configuration was provided. Please provide a base config and/or config overrides."
-            )
+        problem = "No configuration was provided. Please provide a base config and/or config overrides."
+        assert_that(self._overrides or self._base is not None, problem)
+        settings = self._base
+        if settings is None or self._overrides:
+            settings = OneLoggerConfig(**_updated(_given(settings), self._overrides))
         exporters = self._exporters if settings.enable_for_current_rank else ()
         _apply_logger_config(settings)
         chosen = self._filter or Filter.default()
@@ -251,7 +246,7 @@ class TrainingTelemetryProvider(_Provider):
         records.settings.telemetry_config = training
         _apply_training(records)
         if records.enabled:
-            calls.say("set_training_telemetry_config", training=records.ask_training())
+            calls.say("set_training_telemetry_config", training=records.ask(*TRAINING_FIELDS))
 
 
 def _configured() -> Records:

@@ -2,8 +2,7 @@
 
 Used in the training process, on the job's threads. No call here raises, whatever it is given and whatever state it is
 in, unless the job chose `PROPAGATE_EXCEPTIONS`; none gives None: before configuration, on a rank that is disabled and
-where the job's own recorder fails, spans go nowhere. A recorder keeps a tree of its own, per thread and asyncio task;
-that of a training job shares the tree of the standard spans.
+where the job's own recorder fails, spans go nowhere.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
 
 class DefaultRecorder:
-    """A recorder with exporters of its own, each started at once, on a thread of its own.
-
-    `Recorder`, of which a job may derive its own, is the same class.
-    """
+    """A recorder with exporters of its own, and a tree per thread and asyncio task; `Recorder` is the same class."""
 
     def __init__(
         self,
@@ -67,10 +63,8 @@ class DefaultRecorder:
         parent_span: Span | None = None,
     ) -> Span:
         """Begin a span; after `close` one that goes nowhere."""
-        return self._start(span_name, parent_span, span_attributes, start_event_attributes, start_time)
-
-    def _start(self, name: SpanName, parent: Span | None, *given: Any) -> Span:
-        span = Span.create(name, parent or _active_or_ancestor(self._latest.get()), *given)
+        parent = parent_span or _active_or_ancestor(self._latest.get())
+        span = Span.create(span_name, parent, span_attributes, start_event_attributes, start_time)
         if self._takes("start"):
             with self._lock:
                 self._spans[span.id] = span
@@ -167,8 +161,16 @@ class TrainingRecorder(DefaultRecorder):
         def __getattr__(self, name: str) -> Callable[..., Any]:
             """Give the method of a callback."""
 
-    def _start(self, name: SpanName, parent: Span | None, *given: Any) -> Span:
-        kind = _kind_of(name)
+    def start(
+        self,
+        span_name: SpanName,
+        span_attributes: Attributes | None = None,
+        start_event_attributes: Attributes | None = None,
+        start_time: TracingTimestamp | None = None,
+        parent_span: Span | None = None,
+    ) -> Span:
+        """Begin a span; a standard name makes that span."""
+        kind = _kind_of(span_name)
         values: dict[str, Any] | None = None
         if kind is kinds.APPLICATION:
             values = Hooks.telemetry.ask_application()
@@ -176,17 +178,9 @@ class TrainingRecorder(DefaultRecorder):
             values = calls.loop_values("start", 0, None, None, None)
         elif kind is kinds.CHECKPOINT_SAVE:
             values = calls.save_values(0)
-        attributes, start, at = given
-        return calls.begin(
-            kind,
-            "start",
-            at=at,
-            name=name,
-            span_attributes=attributes,
-            start_event_attributes=start,
-            parent=parent,
-            values=values,
-        )
+        attributes = {"span_attributes": span_attributes, "start_event_attributes": start_event_attributes}
+        more: dict[str, Any] = {**attributes, "parent": parent_span, "values": values}
+        return calls.begin(kind, "start", at=start_time, name=span_name, **more)
 
     def stop(
         self,

@@ -1,14 +1,12 @@
 """Records: one-logger's figures of a job and the events that carry them, by its names and formulas, its defects mended.
 
-Used by whoever interprets, as the `Telemetry` of `exporter.training`. Every figure of a training loop begins anew with a loop.
-Durations are the monotonic clock's; what is no number, or infinite, is left out.
+Used by whoever interprets, as the `Telemetry` of `exporter.training`. Durations are the monotonic clock's.
 """
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from exporter.errors import OneLoggerError
@@ -42,6 +40,7 @@ TRAINING_FIELDS = tuple(
     short for name, _ in TrainingTelemetryConfig.fields() if (short := name.removesuffix("_or_fn")) != name
 )
 """Fields of the training's configuration that its event tells, as `Settings.value` names them."""
+_STATISTICS = ("avg", "min", "max", "total")
 
 
 class LoopFigures:
@@ -53,7 +52,7 @@ class LoopFigures:
         given = loop.values.get("train_samples_start")
         self.samples_start = loop.start * loop.samples if given is None else given
         self.pending = 0
-        self.validated_at = self.tested_at = loop.start
+        self.evaluated_at: dict[str, int] = {}  # by phase
         self.iterations = MetricSummarizer[float]()
         self.validations = MetricSummarizer[float]()
         self._samples = self._flops = 0
@@ -64,17 +63,15 @@ class LoopFigures:
         self._first_finish: float | None = None
         self._last_finish: float | None = None
 
-    @property
-    def samples(self) -> int:
-        """Samples of the whole training so far."""
-        trained: int = self.samples_start + self._samples
-        return trained
-
-    @property
-    def overall_tera(self) -> float | None:
-        """10¹² operations of the whole training so far; None where throughput was never on."""
+    def saved(self) -> dict[str, Any]:
+        """Tell what a save that begins now makes safe; no operations where throughput was never on."""
         overall = self._overall or 0 if self._measures else self._overall
-        return None if overall is None else overall / TERA
+        return {
+            "productive_train_samples": self.samples_start + self._samples,
+            "productive_train_iterations_sec": self.iterations.total_value or 0.0,
+            "productive_validation_iterations_sec": self.validations.total_value or 0.0,
+            "productive_train_tflops": None if overall is None else overall / TERA,
+        }
 
     @property
     def _flops_of_sample(self) -> int:
@@ -144,34 +141,10 @@ class LoopFigures:
             last_logged_train_iterations_finish_timestamp_sec=self._last_finish,
         )
 
-    def validation_update(self, completed: int) -> Any:
-        """Tell the figures of the validations of this loop; the next interval begins."""
-        interval, self.validated_at = completed - self.validated_at, completed
-        now = max(0, completed - 1)
-        return ValidationMetricsUpdateAttributes.create(now, interval, **_times(self.validations))
-
-    def testing_update(self, completed: int) -> Any:
-        """Tell where the tests are; the next interval begins."""
-        interval, self.tested_at = completed - self.tested_at, completed
-        return TestingMetricsUpdateAttributes.create(max(0, completed - 1), interval)
-
 
 def _times(seconds: MetricSummarizer[float]) -> dict[str, float | None]:
     """Give the statistics of iterations by the names of their attributes; None where there was none."""
-    each = {"avg": seconds.avg_value, "min": seconds.min_value, "max": seconds.max_value}
-    return {
-        f"{name}_iteration_time_sec": value for name, value in (each | {"total": seconds.total_value}).items()
-    }
-
-
-@dataclass(slots=True)
-class SaveFigures:
-    """What was trained when a save began."""
-
-    samples: int = 0
-    train_seconds: float = 0.0
-    validation_seconds: float = 0.0
-    tera: float | None = None
+    return {f"{each}_iteration_time_sec": getattr(seconds, f"{each}_value") for each in _STATISTICS}
 
 
 class Records(Telemetry):
@@ -214,10 +187,6 @@ class Records(Telemetry):
             return {}
         return {name: self.training.value(name) for name in fields}
 
-    def ask_training(self) -> dict[str, Any]:
-        """Give all that the configuration of the training says now, callables asked."""
-        return self.ask(*TRAINING_FIELDS)
-
     def ask_application(self) -> dict[str, Any]:
         """Give what the begin of an application tells, callables asked."""
         if not self.enabled:
@@ -226,7 +195,7 @@ class Records(Telemetry):
         return {
             "application_name": self.application_name,
             "settings": {name: self.settings.value(name) for name in fields},
-            "training": self.ask_training(),
+            "training": self.ask(*TRAINING_FIELDS),
         }
 
     # Told by whoever interprets --------------------------------------------------------------------------
@@ -305,23 +274,24 @@ class Records(Telemetry):
         self._loop.validations.add_value(seconds)
 
     def evaluation_ended(self, opened: OpenSpan, completed: int) -> None:
-        """Tell the figures of the validations, or where the tests are."""
-        if opened.kind.phase == "validation":
-            self._tell(opened, EventNames.VALIDATION_METRICS_UPDATE, self._loop.validation_update(completed))
+        """Tell the figures of the validations of this loop, or where the tests are."""
+        loop, phase = self._loop, str(opened.kind.phase)
+        now, interval = max(0, completed - 1), completed - loop.evaluated_at.get(phase, loop.loop.start)
+        loop.evaluated_at[phase] = completed
+        if phase == "validation":
+            figures = ValidationMetricsUpdateAttributes.create(now, interval, **_times(loop.validations))
+            self._tell(opened, EventNames.VALIDATION_METRICS_UPDATE, figures)
         else:
-            self._tell(opened, EventNames.TESTING_METRICS_UPDATE, self._loop.testing_update(completed))
+            figures = TestingMetricsUpdateAttributes.create(now, interval)
+            self._tell(opened, EventNames.TESTING_METRICS_UPDATE, figures)
 
     def save_began(self, opened: OpenSpan, save: Save) -> None:
         """Keep what is trained by now, and describe the save's span."""
-        loop = self._loop
-        seconds = loop.iterations.total_value or 0.0, loop.validations.total_value or 0.0
-        save.figures = SaveFigures(loop.samples, *seconds, loop.overall_tera)
+        save.figures = self._loop.saved()
         self._attempts[save.strategy] += 1
-        attributes = CheckpointSaveSpanAttributes.create(
-            save.strategy, save.step, self._attempts[save.strategy]
-        )
         if opened.span is not None:
-            opened.span.set_initial_attributes(attributes)
+            given = save.strategy, save.step, self._attempts[save.strategy]
+            opened.span.set_initial_attributes(CheckpointSaveSpanAttributes.create(*given))
 
     def save_succeeded(self, opened: OpenSpan, save: Save, at: TracingTimestamp) -> None:
         """Tell what is safe by now: what the save with the most iterations holds."""
@@ -331,7 +301,7 @@ class Records(Telemetry):
             self._first_success = wall
         furthest = max(self._furthest or save, save, key=lambda each: (each.completed, each.number))
         self._furthest = furthest
-        figures = furthest.figures or SaveFigures()
+        figures = furthest.figures or LoopFigures(Loop(0, 0, {}, 0), None).saved()
         attributes = SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=save.strategy,
             current_iteration=save.step,
@@ -339,10 +309,7 @@ class Records(Telemetry):
             latest_successful_save_checkpoint_timestamp_sec=wall,
             save_checkpoint_success_count=self._successes,
             productive_train_iterations=furthest.completed,
-            productive_train_samples=figures.samples,
-            productive_train_iterations_sec=figures.train_seconds,
-            productive_validation_iterations_sec=figures.validation_seconds,
-            productive_train_tflops=figures.tera,
+            **figures,
             training_start_timestamp_sec=self._loop.began,
         )
         self._tell(opened, EventNames.SAVE_CHECKPOINT_SUCCESS, attributes, at)

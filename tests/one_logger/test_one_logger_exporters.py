@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +31,8 @@ from exporter.training.attributes import Attributes
 from exporter.training.spans import Event, Span
 
 SOON = 10.0
+TYPES = ["start", "complete", "event", "application_error", "stop", "telemetry_data_error"]
+"""Of the records of what is `told`."""
 
 
 def told(exporter: BaseExporter) -> None:
@@ -55,38 +55,11 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self.setFormatter(logging.Formatter("12:00 [%(levelname)s] <%(name)s> %(message)s"))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(self.format(record))
-
-
-@pytest.fixture
-def logger() -> Iterator[tuple[logging.Logger, Lines]]:
-    found, lines = logging.getLogger("one-logger-test"), Lines()
-    found.setLevel(logging.INFO)
-    found.propagate = False
-    found.addHandler(lines)
-    yield found, lines
-    found.removeHandler(lines)
-
-
 def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path: Path) -> None:
     told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
 
     start, inner, event, error, stop, gap = lines_of(tmp_path / "deep" / "telemetry.json")
-    assert [each["type"] for each in (start, inner, event, error, stop, gap)] == [
-        "start",
-        "complete",
-        "event",
-        "application_error",
-        "stop",
-        "telemetry_data_error",
-    ]
+    assert [each["type"] for each in (start, inner, event, error, stop, gap)] == TYPES
     assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
     assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
     assert start["parent_id"] is None
@@ -185,20 +158,13 @@ def test_an_exporter_takes_nothing_before_it_is_initialised_and_after_it_is_clos
     assert [each["name"] for each in lines_of(tmp_path / "t.json")] == ["open"]
 
 
-def test_d31_any_key_survives_a_log_line(logger: tuple[logging.Logger, Lines]) -> None:
-    told(LoggerExporter(logger[0]))
+def test_d31_any_key_survives_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "one-logger-test"):
+        told(LoggerExporter(logging.getLogger("one-logger-test")))
 
-    records = [LoggerExporter.deserialize_log(line) for line in logger[1].lines]
-    assert [each["type"] for each in records] == [
-        "start",
-        "complete",
-        "event",
-        "application_error",
-        "stop",
-        "telemetry_data_error",
-    ]
+    records = [LoggerExporter.deserialize_log(line) for line in caplog.text.splitlines()]
+    assert [each["type"] for each in records] == TYPES
     assert records[0]["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
-    assert all("\n" not in line for line in logger[1].lines)
 
 
 keys = st.text(min_size=1, max_size=8)
@@ -252,11 +218,8 @@ def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_pack
     package = SimpleNamespace(
         get_default_config=lambda: {"class_name": "Package", "config": {"x": 1}, "enabled": True}
     )
-    manager = ExporterConfigManager(
-        environment={},
-        directory=tmp_path,
-        packages=[SimpleNamespace(name="p", load=lambda: package)],  # type: ignore[list-item]  # an entry point's part
-    )
+    entry: Any = SimpleNamespace(name="p", load=lambda: package)
+    manager = ExporterConfigManager(packages=[entry])
 
     assert manager.generate_export_config() == [ExporterConfig("Package", {"x": 1})]
     found = manager.generate_export_config(
@@ -272,25 +235,25 @@ def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_pack
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
-def test_the_file_is_found_by_the_variable_or_in_the_working_directory(suffix: str, tmp_path: Path) -> None:
-    text = '{"exporters": [{"class_name": "X"}]}'  # JSON is YAML
-    usual, named = tmp_path / f"one_logger_exporters_config.{suffix}", tmp_path / f"named.{suffix}"
-    for path in (usual, named):
-        path.write_text(text.replace("X", path.stem), encoding="ascii")
+def test_the_file_is_found_by_the_variable_or_in_the_working_directory(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one_logger_exporters_config", "named"):
+        text = json.dumps({"exporters": [{"class_name": name}]})  # JSON is YAML
+        (tmp_path / f"{name}.{suffix}").write_text(text, encoding="ascii")
+    monkeypatch.chdir(tmp_path)
+    manager = ExporterConfigManager(packages=[])
 
-    def found(environment: dict[str, str]) -> list[str]:
-        manager = ExporterConfigManager(environment=environment, directory=tmp_path, packages=[])
-        return [each.class_name for each in manager.generate_export_config()]
-
-    assert found({}) == ["one_logger_exporters_config"]
-    assert found({"ONE_LOGGER_EXPORTER_CONFIG_PATH": str(named)}) == ["named"]
+    assert manager.generate_export_config() == [ExporterConfig("one_logger_exporters_config")]
+    monkeypatch.setenv("ONE_LOGGER_EXPORTER_CONFIG_PATH", f"named.{suffix}")
+    assert manager.generate_export_config() == [ExporterConfig("named")]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"exporters": 5}', '{"exporters": [5, {"class_name": 3}]}'])
 def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path: Path) -> None:
     file = tmp_path / "exporters.json"
     file.write_text(text, encoding="ascii")
-    manager = ExporterConfigManager(environment={}, directory=tmp_path, packages=[])
+    manager = ExporterConfigManager(packages=[])
 
     with reported() as found:
         assert manager.generate_export_config(config_file_path=file) == []
@@ -301,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path
 
 def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(tmp_path: Path) -> None:
     broken = EntryPoint("broken", "no_such_module:Config", "nv_one_logger.exporter_configs")
-    manager = ExporterConfigManager(environment={}, directory=tmp_path, packages=[broken])
+    manager = ExporterConfigManager(packages=[broken])
     with reported() as found:
         assert manager.generate_export_config() == []
         asked = [
@@ -321,7 +284,7 @@ def test_a_configuration_written_for_one_logger_makes_ours(tmp_path: Path) -> No
         "nv_one_logger.exporter.file_exporter.FileExporter", {"file_path": str(tmp_path / "t.json")}
     )
 
-    (made,) = ExporterConfigManager({}, tmp_path, []).create_exporters_from_config([asked])
+    (made,) = ExporterConfigManager([]).create_exporters_from_config([asked])
     assert type(made) is FileExporter
 
 
@@ -422,9 +385,3 @@ def test_the_names_of_metrics_are_the_jobs_choice() -> None:
     assert any("loss" in each for each in logged)
     span, event = Span.create("s"), Event.create("e", Attributes({"a": 1}))
     assert slashed.from_event_attribute(span, event, event.attributes["a"]) == "s/e/a"
-
-
-def test_importing_the_bridges_loads_no_package_that_is_not_asked_for() -> None:
-    from exporter.bridges import wandb  # noqa: F401
-
-    assert "wandb" not in sys.modules
