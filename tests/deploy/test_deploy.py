@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from test_rules import known
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
+CHART = DEPLOY / "helm/training-exporter"
 SCHEMAS = yaml.safe_load((ROOT / "tests/data/deploy/schemas.yaml").read_text(encoding="utf-8"))
 OVERLAYS = sorted(
     path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "dashboards"
@@ -265,11 +268,35 @@ def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield document["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize("folder", OVERLAYS, ids=lambda path: path.name)
+def chart(*values: str, folder: Path = CHART) -> list[dict[str, Any]]:
+    """What Helm makes of the chart with these values."""
+    helm = program("helm", "the extra `test`")
+    told = run(helm, "template", "release", folder, *(word for each in values for word in ("--set", each)))
+    assert told.returncode == 0, told.stderr
+    return [each for each in yaml.safe_load_all(told.stdout) if each]
+
+
+POD_OF_A_CHART = {
+    "node": ["sidecar.enabled=false"],
+    "node without GPUs": ["sidecar.enabled=false", "node.gpu.enabled=false"],
+    "job": ["node.enabled=false", "sidecar.job.enabled=true"],
+}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(pytest.param(partial(built, folder), id=folder.name) for folder in OVERLAYS),
+        *(
+            pytest.param(partial(chart, *values), id=f"chart: {name}")
+            for name, values in POD_OF_A_CHART.items()
+        ),
+    ],
+)
 def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_flags_that_it_knows(
-    folder: Path, tmp_path: Path
+    build: Callable[[], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    documents = built(folder)
+    documents = build()
     for document in documents:
         check_manifest(document)
     (pod,) = (pod for document in documents for pod in pods(document))
@@ -296,6 +323,72 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_flags_th
     (port,) = container["ports"]
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == port["name"]
     assert len(port["name"]) <= 15  # the API server's limit, which no schema has
+
+
+def test_helm_finds_no_fault_with_the_chart_and_knows_its_values() -> None:
+    helm = program("helm", "the extra `test`")
+    linted = run(helm, "lint", "--strict", CHART)
+    misspelt = run(helm, "template", CHART, "--set", "node.prot=3")
+    unknown = run(helm, "template", CHART, "--set", "prometheusRule.thresholds.threshold:x=3")
+
+    assert linted.returncode == 0, linted.stdout
+    assert "Additional property prot is not allowed" in misspelt.stderr
+    assert "rules/thresholds.yml has no threshold:x" in unknown.stderr
+
+
+def test_the_chart_has_every_rule_and_dashboard_and_the_numbers_that_a_site_sets() -> None:
+    documents = chart(
+        "prometheusRule.thresholds.threshold:gpu_idle:ratio=0.1", "prometheusRule.links.grafana=https://g"
+    )
+    (resource,) = (each for each in documents if each["kind"] == "PrometheusRule")
+    found = [rule for group in resource["spec"]["groups"] for rule in group["rules"]]
+    by_record = {rule["record"]: rule for rule in found if "record" in rule}
+    names = [(each["kind"], each["metadata"]["name"]) for each in documents]
+    dashboards = {name: text for each in documents for name, text in each.get("data", {}).items()}
+
+    assert len(set(names)) == len(names)
+    assert len(found) == len(rules())
+    assert {rule.expr.strip() for rule in rules()} - {rule["expr"].strip() for rule in found} == {
+        "vector(0.05)"
+    }
+    assert by_record["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
+    assert by_record["site:links:info"]["labels"] == {"grafana": "https://g", "runbook": "docs/runbook.md"}
+    for path in (ROOT / "dashboards/json").glob("*.json"):
+        assert json.loads(dashboards[path.name]) == json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_another_chart_puts_the_sidecar_into_its_own_pod(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "charts/training-exporter")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: mine, version: 1.0.0}")
+    (tmp_path / "templates/pod.yaml").write_text("""
+{{- $ours := index .Subcharts "training-exporter" }}
+apiVersion: v1
+kind: Pod
+metadata: {name: mine, labels: {monitoring: training-exporter}}
+spec:
+  initContainers: {{- include "training-exporter.sidecar" $ours | nindent 4 }}
+  containers:
+    - name: trainer
+      image: mine
+      env: {{- include "training-exporter.trainer.env" $ours | nindent 8 }}
+      volumeMounts: {{- include "training-exporter.trainer.volumeMounts" $ours | nindent 8 }}
+  volumes: {{- include "training-exporter.sidecar.volumes" $ours | nindent 4 }}
+""")
+    documents = chart("training-exporter.node.enabled=false", folder=tmp_path)
+    (pod,) = (each for each in documents if each["kind"] == "Pod")
+    volumes = {each["name"] for each in pod["spec"]["volumes"]}
+    mounted = [
+        mount["name"]
+        for container in pod["spec"]["initContainers"] + pod["spec"]["containers"]
+        for mount in container["volumeMounts"]
+    ]
+
+    check_manifest(pod)
+    assert set(mounted) == volumes
+    assert {each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each} <= {
+        each["metadata"]["name"] for each in documents if each["kind"] == "ConfigMap"
+    }
 
 
 def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
