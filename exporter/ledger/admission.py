@@ -1,8 +1,7 @@
 """Stats: which of them may share a family name and are counted, and the families that they become.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O. Definitions come in from the feed, where each process
-names its Stats as it likes; what goes out is the same for the whole exposition: a name has one family, one type, one unit
-and one set of buckets.
+Runs in the sidecar, on the ledger's collecting thread; no I/O. Each process names its Stats as it likes; in the exposition
+a name has one family, one type, one unit and one set of buckets.
 
 - Names of the exporter's own families are refused, except to a Stat that is just that family (`OWN`).
 - A family belongs to the living processes that have it. The first (those that already hold it come before new ones)
@@ -25,7 +24,7 @@ from prometheus_client.core import Metric
 from exporter.families import Distribution, FamilySpec, FamilyType
 from exporter.ledger.families import IDENTITY_LABELS, training
 from exporter.ledger.families.training import LAST_VALUES
-from exporter.ledger.totals import GapRules, Moment, Plan, Process, SeriesKey, Shape, VisibleSlot, shape_of
+from exporter.ledger.totals import GapRules, Moment, Plan, Process, Shape, VisibleSlot, shape_of
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.values import (
     AGGREGATIONS,
@@ -50,14 +49,10 @@ class Claim:
     label_names: tuple[str, ...] = ()  # the union over all holders, sorted
 
 
-def identity_labels(spec: FamilySpec) -> tuple[str, ...]:
-    """Give those of a family's labels that say whose it is."""
-    return IDENTITY_LABELS if "rank" in spec.labels else IDENTITY_LABELS[:1]
-
-
 def fits(definition: StatDefinition, spec: FamilySpec) -> bool:
     """Tell whether a Stat is a family of the exporter's own."""
-    labels = identity_labels(spec) + tuple([name for name, _ in definition.labels])
+    identity = IDENTITY_LABELS if "rank" in spec.labels else IDENTITY_LABELS[:1]
+    labels = identity + tuple([name for name, _ in definition.labels])
     return (definition.kind, definition.unit or "", labels) == (spec.type, spec.unit, spec.labels)
 
 
@@ -86,13 +81,13 @@ class Admission:
         self.version = 0
         self._claims: dict[str, Claim] = {}
         self._names: dict[str, Claim] = {}
-        self._lists: list[object] = []
+        self._lists: list[list[Plan | None]] = []
 
     def count(self, processes: Sequence[Process]) -> None:
         """Settle what counts, and count it, of all processes with a record."""
         participants = [each for each in processes if self._look(each)]
         participants.sort(key=lambda each: (each.identity.started, each.identity.id))
-        lists: list[object] = [each.plans for each in participants]
+        lists = [each.plans for each in participants]
         if not _same(lists, self._lists):
             self._settle(participants)
             self._lists = lists
@@ -125,20 +120,18 @@ class Admission:
         if process.snapshot is None:
             return False
         definitions = [reading.definition for reading in process.snapshot.recording.stats]
-        first = process.definitions is None
-        renewed = process.definitions is None or not _same(definitions, process.definitions)
+        before, process.definitions = process.definitions, definitions
+        renewed = before is None or not _same(definitions, before)
         if renewed:
-            process.definitions, process.plans = definitions, []
-            seen: set[SeriesKey] = set()
-            for plan in map(plan_of, definitions):
-                # Of two definitions that become one series (`a.b` and `a_b`) the second has none.
-                process.plans.append(plan if plan is not None and plan.key not in seen else None)
-                seen.update(() if plan is None else (plan.key,))
-        if process.living or not first:
-            return process.living or renewed
-        # It died before anybody saw it: its totals are counted, and shown if they fit those of the living.
-        process.admitted = process.plans
-        return False
+            plans = list(map(plan_of, definitions))
+            # Of two definitions that become one series (`a.b` and `a_b`) the second has none.
+            first = {plan.key: plan for plan in reversed(plans) if plan is not None}
+            process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
+        if before is None and not process.living:
+            # It died before anybody saw it: its totals are counted, and shown if they fit those of the living.
+            process.admitted = process.plans
+            return False
+        return process.living or renewed
 
     def _settle(self, living: Sequence[Process]) -> None:
         """Decide anew who holds which family."""
@@ -203,10 +196,8 @@ class StatFamilies:
         before, self._made = self._made, {}
         for name, samples in sorted(self._samples.items()):
             spec, old = self._specs[name], before.get(name)
-            if old is not None and old[0] == spec and old[1] == samples:
-                self._made[name] = old
-            else:
-                self._made[name] = spec, samples, spec.later(samples)
+            same = old is not None and old[:2] == (spec, samples)
+            self._made[name] = old if old and same else (spec, samples, spec.later(samples))
         return [metric for _, _, metric in self._made.values()]
 
     def _living(self, visible: VisibleSlot) -> None:
@@ -235,8 +226,7 @@ class StatFamilies:
         if claim is None:
             return None
         identity: tuple[str, ...] = visible.labels
-        own = OWN.get(claim.main)
-        if own is not None and len(identity_labels(own)) == 1:
+        if claim.main in OWN and "rank" not in OWN[claim.main].labels:
             if visible.labels[1:] != RANK_0:
                 return None
             identity = identity[:1]
@@ -275,11 +265,9 @@ class StatFamilies:
     def _add(
         self, name: str, aggregation: Aggregation | None, place: Place, value: float | Distribution
     ) -> None:
-        samples = self._samples.get(name)
-        if samples is None:
-            samples = self._samples[name] = {}
-            if name not in self._specs:
-                self._specs[name] = _spec(name, aggregation, place[0])
+        samples = self._samples.setdefault(name, {})
+        if name not in self._specs:
+            self._specs[name] = _spec(name, aggregation, place[0])
         samples[place[1]] = value
 
 
@@ -287,8 +275,7 @@ def _leftovers(visible: VisibleSlot) -> Iterable[Plan]:
     """What lingers of a slot, without the Stats that the living process has itself."""
     own = visible.process.series if visible.process.living else {}
     found = {key: each.definition for part in visible.lingering for key, each in part.series.items()}
-    plans = (plan_of(definition) for key, definition in found.items() if key not in own)
-    return (plan for plan in plans if plan is not None)
+    return filter(None, [plan_of(definition) for key, definition in found.items() if key not in own])
 
 
 def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpec:
@@ -307,8 +294,8 @@ def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpe
     elif name.endswith("_seconds"):
         text, unit = f"Unix time of the latest sample of {first.name}; absent before the first.", "seconds"
     else:
-        text, unit = (
-            f"Samples of the last closed window of {first.name}; 0 when there were none, absent when {gone}",
-            "",
+        text = (
+            f"Samples of the last closed window of {first.name}; 0 when there were none, absent when {gone}"
         )
+        unit = ""
     return FamilySpec(name, kind, text, IDENTITY_LABELS + claim.label_names, unit)

@@ -37,7 +37,7 @@ from exporter.ledger.goodput.run_state import RunStates
 from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.ranks import Ranks
 from exporter.ledger.store import StateStore
-from exporter.ledger.totals import GapRules, Moment, RankKey, VisibleSlot, visible
+from exporter.ledger.totals import GapRules, Moment, VisibleSlot, visible
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class JobCollector:
         taken = [
             (f"{process_id}.feed", "taken")
             for process_id, entry in entries.items()
-            if entry.alive and process_id in self._ranks[RankKey.of(entry.snapshot.process)].taken
+            if entry.alive and process_id in self._ranks[entry.snapshot.process].taken
         ]
         self._tell_refused([*scan.refused, *taken])
         self._admission.count(list(self._ranks.processes()))
@@ -248,7 +248,7 @@ class JobCollector:
     def _remove_dead(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove the files of processes that are dead and counted."""
         for process_id, entry in entries.items():
-            rank = self._ranks[RankKey.of(entry.snapshot.process)]
+            rank = self._ranks[entry.snapshot.process]
             if entry.alive or not (rank.kept and rank.safe) or self.sessions.holds(process_id):
                 continue
             try:

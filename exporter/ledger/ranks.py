@@ -1,7 +1,6 @@
 """Ranks: the totals of each rank over all processes that ever were it, and the state files that stand behind them.
 
-Runs in the sidecar, on the ledger's collecting thread; no clock of its own. What the feed shows of all processes comes
-in, pass by pass; ranks whose totals are complete and saved go out. Totals never fall.
+Runs in the sidecar, on the ledger's collecting thread; no clock of its own. Totals never fall.
 
     rank (run, rank, role)
       └── slot 0, 1, …           a worker slot; has its own totals and its own series
@@ -11,12 +10,8 @@ in, pass by pass; ranks whose totals are complete and saved go out. Totals never
 A process is known by its id and bound to a slot: the lowest that no living process of the rank has, but slot 0 belongs
 to a process that trains as soon as there is one. As long as there is a record, its process can be seen again, alive or
 dead, in this or a later life of the sidecar, and is counted once; a record becomes part of the base only when its feed
-file is gone. The last few of the dead keep theirs even without a file, so that a process whose files were deleted under
-it, and that writes them anew, is still the same process; the ids of some more before them are remembered.
-
-A rank is loaded when the first of its processes appears, or at start when the last one ended a short while ago; it is
-let go when it is over: its state file at once, so that another sidecar may keep it, the memory when there is nothing
-left to show. A sidecar that does not own the feed directory loads the owner's files and saves nothing.
+file is gone. The last few of the dead keep theirs even then, so that a process whose files were deleted under it, and
+that writes them anew, is still the same process; the ids of some more before them are remembered.
 """
 
 from __future__ import annotations
@@ -28,6 +23,7 @@ from typing import Any, TypeVar
 
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
+from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger.store import StateKey, StateStore, from_json, to_json
 from exporter.ledger.totals import GapRules, Moment, Process, RankKey, Slot, Totals
 from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
@@ -73,11 +69,6 @@ class Rank:
             if slot.base.departed is not None:
                 slot.base.depart(slot.base.departed, now)
 
-    def drop(self, process_id: str) -> None:
-        """Forget a process that turned out to be another rank's."""
-        for slot in self.slots.values():
-            slot.processes = [each for each in slot.processes if each.identity.id != process_id]
-
     def observe(
         self,
         entries: Sequence[FeedEntry],
@@ -91,14 +82,17 @@ class Rank:
         A file whose id is `unreadable` is there, but was refused; after `patience_seconds` its process counts as gone.
         """
         known = {process.identity.id: process for _, process in self.processes()}
-        new: list[Process] = []
-        seen = {entry.snapshot.process.id for entry in entries}
-        for entry in entries:
-            process = known.get(entry.snapshot.process.id)
-            if process is not None:
-                self._see(process, entry, now)
-            elif entry.snapshot.process.id not in self.taken:
-                new.append(_made(entry, now))
+        seen = {entry.snapshot.process.id: entry for entry in entries}
+        new = [
+            Process(identity=entry.snapshot.process)
+            for process_id, entry in seen.items()
+            if process_id not in known and process_id not in self.taken
+        ]
+        for process in new:
+            process.first_seen = now.monotonic
+        for process in (*known.values(), *new):
+            if process.identity.id in seen:
+                _see(process, seen[process.identity.id], now)
         for process_id, process in known.items():
             if process_id not in seen and process.living:
                 process.unseen += 1
@@ -130,20 +124,6 @@ class Rank:
                     here.processes.remove(goes)
                     here.processes.append(comes)
                 return
-
-    def _see(self, process: Process, entry: FeedEntry, now: Moment) -> None:
-        process.unseen, process.seen_monotonic = 0, now.monotonic
-        process.age_seconds, process.outdated = entry.age_seconds, entry.outdated
-        process.identity = entry.snapshot.process  # what it says of itself may have changed
-        known_from_file_only = process.snapshot is None
-        if process.snapshot is None or entry.snapshot.sequence > process.sequence:
-            process.snapshot = entry.snapshot
-        if entry.alive and process.departed is not None:
-            process.departed = None  # its lock could not be seen for a while
-        elif not entry.alive and process.living:
-            # Known since the state file only: it died while no sidecar looked.
-            process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
-        process.note_progress(now)
 
     def _free_slot(self) -> Slot:
         occupied = {slot.number for slot, process in self.processes() if process.living}
@@ -178,15 +158,22 @@ class Rank:
 
 
 def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
-    """Read slots and ids that are taken back.
-
-    Raises:
-        ValueError: It is not what `Rank.encode` writes.
-    """
+    """Read back what `Rank.encode` has written; raises a ValueError where it has not."""
     slots: dict[int, Slot] = {}
     try:
         body = json.loads(content)
-        definitions = [_definition(*each) for each in body["stats"]]
+        definitions = [
+            StatDefinition(
+                name,
+                frozenset({Aggregation.HISTOGRAM} if buckets else ()),
+                unit=unit,
+                help=text,
+                labels=tuple([(label, value) for label, value in labels]),
+                buckets=tuple(buckets),
+                kind=kind,
+            )
+            for name, unit, text, labels, buckets, kind in body["stats"]
+        ]
         for each in body["slots"]:
             processes = [_totals(Process, found, definitions) for found in each["processes"]]
             slots[each["slot"]] = Slot(each["slot"], _totals(Totals, each["base"], definitions), processes)
@@ -195,28 +182,18 @@ def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _made(entry: FeedEntry, now: Moment) -> Process:
-    process = Process(identity=entry.snapshot.process, snapshot=entry.snapshot)
-    process.seen_monotonic = process.first_seen = now.monotonic
-    process.age_seconds, process.outdated = entry.age_seconds, entry.outdated
-    if not entry.alive:
-        process.depart(now.wall - entry.age_seconds, now)
+def _see(process: Process, entry: FeedEntry, now: Moment) -> None:
+    known_from_file_only = process.snapshot is None
+    process.unseen, process.seen_monotonic, process.age_seconds = 0, now.monotonic, entry.age_seconds
+    process.identity = entry.snapshot.process  # what it says of itself may have changed
+    if known_from_file_only or entry.snapshot.sequence > process.sequence:
+        process.snapshot = entry.snapshot
+    if entry.alive:
+        process.departed = None  # where it had one, its lock could not be seen for a while
+    elif process.living:
+        # Known since a file only: it died while no sidecar looked.
+        process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
     process.note_progress(now)
-    return process
-
-
-def _definition(
-    name: str, unit: str | None, text: str, labels: Any, buckets: Any, kind: str
-) -> StatDefinition:
-    return StatDefinition(
-        name,
-        frozenset({Aggregation.HISTOGRAM} if buckets else ()),
-        unit=unit,
-        help=text,
-        labels=tuple([(label, value) for label, value in labels]),
-        buckets=tuple(buckets),
-        kind=kind,
-    )
 
 
 def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
@@ -245,8 +222,8 @@ class Ranks:
         self._rank_of: dict[str, RankKey] = {}
         self._resumed = False
 
-    def __getitem__(self, key: RankKey) -> Rank:
-        return self._ranks[key]
+    def __getitem__(self, process: ProcessIdentity) -> Rank:
+        return self._ranks[RankKey.of(process)]
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._ranks.values())
@@ -303,10 +280,10 @@ class Ranks:
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
         """Take a process that has claimed a rank, or changed its run, from where it was counted until then."""
         found = {process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()}
-        for process_id, key in found.items():
-            before = self._rank_of.get(process_id, key)
-            if before != key and before in self._ranks:
-                self._ranks[before].drop(process_id)
+        for process_id, before in self._rank_of.items():
+            if found.get(process_id, before) != before and before in self._ranks:
+                for slot in self._ranks[before].slots.values():
+                    slot.processes = [each for each in slot.processes if each.identity.id != process_id]
         self._rank_of = found
 
     def _resume_recent(
@@ -324,12 +301,11 @@ class Ranks:
             key = RankKey(run, int(number) if number.isdecimal() else None, role)
             if key in by_rank or key in self._ranks:
                 continue
-            rank = Rank(key)
+            rank = self._ranks[key] = Rank(key)
             self._load(rank, present, now)
-            if rank.slots:
-                self._ranks[key] = rank
-            else:
+            if not rank.slots:
                 self._state.release(state_key)
+                del self._ranks[key]
 
     def _load(self, rank: Rank, present: Collection[str], now: Moment) -> None:
         """Make a rank complete; until that succeeds, its slots are provisional and its totals withheld."""

@@ -1,27 +1,23 @@
 r"""StateStore: the files that let totals outlive the sidecar.
 
-Runs in the sidecar, called from the threads of the collectors that keep something, one call at a time; no threads of its
-own. Bytes come in under a key (kind, run, …) and go to one file per key in `<state directory>/ledger/`; they come back
-after a restart, of this sidecar or of another one on another node when the directory is shared storage.
+Runs in the sidecar, called from the threads of the collectors that keep something. Bytes go under a key (kind, run, …) to
+one file per key in `<state directory>/ledger/`, and come back after a restart, of this sidecar or of another one on another
+node when the directory is shared storage.
 
     training-exporter-ledger 3 3f2a90c4\n                   magic, format version, CRC-32 of what follows
     {"key": ["rank", "run", "0", "", ""], "keeper": "node7"}\n   whose file it is, and which sidecar wrote it last
     …content…                                               JSON
 
-A content is a dataclass whose fields are the keys of the JSON, so that a person can read a state file. A key that is not
-known is passed over, a missing one has its default: so versions may differ.
-
-What holds:
+A content is a dataclass whose fields are the keys of the JSON. A key that is not known is passed over, a missing one has
+its default: so versions may differ.
 
 - A file is replaced as a whole, by a rename. SIGKILL at any instant leaves the old or the new one.
 - One keeper per file at a time: a byte of the file `locks` is a POSIX record lock that a sidecar holds while it keeps
-  the key, and that the kernel drops when it dies. So sidecars of several nodes may share a directory, each keeping its
-  own ranks, and a rank that moves to another node goes on there as soon as the first sidecar has let go of it.
+  the key, and that the kernel drops when it dies.
 - A damaged file, one of another version, or something else under its name is never read as zero in silence and never
   overwritten: it is renamed to `<name>.damaged-<unix time>`, logged and counted.
 - No `fsync`: a flush would make each pass wait behind the job's own checkpoint. What a loss of power can leave, an
   empty or torn file, is found by its checksum.
-- Files that nobody keeps any more go after 30 days, and the oldest of more than 5,000 before (`tidy`).
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class _DamagedError(Exception):
-    """What makes a state file unusable, in words; never leaves this module."""
+    """What makes a state file unusable; never leaves this module."""
 
 
 def file_name(key: StateKey) -> str:
@@ -129,8 +125,7 @@ class StateStore:
     def release(self, key: StateKey) -> None:
         """Let another sidecar keep the key; harmless when it is not claimed."""
         with self._guard:
-            name = self._claimed.pop(key, None)
-            if name is not None:
+            if name := self._claimed.pop(key, None):
                 self._unlock(name)
 
     def close(self) -> None:
@@ -152,17 +147,17 @@ class StateStore:
         if not os.path.lexists(self.directory):
             return None
         path = self.directory / file_name(key)
-        with self._using(path.name):
+        with self._using(path.name), contextlib.suppress(FileNotFoundError):
             try:
                 head, content = self._read(path)
-                if head.get("key") != list(key):
+                if head["key"] != list(key):
                     raise _DamagedError("it is the file of something else")  # noqa: TRY301  # one way out for all
                 return decode(content)
-            except FileNotFoundError:
-                pass
             except (_DamagedError, ValueError) as error:
                 if key in self._claimed:
-                    self._move_aside(path, str(error))
+                    aside = path.rename(path.with_name(f"{path.name}{_DAMAGED}{int(self._clock())}"))
+                    self.damaged += 1
+                    _log.error("a state file is damaged: %s; moved aside to %s", error, aside)
         return None
 
     def save(self, key: StateKey, content: bytes) -> None:
@@ -182,8 +177,6 @@ class StateStore:
             if len(data) > self._max_bytes:
                 raise OSError(errno.EFBIG, f"{len(data)} bytes are more than {self._max_bytes}")
             temporary = path.with_name(path.name + _TEMPORARY)
-            self._clear(path)
-            self._clear(temporary)
             # A leftover is that of a sidecar that was killed here; nobody else's, by the lock.
             replace_file(str(path), data, temporary=str(temporary), mode=0o600)
 
@@ -196,15 +189,13 @@ class StateStore:
         keys: list[StateKey] = []
         if not os.path.lexists(self.directory):
             return keys
-        oldest = self._clock() - within_seconds
         with self._using("."):
             for path in self.directory.glob(f"{kind}*{_SUFFIX}"):
                 with contextlib.suppress(OSError, _DamagedError):  # it is told when its rank appears
-                    if path.lstat().st_mtime >= oldest:
+                    if path.lstat().st_mtime >= self._clock() - within_seconds:
                         head, _ = self._read(path)
-                        key = head.get("key")
-                        if head.get("keeper") == self.keeper and isinstance(key, list) and key[0] == kind:
-                            keys.append(tuple(key))
+                        if head["keeper"] == self.keeper and head["key"][0] == kind:
+                            keys.append(tuple(head["key"]))
         return keys
 
     def tidy(self) -> None:
@@ -216,15 +207,14 @@ class StateStore:
         with contextlib.suppress(StateError), self._using("."):
             aged: list[tuple[float, Path]] = []
             for path in self.directory.iterdir():
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # another sidecar's, just renamed
                     if _SUFFIX in path.name:
                         aged.append((path.lstat().st_mtime, path))
             for place, (modified, path) in enumerate(sorted(aged, reverse=True)):
                 name = path.name.partition(_SUFFIX)[0] + _SUFFIX
                 old = modified < now - self._keep_seconds or place >= self._keep_files
                 if old and name not in self._claimed.values() and self._lock(name):
-                    with contextlib.suppress(OSError):
-                        path.unlink()
+                    path.unlink(missing_ok=True)
                     self._unlock(name)
 
     def page(self, subject: str, name: str = "") -> Page:
@@ -247,7 +237,7 @@ class StateStore:
                 self.errors += 1
                 raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
 
-    def _read(self, path: Path) -> tuple[dict[str, object], bytes]:
+    def _read(self, path: Path) -> tuple[dict[str, Any], bytes]:
         try:
             with open(path, "rb", opener=_open) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -267,22 +257,11 @@ class StateStore:
         first, _, content = rest.partition(b"\n")
         return json.loads(first), content
 
-    def _move_aside(self, path: Path, what: str) -> None:
-        aside = path.rename(path.with_name(f"{path.name}{_DAMAGED}{int(self._clock())}"))
-        self.damaged += 1
-        _log.error("a state file is damaged: %s; moved aside to %s", what, aside)
-
-    def _clear(self, path: Path) -> None:
-        """Move aside what is no file and keeps ours from its place, or totals would be withheld forever."""
-        if path.is_dir() and not path.is_symlink():
-            self._move_aside(path, "it is a directory")
-
     # Locks ----------------------------------------------------------------------------------------------
 
     def _lock(self, name: str) -> bool:
         """Lock a state file; on a file system without locks everybody succeeds, which is logged."""
         if self._locks is None:
-            self._clear(self.directory / "locks")
             self._locks = _open(str(self.directory / "locks"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name))
@@ -314,18 +293,14 @@ class StateStore:
 
 
 class Page:
-    """Rows of numbers in a state file; `exporter.collectors.job.Page`."""
+    """`exporter.collectors.job.Page`: rows of numbers in a state file."""
 
     def __init__(self, state: StateStore, key: StateKey) -> None:
         self._state = state
         self._key = key
 
     def load(self) -> Rows | None:
-        """Claim the page and read it; None while another sidecar keeps it.
-
-        Raises:
-            CollectError: `state`: it cannot be read now.
-        """
+        """Claim the page and read it; None while another sidecar keeps it."""
         try:
             if not self._state.claim(self._key):
                 return None
@@ -334,11 +309,7 @@ class Page:
             raise CollectError(str(error), reason="state") from error
 
     def save(self, rows: Rows) -> None:
-        """Replace it.
-
-        Raises:
-            CollectError: `state`: what was saved before is still there.
-        """
+        """Replace it, or leave what was saved before."""
         try:
             self._state.save(self._key, dumps(rows))
         except StateError as error:

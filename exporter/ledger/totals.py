@@ -1,8 +1,7 @@
 """What a worker slot of a rank has counted, and what of it may be shown in one pass.
 
 Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. A slot's total is base + first
-process + … + last process, the sums over the processes that were there one after another, added in this order, always;
-nothing in it ever falls. What is shown follows the gap rules, which are all here:
+process + … + last process, added in this order, always; nothing in it ever falls. The gap rules are all here:
 
 | the process                              | window gauges | last values of the training | totals, last sample |
 |------------------------------------------|---------------|-----------------------------|---------------------|
@@ -41,8 +40,6 @@ Shape = tuple[bool, str | None, tuple[float, ...], str]
 
 Key = TypeVar("Key", str, tuple[str, str])
 
-LONGEST_FLUSH_SECONDS = 600.0
-"""A writer that claims to write less often is measured by this."""
 LONG_PHASES = frozenset(
     name
     for name, phase in PHASES.items()
@@ -50,8 +47,6 @@ LONG_PHASES = frozenset(
 )
 """Phases that may take longer than steps do."""
 _IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
-
-
 SAME_SECONDS = 0.01
 """Times of a step that are no further apart are those of one step."""
 
@@ -215,10 +210,6 @@ class Slot:
         """The latest living process, None when there is none."""
         return next((each for each in reversed(self.processes) if each.living), None)
 
-    def latest(self) -> Process | None:
-        """The living process, else the last one to come; None when all are in the base."""
-        return self.living() or (self.processes[-1] if self.processes else None)
-
     def total(self, key: SeriesKey) -> StatReading | None:
         """The sum over all parts; None when none of them has the Stat."""
         total: StatReading | None = None
@@ -233,12 +224,11 @@ class Slot:
         Yields:
             The ids that no longer have a record.
         """
-        departed = sum(not each.living for each in self.processes)
-        while (
-            departed > keep and not (first := self.processes[0]).living and first.identity.id not in present
-        ):
+        for _ in range(sum(not each.living for each in self.processes) - keep):
+            first = self.processes[0]
+            if first.living or first.identity.id in present:
+                return
             self.base.absorb(self.processes.pop(0))
-            departed -= 1
             yield first.identity.id
 
 
@@ -256,8 +246,7 @@ class GapRules:
         snapshot = process.snapshot
         if snapshot is None or not process.living or process.outdated:
             return False
-        flush = min(snapshot.flush_seconds, LONGEST_FLUSH_SECONDS)
-        return process.age_seconds <= max(self.stale_after_seconds, 3.0 * flush)
+        return process.age_seconds <= max(self.stale_after_seconds, 3.0 * snapshot.flush_seconds)
 
     def lingers(self, totals: Totals, now: Moment) -> bool:
         """Whether what the dead have left is still shown."""
@@ -296,7 +285,7 @@ class VisibleSlot:
 
 def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: bool) -> VisibleSlot | None:
     """Look at a slot; None when there is nothing to show of it."""
-    process = slot.latest()
+    process = slot.living() or next(reversed(slot.processes), None)
     lingering = tuple(each for each in slot.parts() if rules.lingers(each, now))
     if process is None or not (process.living or lingering):
         return None
@@ -322,17 +311,14 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
     if before is None:
         return after
     total, count, counts = after.sum, after.count, after.bucket_counts
-    if before.sum is None:
-        total = None
     if before.definition is after.definition or shape_of(before.definition) == shape_of(after.definition):
         count += before.count
         counts = tuple(map(int.__add__, before.bucket_counts, counts))
-        if total is not None and before.sum is not None:
-            total = total + before.sum if isfinite(total + before.sum) else None
+        total = None if total is None else total + (before.sum or 0.0)
     return StatReading(
         after.definition,
         count,
-        total,
+        None if total is None or before.sum is None or not isfinite(total) else total,
         counts,
         last_sample=before.last_sample if after.last_sample is None else after.last_sample,
         rejected=added_counts(before.rejected, after.rejected),

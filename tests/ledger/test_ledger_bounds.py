@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from pathlib import Path
 
 import pytest
 from goodput_support import PaperJob, Watched
-from ledger_support import START, MemoryFeed, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 from waiting import PATIENCE
 
 from exporter.feed.encoder import encode
@@ -100,33 +99,6 @@ def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory
     assert sidecar.state.damaged == 1
     sidecar.restart()
     assert sidecar.after(1.0).count("loss", **RANK_0) == 4
-
-
-def make_directory(path: Path) -> None:
-    (path / "inside").mkdir(parents=True)
-
-
-@pytest.mark.parametrize("suffix", ["", ".tmp"])
-@pytest.mark.parametrize("make", [make_directory, os.mkfifo])
-def test_a_directory_or_a_pipe_in_place_of_a_file_withholds_nothing(
-    tmp_path: Path, make: Callable[[Path], None], suffix: str
-) -> None:
-    sidecar = Sidecar(tmp_path)
-    process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0])))
-    sidecar.collect()
-    (path,) = (tmp_path / "ledger").glob("rank*.ledger")
-    path.unlink()
-    make(path.with_name(path.name + suffix))
-    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * 2), sequence=2))
-    page = sidecar.after(1.0)
-
-    assert page.count("loss", **RANK_0) == 2
-    assert page.get("exporter_ledger_withheld_ranks") == 0
-    sidecar.state.close()
-    again = Sidecar(tmp_path, MemoryFeed(), sidecar.clock)
-    assert again.collect().count("loss", **RANK_0) == 2
-    assert again.state.damaged == 0
 
 
 @pytest.mark.parametrize("cut", [0, 20], ids=["whole", "damaged"])

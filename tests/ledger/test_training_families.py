@@ -9,7 +9,7 @@ from ledger_support import Sidecar, a_process, a_reading, a_snapshot
 
 from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.admission import identity_labels
+from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.families.training import TRAINING as SPECS
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, families_of
 
@@ -17,7 +17,7 @@ from exporter.recording.values import Aggregation, StatDefinition, StatReading, 
 def definition_of(spec: FamilySpec) -> StatDefinition:
     """The Stat that a training process makes for a family."""
     name = spec.name.removesuffix("_total").replace("_", ".", 1)
-    labels = tuple((label, "x") for label in spec.labels[len(identity_labels(spec)) :])
+    labels = tuple((label, "x") for label in spec.labels if label not in IDENTITY_LABELS)
     histogram = spec.type == "histogram"
     return StatDefinition(
         name,

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 REASONS = ("wrap", "reset", "backwards", "jump")
 
+MAX_WATTS = 4000.0
+"""More than any device draws: a package, its memory, a module of them, a GPU."""
 LONGEST_SECONDS = 600.0
 """What happened in a longer time is not guessed."""
 SLACK_JOULES = 1.0
@@ -31,7 +33,7 @@ class EnergyCounter:
         resets: Corrections, by reason.
     """
 
-    def __init__(self, *, range_joules: float, max_watts: float) -> None:
+    def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
         self.joules = 0.0
         self.watts: float | None = None
         self.resets: dict[str, float] = dict.fromkeys(REASONS, 0.0)

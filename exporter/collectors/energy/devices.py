@@ -23,13 +23,11 @@ from typing import Literal
 
 import psutil
 
-from exporter.collectors.energy.counter import LONGEST_SECONDS, EnergyCounter, IdlePower
+from exporter.collectors.energy.counter import LONGEST_SECONDS, MAX_WATTS, EnergyCounter, IdlePower
 from exporter.collectors.job import EnergyReading, Rows
 from exporter.collectors.kernel_files import list_directory, read_file, read_optional, source
 from exporter.families import Collected
 
-MAX_WATTS = 4000.0
-"""More than any package, its memory, or a module of them draws."""
 GAPS = ("permission", "lost", "error")
 """Why there is a time without a reading, in the order of the rows."""
 WAYS_IN = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
@@ -55,9 +53,7 @@ class Device:
     idle: IdlePower = field(default_factory=IdlePower)
     readable: bool = False  # the last reading succeeded
     gaps: dict[str, float] = field(default_factory=lambda: dict.fromkeys(GAPS, 0.0))  # seconds by reason
-    counter: EnergyCounter = field(
-        default_factory=lambda: EnergyCounter(range_joules=0.0, max_watts=MAX_WATTS)
-    )
+    counter: EnergyCounter = field(default_factory=EnergyCounter)
 
     def update(self, now: float) -> None:
         """Take a reading; raises what cannot be read, and a ValueError for what cannot be."""
@@ -220,6 +216,6 @@ def _find_registers(root: Path, idle_watts: float | None, collected: Collected) 
                     name=name,
                     source="rapl",
                     idle=IdlePower(idle_watts if is_package else None),
-                    counter=EnergyCounter(range_joules=range_joules, max_watts=MAX_WATTS),
+                    counter=EnergyCounter(range_joules=range_joules),
                 )
     return list(registers.values())

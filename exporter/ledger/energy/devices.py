@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from exporter.collectors.energy.counter import EnergyCounter, IdlePower
 from exporter.collectors.job import EnergyReading, Rows
 
-MAX_WATTS = 4000.0
-"""More than any device draws; a total that grows faster has jumped."""
 CROSSCHECK_SECONDS = 300.0
 MOST_MOMENTS = 600
 
@@ -31,9 +29,7 @@ class Device:
     """One device, by one source; energy is in joules since the last division."""
 
     reading: EnergyReading  # the last one
-    counter: EnergyCounter = field(
-        default_factory=lambda: EnergyCounter(range_joules=0.0, max_watts=MAX_WATTS)
-    )
+    counter: EnergyCounter = field(default_factory=EnergyCounter)
     bridged: float = 0.0  # used while no sidecar ran
     pending: float = 0.0  # used since
     seen: bool = False  # its total was read in this life of the sidecar

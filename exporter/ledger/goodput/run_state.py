@@ -1,12 +1,8 @@
 """What state each run is in, how its processes have ended, and why an attempt ended before its time.
 
-Runs in the sidecar, on the ledger's collecting thread. The processes of all ranks, the exit statuses that `run` has
-left, the kernel's count of OOM kills and the boot of the machine come in; a state with its reason goes out for each run,
-for as long as anything of it is shown, and for `Sessions` the evidence about an end.
-
-The states are those of docs/goodput.md. What a process says of its own end is believed first, and of several processes
-the most telling one. That a peer is gone, or does not answer, is what the others say when one of them is killed or
-crashes: then its own end is looked at.
+Runs in the sidecar, on the ledger's collecting thread. What a process says of its own end is believed first, and of
+several processes the most telling one. That a peer is gone, or does not answer, is what the others say when one of them
+is killed or crashes: then its own end is looked at. The states are those of docs/goodput.md.
 """
 
 from __future__ import annotations
@@ -216,20 +212,14 @@ def _look(
     trainers = [each for each in processes if each.identity.rank is not None] or processes
     living = [each for each in trainers if each.living]
     if living:
-        order = [(not each.trains, each.identity.rank or 0, each.identity.started) for each in living]
-        return _living(living[order.index(min(order))], rules, now)
-    lowest = min(each.identity.rank or 0 for each in trainers)
+        living.sort(key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started))
+        return _living(living[0], rules, now)
     last = max(
-        (each for each in trainers if (each.identity.rank or 0) == lowest),
-        key=lambda each: (each.identity.started, each.departed or 0.0),
+        trainers,
+        key=lambda each: (-(each.identity.rank or 0), each.identity.started, each.departed or 0.0),
     )
-    if (
-        before is not None
-        and before.state in ENDED
-        and now.monotonic - last.departed_monotonic > TOGETHER_SECONDS
-    ):
-        return before  # nobody has more to say of it
-    return _ended(last, witnesses)
+    settled = now.monotonic - last.departed_monotonic > TOGETHER_SECONDS  # nobody has more to say of it
+    return before if before is not None and before.state in ENDED and settled else _ended(last, witnesses)
 
 
 def _living(process: Process, rules: GapRules, now: Moment) -> RunState:

@@ -1,12 +1,9 @@
 """Sessions: whose attempts belong together, one after another, and the state files that stand behind their goodput.
 
-Runs in the sidecar, on the ledger's collecting thread, within the ledger's pass. The processes of rank 0 that the feed
-shows come in; attempts are begun, counted, ended and saved; families go out.
-
-A session is all processes of rank 0 with one session tag, or without one all of one run. It has one keeper at a time,
-as ranks have: the state is kept under the tag, so that with a shared state directory the sidecar that sees the next
-process, of another run and on another node perhaps, goes on where the last one was. Nothing is published before it is
-saved, and the feed file of a dead process stays until what it says is safe.
+Runs in the sidecar, on the ledger's collecting thread, within the ledger's pass. A session is all processes of rank 0
+with one session tag, or without one all of one run. It has one keeper at a time, as ranks have: with a shared state
+directory the sidecar that sees the next process, of another run and on another node perhaps, goes on where the last one
+was. Nothing is published before it is saved, and the feed file of a dead process stays until what it says is safe.
 
 A node without rank 0 counts its lowest rank in the same way, for itself: nothing of that is published, but the node's
 energy is divided by what has become of the work.
@@ -18,7 +15,7 @@ that nothing is lost by waiting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -30,7 +27,7 @@ from exporter.ledger.energy.attribution import Flows
 from exporter.ledger.goodput.families import tell_goodput
 from exporter.ledger.goodput.run_state import Witnesses
 from exporter.ledger.goodput.task import Attempt, Goodput
-from exporter.ledger.ranks import Rank, Ranks
+from exporter.ledger.ranks import Ranks
 from exporter.ledger.store import StateKey, StateStore, dumps, file_name, loads
 from exporter.ledger.totals import Moment, Process
 
@@ -86,14 +83,11 @@ class Session:
     kept: bool = False  # its state was loaded
     safe: bool = False  # what is counted may be shown
     saved: int = 0  # the hash of what was saved last
-    over: Attempt | None = None  # that was saved after it had ended in order
     released: bool = False  # another sidecar may keep it
     refused: bool = False  # another one does
     gone: float | None = None  # when the latest process ended
-    _oom_kills: tuple[float | None, float | None] = (
-        None,
-        None,
-    )  # the kernel's count at the last two snapshots
+    # the kernel's count at the last two snapshots
+    _oom_kills: tuple[float | None, float | None] = (None, None)
     _snapshot: Snapshot | None = None  # the last one that was counted
     _left: float = 0.0  # when a process that had finished was last seen to be there still
     _finished: float | None = None  # when its application was seen to have ended
@@ -238,7 +232,7 @@ class Sessions:
     def flows(self) -> Mapping[str, Flows]:
         """Tell what has become of the work of each run, for who divides other things by it."""
         found = {}
-        for session in self._latest(self._sessions.values()):
+        for session in self._latest():
             goodput = session.goodput
             found[goodput.latest.run] = Flows(
                 session=file_name(session.key),
@@ -265,27 +259,27 @@ class Sessions:
         leading = {each.identity.id: each for each in _leading(ranks)}
         pids = {process_id: entry.pid for process_id, entry in entries.items()}
         look = _Pass(now, self.witnesses, self.options, list(ranks.processes()), leading, pids)
-        self._let_go_of_followers({each.identity.run: each.identity.rank or 0 for each in leading.values()})
+        # What was counted from a rank that was seen before the one that leads its run is forgotten.
+        ranks_now = {each.identity.run: each.identity.rank or 0 for each in leading.values()}
+        for key, session in list(self._sessions.items()):
+            attempt = session.goodput.attempt
+            if attempt is not None and session.rank > ranks_now.get(attempt.run, session.rank):
+                self._let_go_of(key)
         for process in leading.values():
             self._bind(process, now)
         self._first_told = {each: when for each, when in self._first_told.items() if each in leading}
-        self._bound = {each: key for each, key in self._bound.items() if each in leading}
-        for process_id, process in leading.items():
-            key = self._bound.get(process_id)
-            if key is None:
-                continue
-            session = self._sessions.get(key)
-            if session is not None and session.released and session.goodput.knows(process_id):
-                continue
-            if session is None or session.released:
-                session = self._sessions[key] = Session(key)
-            if not session.kept:
-                self._open(session)
-            if session.kept:
-                session.see(process, look)
+        self._bound = {each: self._bound[each] for each in leading if each in self._bound}
+        for process_id, key in self._bound.items():
+            found = self._sessions.get(key)
+            if found is None or (found.released and not found.goodput.knows(process_id)):
+                found = self._sessions[key] = Session(key)
+            if not found.kept:
+                self._open(found)
+            if found.kept and not found.released:
+                found.see(leading[process_id], look)
         for session in self._sessions.values():
             if session.kept and not session.released:
-                session.follow_end(look, linger_seconds=self._linger_seconds)
+                session.follow_end(look, linger_seconds=linger_seconds)
                 self._save(session)
         self._holds = frozenset(self._needed(leading, now))
         self._forget(now)
@@ -326,13 +320,6 @@ class Sessions:
         self._holds = frozenset()
         self._resumed = False
 
-    def _let_go_of_followers(self, leading: Mapping[str, int]) -> None:
-        """Forget what was counted from a rank that was seen before the one that leads its run."""
-        for key, session in list(self._sessions.items()):
-            attempt = session.goodput.attempt
-            if attempt is not None and session.rank > leading.get(attempt.run, session.rank):
-                self._let_go_of(key)
-
     def _resume_recent(self, now: Moment) -> None:
         """Load the sessions of this sidecar that ended a short while ago, or whose files are gone."""
         try:
@@ -355,22 +342,18 @@ class Sessions:
             if session.refused:
                 where = f"{session.name} in {self._state.directory}"
                 self._state.problems.append(f"another sidecar keeps the goodput of {where}")
-                return
-            session.goodput = self._state.load(session.key, lambda it: loads(Goodput, it)) or Goodput()
-            session.kept = True
+            else:
+                session.goodput = self._state.load(session.key, lambda it: loads(Goodput, it)) or Goodput()
+                session.kept = True
         except StateError as error:
             self._state.problems.append(str(error))
 
     def _save(self, session: Session) -> None:
-        attempt = session.goodput.attempt
-        if session.over is not None and session.over is attempt and attempt.orderly:
-            return  # nothing of it changes any more
         content = dumps(session.goodput)
         try:
             if not session.safe or session.saved != hash(content):
                 self._state.save(session.key, content)
             session.safe, session.saved = True, hash(content)
-            session.over = attempt if attempt is not None and attempt.orderly else None
         except StateError as error:
             session.safe = False
             self._state.problems.append(str(error))
@@ -399,39 +382,31 @@ class Sessions:
 
     # What goes out --------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _latest(sessions: Iterable[Session]) -> Iterator[Session]:
+    def _latest(self) -> Iterator[Session]:
         """Give what may be shown: of two for one run the later, or neither, since a run may change its session tag."""
-        latest: dict[str, tuple[tuple[bool, float], Session]] = {}
-        for session in sessions:
-            attempt = session.goodput.attempt
-            if attempt is None or not session.goodput.trains:
-                continue
-            # One that lives has come later, whatever the clock was set to.
-            order = attempt.ended is None, attempt.recorded
-            if attempt.run not in latest or latest[attempt.run][0] <= order:
-                latest[attempt.run] = order, session
-        return (session for _, session in latest.values() if session.safe)
+        begun = [each for each in self._sessions.values() if each.goodput.attempt and each.goodput.trains]
+        # One that lives has come later, whatever the clock was set to.
+        begun.sort(key=lambda each: (each.goodput.latest.ended is None, each.goodput.latest.recorded))
+        latest = {each.goodput.latest.run: each for each in begun}
+        return (session for session in latest.values() if session.safe)
 
     def tell(self, collected: Collected) -> None:
         """Fill the families of every session that may be shown."""
-        for session in self._latest(each for each in self._sessions.values() if each.rank == 0):
-            tell_goodput(collected, session.goodput)
+        for session in self._latest():
+            if session.rank == 0:
+                tell_goodput(collected, session.goodput)
 
 
 def _leading(ranks: Ranks) -> list[Process]:
     """The processes of rank 0, in order; of a run that has none here, those of the lowest rank."""
-    lowest: dict[str, Rank] = {}
-    for rank in ranks:
-        if rank.key.rank is not None and rank.slots:
-            other = lowest.setdefault(rank.key.run, rank)
-            if rank.key.rank < (other.key.rank or 0):
-                lowest[rank.key.run] = rank
+    with_number = [rank for rank in ranks if rank.key.rank is not None and rank.slots]
+    with_number.sort(key=lambda rank: -(rank.key.rank or 0))
+    lowest = {rank.key.run: rank for rank in with_number}
     found = [
         process
         for rank in lowest.values()
-        for process in (rank.slots[0].processes if 0 in rank.slots else ())
-        if process.snapshot is not None
+        for slot, process in rank.processes()
+        if slot.number == 0 and process.snapshot is not None
     ]
     # Who lives has come after the dead, whatever the clock was set to.
     return sorted(found, key=lambda each: (each.living, each.identity.started, each.identity.id))

@@ -64,9 +64,7 @@ class Attempt:
     written: float = 0.0  # its last snapshot that was counted
     reading: TrainingReading = NOTHING_TOLD  # the latest, without what describes the run
     seconds: float = 0.0  # of all its phases, as counted
-    spent: dict[str, float] = field(
-        default_factory=dict
-    )  # seconds lost, by cause, as counted; without `other`
+    spent: dict[str, float] = field(default_factory=dict)  # seconds lost, by cause, as counted; no `other`
     failed: float = 0.0  # seconds of iterations that failed, as counted
     committed: float = 0.0  # work that is safe, as counted
     committed_step: int | None = None
@@ -118,9 +116,7 @@ class Goodput:
     restarts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
     interruptions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
     attempt: Attempt | None = None  # the latest
-    pending: list[Segment] = field(
-        default_factory=list
-    )  # work of the dead, until the next tells where it goes on
+    pending: list[Segment] = field(default_factory=list)  # of the dead, until the next tells where it goes on
     high: int | None = None  # highest step whose work is productive; None where steps cannot be compared
     position: int | None = None  # step from which the training would go on, as far as saves tell
     gap: float = 0.0  # seconds between attempts of which it is not known whether they belong to one task
@@ -182,22 +178,17 @@ class Goodput:
         attempt.final = attempt.final or final
         # The latest word, though the clock may have been set back since the one before.
         attempt.written = written
-        if reading is None:
-            # Nothing is known but that it runs, and has not begun to train.
-            seconds = written - attempt.recorded
-            self._lose("init", seconds - attempt.seconds)
-            attempt.seconds = attempt.spent["init"] = max(attempt.seconds, seconds)
+        if reading is None:  # nothing is known but that it runs, and has not begun to train
+            reading = TrainingReading(phase="init", phases={"init": max(0.0, written - attempt.recorded)})
         else:
             self.trains = True
-            self._count_phases(attempt, reading)
-            if reading.loop and not _may_only_warm_up(attempt, reading):
-                self._resume(attempt, reading)
-            self._note_position(attempt, reading)
-            open_seconds = 0.0 if attempt.ended is not None else reading.open_seconds
-            attempt.reading = reading.replace(
-                facts=(), history=(), history_phases=(), open_seconds=open_seconds
-            )
-            self._commit(attempt)
+        self._count_phases(attempt, reading)
+        if reading.loop and not _may_only_warm_up(attempt, reading):
+            self._resume(attempt, reading)
+        self._note_position(attempt, reading)
+        open_seconds = 0.0 if attempt.ended is not None else reading.open_seconds
+        attempt.reading = reading.replace(facts=(), history=(), history_phases=(), open_seconds=open_seconds)
+        self._commit(attempt)
         self._balance()
 
     def end(self, at: float, reason: str, *, status: int | None = None, believed: bool = True) -> None:
