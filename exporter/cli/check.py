@@ -1,8 +1,7 @@
-"""`training-exporter check [flags]`: what a person types first when nothing shows up.
+"""`training-exporter check [flags]`: what stands between a training process and a number in Prometheus, and what to do.
 
-Asks everything that stands between a training process and a number in Prometheus, and says for each what is
-the case and what to do. Each question has a thread and a deadline, so that a dead network file system costs a
-line and not the answer. Creates and changes nothing, and opens no device. The exit status is 0 when nothing fails.
+Each question has a thread and a deadline, so that a dead network file system costs a line and not the answer. Creates
+and changes nothing, and opens no device. The exit status is 0 when nothing fails.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import sys
 import textwrap
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +38,7 @@ from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.version import __version__
-from exporter.web.listen import bind, parse_addresses
+from exporter.web.listen import bind, parse_address
 from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
@@ -49,9 +49,10 @@ Checks everything between a training process and Prometheus. Changes nothing. Ex
 """
 DEADLINE_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
-WIDTH = 110
-INDENT = " " * 5
+WIDTH, INDENT = 110, " " * 5
 SMALL_FREE_BYTES = 4 << 20
+SHOWN_ENDED = 3
+"""Processes that have ended, the latest; the others are counted."""
 # Record locks and renames over these depend on their servers.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
@@ -62,7 +63,7 @@ REFUSED_REMEDIES = {
     "version": "the job's training-exporter has another format than this one: install the same version for both",
     "name": "it is a copy of another process's file, whose samples would count twice: remove it",
     "too_many": "more files than are read: remove what is not of a living process",
-    "too_large": "raise feed.max_file_size, or make fewer Stats",
+    "too_large": "make fewer Stats",
     "owner": "it belongs to another user: share a directory by --feed.dir and EXPORTER_FEED_DIR",
     "unreadable": _CLOSED,
     "lock": _CLOSED,
@@ -106,31 +107,29 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     elif seen.ours and not seen.error:
         yield Finding("ok", subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
     elif seen.path and not seen.ours:
-        found = f"imports {seen.path} as exporter, in place of this package"
-        yield Finding("FAIL", subject, found, "rename that file or folder")
+        shadowed = f"imports {seen.path} as exporter, in place of this package"
+        yield Finding("FAIL", subject, shadowed, "rename that file or folder")
     else:
-        found = f"cannot import exporter ({seen.error or 'it is not installed'})"
-        yield Finding("FAIL", subject, found, remedy(path, seen.site))
+        missing = f"cannot import exporter ({seen.error or 'it is not installed'})"
+        yield Finding("FAIL", subject, missing, remedy(path, seen.site))
 
 
 def feed_directory(machine: Machine) -> Iterator[Finding]:
     """Whether processes can hand over what they record."""
     path, subject = machine.feed, "feed directory"
     if not is_trusted(path) and not os.path.lexists(path):
-        remedy, made = "choose another with --feed.dir and EXPORTER_FEED_DIR", "the first job creates it"
         if os.access(path.parent, os.W_OK | os.X_OK):
-            yield Finding("warn", subject, f"{path} does not exist yet", made)
+            yield Finding("warn", subject, f"{path} does not exist yet", "the first job creates it")
         else:
-            yield Finding("FAIL", subject, f"{path} cannot be created: {path.parent} is not writable", remedy)
+            found = f"{path} cannot be created: {path.parent} is not writable"
+            yield Finding("FAIL", subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
         return
     try:
         check_directory(path)
     except FeedDirectoryError as error:
-        found = str(error).removesuffix(f"; {error.remedy}")
-        yield Finding("FAIL", subject, found, error.remedy)
+        yield Finding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
         return
-    space = os.statvfs(path)
-    free = space.f_bavail * space.f_frsize
+    free = psutil.disk_usage(str(path)).free
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     real = path.resolve()
     filesystem = next((mounts[str(each)] for each in (real, *real.parents) if str(each) in mounts), "unknown")
@@ -164,13 +163,15 @@ def sidecar(machine: Machine) -> Iterator[Finding]:
 
 def writers(machine: Machine) -> Iterator[Finding]:
     """Which processes record, and which jobs of `run` do not, and why."""
-    settings = machine.configuration.feed
     try:
-        scan = FeedReader(machine.feed, max_bytes=settings.max_file_size).scan()
+        scan = FeedReader(machine.feed).scan()
     except FeedDirectoryError:
         return  # told by the probe of the directory
-    for entry in scan.entries:
-        yield _writer(entry, settings.stale_after)
+    ended = sorted((each for each in scan.entries if not each.alive), key=lambda each: each.age_seconds)
+    for entry in (*(each for each in scan.entries if each.alive), *ended[:SHOWN_ENDED]):
+        yield _writer(entry, machine.configuration.feed.stale_after)
+    if len(ended) > SHOWN_ENDED:
+        yield Finding("ok", "writer", f"{len(ended) - SHOWN_ENDED} more processes ended before these")
     for name, reason in scan.refused:
         yield Finding("warn", "writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
     if not scan.entries:
@@ -195,8 +196,8 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
     who = f'run "{process.run}", {rank}, {process.role}, {where}: {len(recording.stats)} Stats'
     written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
     if not entry.alive:
-        ended = "ended in order" if recording.final else "ended without a final snapshot (killed?)"
-        return Finding("ok", "writer", f"{who}; {ended}, {written}")
+        how = "ended in order" if recording.final else "ended without a final snapshot (killed?)"
+        return Finding("ok", "writer", f"{who}; {how}, {written}")
     if age > stale_seconds:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
         return Finding("warn", "writer", f"{who}; {written}", remedy)
@@ -207,24 +208,27 @@ def ports(machine: Machine) -> Iterator[Finding]:
     """Who answers at the exporter's addresses."""
     file, tls = machine.configuration.web.config_file, False
     if file is not None:
-        subject = "web configuration"
         try:
             tls = load_web_config(file).tls_server_config is not None
         except ConfigurationError as error:
-            for problem in error.problems:
-                yield Finding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
+            yield from _refused("web configuration", error)
             return
-        yield Finding("ok", subject, f"{file} is valid, TLS is {'enabled' if tls else 'disabled'}")
-    for address in parse_addresses(machine.configuration.web.listen_address):
-        subject = f"address {address.text}"
+        enabled = "enabled" if tls else "disabled"
+        yield Finding("ok", "web configuration", f"{file} is valid, TLS is {enabled}")
+    for address in map(parse_address, machine.configuration.web.listen_address):
         try:
             bind(address, backlog=1).close()
-        except ListenError as error:
-            name = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
-            host = f"[{name}]" if ":" in name else name
-            yield _taken(subject, f"{'https' if tls else 'http'}://{host}:{address.port}", str(error))
+        except ListenError as error:  # noqa: PERF203  # each may be taken
+            host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
+            base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{address.port}"
+            yield _taken(f"address {address.text}", base, str(error))
         else:
-            yield Finding("ok", subject, "free")
+            yield Finding("ok", f"address {address.text}", "free")
+
+
+def _refused(subject: str, error: ConfigurationError) -> Iterator[Finding]:
+    for problem in error.problems:
+        yield Finding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
 
 
 def _taken(subject: str, base: str, refusal: str) -> Finding:
@@ -236,9 +240,9 @@ def _taken(subject: str, base: str, refusal: str) -> Finding:
         found, _, remedy = refusal.partition("; ")
         who = f"ss -ltnp 'sport = :{urlsplit(base).port}' shows who has it"
         return Finding("FAIL", subject, f"{found}, and no exporter answers there", f"{who}; {remedy}")
-    if status == 200 and body == "healthy" and ready == 200:
-        return Finding("ok", subject, f"an exporter answers at {base}")
     if status == 200 and body == "healthy":
+        if ready == 200:
+            return Finding("ok", subject, f"an exporter answers at {base}")
         return Finding("warn", subject, f"an exporter answers, but is not ready: {reason}", "wait a moment")
     if status == 401:
         return Finding("ok", subject, f"a server with passwords answers at {base}, probably the exporter")
@@ -248,15 +252,12 @@ def _taken(subject: str, base: str, refusal: str) -> Finding:
 
 def _ask(base: str, path: str) -> tuple[int, str]:
     """Status and beginning of the body of a GET, whoever answers."""
-    parts = urlsplit(base)
-    host = parts.hostname or ""
-    connection = http.client.HTTPConnection(host, parts.port, timeout=ANSWER_SECONDS)
-    if parts.scheme == "https":
-        context = ssl._create_unverified_context()  # noqa: S323, SLF001  (nothing secret is asked)
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=ANSWER_SECONDS, context=context)
-    with contextlib.closing(connection):
-        connection.request("GET", path)
-        answer = connection.getresponse()
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001  (nothing secret is asked)
+    # Neither redirected nor sent to a proxy, and whatever the status is.
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
+        opener.add_handler(handler)
+    with opener.open(base + path, timeout=ANSWER_SECONDS) as answer:
         return answer.status, answer.read(200).decode(errors="replace").strip()
 
 
@@ -264,16 +265,15 @@ def state_directory(machine: Machine) -> Iterator[Finding]:
     """Whether totals can outlive restarts."""
     chosen, subject = machine.configuration.state.dir, "state directory"
     path = chosen or machine.feed
-    if not path.is_dir():
-        if chosen is not None:  # else told by the probe of the feed directory
-            remedy = "create it, or choose another --state.dir"
-            yield Finding("FAIL", subject, f"{path} is no directory", remedy)
-        return
-    if not os.access(path, os.W_OK | os.X_OK):
-        remedy = "totals would restart from 0: give the exporter's user write access"
-        yield Finding("FAIL", subject, f"{path} is not writable", remedy)
-    else:
-        yield Finding("ok", subject, f"{path} is writable")
+    if path.is_dir():
+        if os.access(path, os.W_OK | os.X_OK):
+            yield Finding("ok", subject, f"{path} is writable")
+        else:
+            remedy = "totals would restart from 0: give the exporter's user write access"
+            yield Finding("FAIL", subject, f"{path} is not writable", remedy)
+    elif chosen is not None:  # else told by the probe of the feed directory
+        remedy = "create it, or choose another --state.dir"
+        yield Finding("FAIL", subject, f"{path} is no directory", remedy)
 
 
 def rapl(machine: Machine) -> Iterator[Finding]:
@@ -292,18 +292,17 @@ def rapl(machine: Machine) -> Iterator[Finding]:
 
 def nvidia(machine: Machine) -> Iterator[Finding]:
     """Whether there is a driver, and whether it is used; it is not touched."""
-    gpu = machine.configuration.gpu
-    version = machine.root / "proc/driver/nvidia/version"
+    gpu, version = machine.configuration.gpu, machine.root / "proc/driver/nvidia/version"
     if not gpu.enabled:
-        yield Finding("ok", "nvidia", "gpu.enabled is false; GPU families are absent")
+        found = "gpu.enabled is false; GPU families are absent"
     elif gpu.replay is not None:
         found = f"gpu.replay plays the described machine {gpu.replay} instead of this machine's GPUs"
-        yield Finding("ok", "nvidia", found)
     elif not version.exists():
-        yield Finding("ok", "nvidia", "no NVIDIA driver here; GPU families are absent")
+        found = "no NVIDIA driver here; GPU families are absent"
     else:
         driver = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
-        yield Finding("ok", "nvidia", f"driver {driver}")
+        found = f"driver {driver}"
+    yield Finding("ok", "nvidia", found)
 
 
 PROBES = (feed_directory, sidecar, writers, ports, state_directory, rapl, nvidia)
@@ -382,11 +381,11 @@ def _configuration(
     try:
         made.append(resolve(given, environ))
     except ConfigurationError as error:
-        for problem in error.problems:
-            yield Finding("FAIL", "configuration", str(problem), "correct it: the exporter refuses to start")
+        yield from _refused("configuration", error)
         return
-    file = value_of(given, "--config.file")
-    sources = [] if file is None else [str(file)]
-    sources += [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
-    sources += [flag for flag in list(FLAGS)[1:] if value_of(given, flag) is not None]
+    sources = [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
+    for flag in FLAGS:
+        value = value_of(given, flag)
+        if value is not None:
+            sources.append(str(value) if flag == "--config.file" else flag)
     yield Finding("ok", "configuration", f"valid; from {', '.join(sources) or 'the defaults alone'}")

@@ -9,9 +9,8 @@ relative to the file, one on the command line or in the environment to the worki
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -62,10 +61,8 @@ class CollectorSettings:
 
     def own_options(self) -> dict[str, Any]:
         """What the collector's factory is given."""
-        names = [each.name for each in fields(self)]
-        return {
-            name: getattr(self, name) for name in names if name not in {"enabled", "interval", "deadline"}
-        }
+        own = fields(self)[len(fields(CollectorSettings)) :]
+        return {each.name: getattr(self, each.name) for each in own}
 
 
 _LISTS: Mapping[str, Any] = {
@@ -77,10 +74,10 @@ _LISTS: Mapping[str, Any] = {
 
 def _settings(entry: CollectorEntry) -> CollectorSettings:
     """A collector's defaults, of a class of its own where it has options of its own."""
-    own: list[tuple[str, Any, Any]] = []
-    for each in entry.settings:
-        hint: Any = bool if each.default is False else _LISTS[each.kind]
-        own.append((each.name, hint, option(each.default, each.help)))
+    own = [
+        (each.name, bool if each.default is False else _LISTS[each.kind], option(each.default, each.help))
+        for each in entry.settings
+    ]
     made: type[CollectorSettings] = make_dataclass(
         f"{entry.name}_settings", own, bases=(CollectorSettings,), frozen=True, slots=True
     )
@@ -92,11 +89,6 @@ DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {
     entry.name: _settings(entry) for entry in (*CATALOGUE, EXTRA)
 }
 COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in (*CATALOGUE, EXTRA)}
-
-
-def _mentioned(rule: Any) -> dict[str, Any]:
-    values = {each.name: getattr(rule, each.name) for each in fields(rule)}
-    return {name: value for name, value in values.items() if value is not UNCHANGED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +132,10 @@ class Rule:
 
     def as_override(self) -> dict[str, object]:
         """The rule as JSON for the training processes: only what it mentions."""
-        override = _mentioned(self)
-        if "aggregations" in override:
-            override["aggregations"] = sorted(each.value for each in override["aggregations"])
-        if "buckets" in override:
-            override["buckets"] = list(override["buckets"])
-        return override
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.aggregations is not UNCHANGED:
+            values["aggregations"] = sorted(each.value for each in self.aggregations)
+        return {name: value for name, value in values.items() if value is not UNCHANGED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,27 +192,23 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
             configuration = _relative_to(Path(file).absolute().parent, load_file(file, Configuration))
         except ConfigurationError as error:
             problems.extend(error.problems)
-    changes: dict[str, dict[str, Any]] = {"web": {}, "feed": {}, "state": {}, "gpu": {}, "log": {}}
+    changes: dict[str, dict[str, Any]] = {section: {} for section in ("web", "feed", "state", "gpu", "log")}
     if environ.get(FEED_DIRECTORY_VARIABLE):
         variable = f"${FEED_DIRECTORY_VARIABLE}"
         changes["feed"]["dir"] = take(variable, environ[FEED_DIRECTORY_VARIABLE], Path)
-    for flag in FLAGS:
+    for flag in list(FLAGS)[1:]:  # without --config.file
         section, _, name = flag.removeprefix("--").partition(".")
         key, value = name.replace("-", "_").replace(".", "_"), value_of(flags, flag)
-        if value is None or section == "config":
-            continue
-        if not isinstance(value, bool):
-            options = options_of(type(getattr(configuration, section)))
-            hint = next(option.hint for option in options if option.name == key)
-            if isinstance(value, list):
-                value = tuple(take(flag, each, get_args(hint)[0]) for each in value)
-            else:
-                value = take(flag, value, hint)
-        changes[section][key] = None if flag == "--gpu.replay" and value == "" else value
-    made = {
-        section: dataclasses.replace(getattr(configuration, section), **keys)
-        for section, keys in changes.items()
-    }
+        hints = {each.name: each.hint for each in options_of(type(getattr(configuration, section)))}
+        if isinstance(value, list):
+            changes[section][key] = tuple(take(flag, each, get_args(hints[key])[0]) for each in value)
+        elif isinstance(value, str):
+            # No machine is replayed for "", whatever the file says.
+            nothing = flag == "--gpu.replay" and not value
+            changes[section][key] = None if nothing else take(flag, value, hints[key])
+        elif value is not None:
+            changes[section][key] = value
+    made = {name: replace(getattr(configuration, name), **keys) for name, keys in changes.items()}
     if not problems:
         problems += [Problem("--web.listen-address", None, None, text) for _, text in made["web"].problems()]
     gpu = made["gpu"]
@@ -233,19 +219,20 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
             problems.extend(error.problems)
     if problems:
         raise ConfigurationError(problems)
-    return dataclasses.replace(configuration, **made)
+    return replace(configuration, **made)
 
 
 def _relative_to(directory: Path, configuration: Configuration) -> Configuration:
     """Resolve the paths of a file against the file's own directory."""
     changes: dict[str, Any] = {}
-    for section in dataclasses.fields(configuration):
+    for section in fields(configuration):
         value = getattr(configuration, section.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            given = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-            paths = {name: directory / path for name, path in given.items() if isinstance(path, Path)}
-            changes[section.name] = dataclasses.replace(value, **paths)
-    gpu = configuration.gpu
-    if gpu.replay is not None and is_machine_file(gpu.replay):
-        changes["gpu"] = dataclasses.replace(gpu, replay=str(directory / gpu.replay))
-    return dataclasses.replace(configuration, **changes)
+        if is_dataclass(value) and not isinstance(value, type):
+            given = {each.name: getattr(value, each.name) for each in fields(value)}
+            paths: dict[str, Any] = {
+                name: directory / path for name, path in given.items() if isinstance(path, Path)
+            }
+            if value is configuration.gpu and value.replay is not None and is_machine_file(value.replay):
+                paths["replay"] = str(directory / value.replay)
+            changes[section.name] = replace(value, **paths)
+    return replace(configuration, **changes)

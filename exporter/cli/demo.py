@@ -32,7 +32,7 @@ from exporter.cli.processes import end_as, own_command
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
-from exporter.web.listen import bind, parse_addresses, url
+from exporter.web.listen import bind, parse_address, url
 from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     web, gpu = configuration.web, configuration.gpu
     tls = web.config_file is not None and load_web_config(web.config_file).tls_server_config is not None
     given["web.listen_address"], urls = [], []
-    for address in parse_addresses(web.listen_address):
+    for address in map(parse_address, web.listen_address):
         # It is free, as is seen before anything is started; a port of 0 becomes the kernel's choice.
         with bind(address, backlog=1) as listener:
             host, port = address.text.rpartition(":")[0], listener.getsockname()[1]
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             say("another exporter serves this feed directory; choose another with --feed.dir")
             return REFUSED
         about = {"speed": speed, "duration": duration_seconds, "checkpoint": f"{private}/checkpoint"}
-        about |= {"url": urls[0], "path": web.telemetry_path, "replay": replay}
+        about |= {"url": urls[0], "replay": replay}
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(about))
         # As the ranks would have it under torchrun, and without what the user has set for jobs.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}

@@ -30,7 +30,6 @@ FLAGS: Mapping[str, tuple[str, str, str]] = {
         f"listen on this address; repeatable (default {DEFAULT_ADDRESS})",
     ),
     "--web.config.file": ("web", "FILE", "read TLS and password settings, in exporter-toolkit's format"),
-    "--web.telemetry-path": ("web", "PATH", "serve the metrics at this path (default /metrics)"),
     "--web.enable-lifecycle": ("web", "", "let POST /-/reload reload the configuration"),
     "--feed.dir": (
         "directories",
@@ -66,7 +65,7 @@ def say(line: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without its surprises: no abbreviations, no silent repetition, one line per mistake.
+    """argparse without its surprises: no abbreviations, one line per mistake.
 
     Raises `ConfigurationError` where argparse would print its usage and exit.
     """
@@ -111,17 +110,6 @@ class Parser(argparse.ArgumentParser):
         return Problem(flag, None, None, f"unknown flag, {suggest(flag, known)}")
 
 
-class _Once(argparse.Action):
-    """A flag that may be given once."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"argument {option}: is given twice")
-        setattr(namespace, self.dest, values)
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the sidecar's flags; `resolve` reads what they leave in the namespace."""
     groups: dict[str, Any] = {}
@@ -129,8 +117,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         if metavar:
-            once = "append" if flag == "--web.listen-address" else _Once
-            groups[title].add_argument(flag, metavar=metavar, action=once, help=text)
+            action = "append" if flag == "--web.listen-address" else "store"
+            groups[title].add_argument(flag, metavar=metavar, action=action, help=text)
         else:
             groups[title].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
 

@@ -1,8 +1,8 @@
 """KeptGpus: the GPU collector, with counters that outlive the sidecar.
 
-Used in the sidecar by `wiring`. `collect` is called from one thread at a time, anything else may come from any.
-Its counters are learnt from a page of the ledger's state before the first GPU is looked at, and saved before they are
-published, so that none of them ever steps back. While they cannot be saved or learnt they are withheld; gauges are not.
+Used in the sidecar by `wiring`. Its counters are learnt from a page of the ledger's state before the first GPU is looked
+at, and saved before they are published, so that none of them ever steps back. While they cannot be saved or learnt they
+are withheld; gauges are not.
 """
 
 from __future__ import annotations
@@ -30,30 +30,19 @@ _ENERGY = ENERGY.name.removesuffix("_total")
 
 
 class KeptGpus:
-    """Watches the GPUs and keeps what it counts.
+    """Watches the GPUs, by a collector that is not started, and keeps what it counts; `registry` is what is known of them.
 
-    Args:
-        gpus: The collector of the GPUs, not started.
-        keeper: Where the counters are kept.
-        counts: Whether this exporter counts the energy of this machine's GPUs; not asked where nobody else sees them.
-        released: Whether NVML was let go of, on request.
-
-    Attributes:
-        registry: What is known about the GPUs.
+    `counts` says whether this exporter counts the energy of this machine's GPUs; it is not asked where nobody else sees
+    them. `released`: NVML was let go of, on request.
     """
 
     name = GpuCollector.name
     specs = GpuCollector.specs
 
     def __init__(
-        self,
-        gpus: GpuCollector,
-        keeper: Keeper,
-        *,
-        counts: Callable[[], bool],
-        released: bool = False,
+        self, gpus: GpuCollector, keeper: Keeper, *, counts: Callable[[], bool], released: bool = False
     ) -> None:
-        self._gpus = gpus
+        self._gpus, self.not_ready = gpus, gpus.not_ready
         self.registry = gpus.registry
         self._page = keeper.page(self.name)
         self._counts = counts
@@ -100,10 +89,6 @@ class KeptGpus:
         self.released = not self.released
         self._gpus.release(released=self.released)
         return self.released
-
-    def not_ready(self) -> str | None:
-        """Why the exporter is not ready; None when it is, or when GPUs are not required."""
-        return self._gpus.not_ready()
 
     def _open(self, told: Collected) -> None:
         """Learn what was kept, and begin; without that knowledge begin all the same, for the gauges' sake."""

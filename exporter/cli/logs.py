@@ -3,9 +3,9 @@
     time=2026-01-31T12:00:00.000Z level=warn source=collectors/scheduler.py:88 msg="collector failed" collector=cpu
 
 A message is a constant in lower case; what varies goes into `extra`, as key and value; `exc_info=True` adds the
-traceback as the value `stack`. A condition is logged when it begins and when it ends, nothing per scrape. Any thread may
-log; a line is formatted by the caller and written whole by one daemon thread, through a bounded queue. When stderr is a
-full pipe, a hung disk or closed, lines are dropped and counted, and no caller waits.
+traceback as the value `stack`. Any thread may log; a line is formatted by the caller and written whole by one daemon
+thread, through a bounded queue. When stderr is a full pipe, a hung disk or closed, lines are dropped and counted, and no
+caller waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -48,14 +48,13 @@ class Formatter(logging.Formatter):
 
     def __init__(self, form: Form) -> None:
         super().__init__()
-        self._form = form
+        self._as_json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
         """Render a record; never raises."""
         pairs = dict(self._pairs(record))
-        if self._form == "json":
-            return json.dumps(pairs)
-        return " ".join(f"{key}={_logfmt(value)}" for key, value in pairs.items())
+        logfmt = (f"{key}={_logfmt(value)}" for key, value in pairs.items())
+        return json.dumps(pairs) if self._as_json else " ".join(logfmt)
 
     def _pairs(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -64,19 +63,21 @@ class Formatter(logging.Formatter):
         inside = record.pathname.startswith(_PACKAGE)
         path = record.pathname.removeprefix(_PACKAGE) if inside else record.filename
         yield "source", f"{path}:{record.lineno}"
-        try:
-            yield "msg", _shortened(record.getMessage())
-        except Exception as error:  # noqa: BLE001  (arguments that do not fit the message)
-            yield "msg", f"!({type(error).__name__})"
+        yield "msg", _text(record.getMessage)
         for name, value in vars(record).items():
             if name not in _OWN:
                 key = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:100] or "_"
                 yield (f"{key}_" if key in _TAKEN else key), _simple(value)
-        if record.exc_info:
-            yield "stack", _shortened(self.formatException(record.exc_info))
+        if info := record.exc_info:
+            yield "stack", _text(lambda: self.formatException(info))
 
 
-def _shortened(text: str) -> str:
+def _text(make: Callable[[], str]) -> str:
+    """Text of foreign making, shortened; the error's name where it cannot be made."""
+    try:
+        text = make()
+    except Exception as error:  # noqa: BLE001  (a foreign __str__, arguments that do not fit the message)
+        return f"!({type(error).__name__})"
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
 
 
@@ -84,10 +85,7 @@ def _simple(value: Any) -> Any:
     """A value as JSON has it, or as text."""
     if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return value
-    try:
-        return _shortened(str(value))
-    except Exception as error:  # noqa: BLE001  (foreign __str__)
-        return f"!({type(error).__name__})"
+    return _text(lambda: str(value))
 
 
 def _logfmt(value: Any) -> str:
@@ -96,9 +94,8 @@ def _logfmt(value: Any) -> str:
     if value and value.isprintable() and not any(c in ' ="\\' for c in value):
         return value
     # JSON's escapes are what logfmt's parsers undo; beyond ASCII only what a terminal shows as itself is left.
-    return (
-        '"' + "".join(c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in value) + '"'
-    )
+    escaped = (c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in value)
+    return f'"{"".join(escaped)}"'
 
 
 class Logs(logging.Handler):

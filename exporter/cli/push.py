@@ -2,8 +2,7 @@
 
 A process of its own beside the sidecar: it reads `/metrics` over HTTP, as a Prometheus would, and puts it into a file
 for node_exporter's textfile collector, to a Pushgateway or an OTLP endpoint. When the page cannot be read, and when this
-process ends, what it has put there is taken away again: a file and a Pushgateway would show the last values forever, and
-no data is to be a gap.
+process ends, what it has put there is taken away again: a file and a Pushgateway would show the last values forever.
 """
 
 from __future__ import annotations
@@ -44,6 +43,16 @@ _FROM = "http://127.0.0.1:20909/metrics"
 _FAILURES = (OSError, http.client.HTTPException)
 
 
+class Target(Protocol):
+    """Where the page goes."""
+
+    def put(self, page: bytes) -> None:
+        """Put it there, in place of the one before; raises OSError or HTTPException."""
+
+    def remove(self) -> None:
+        """Take it away, if it is there; raises as `put`."""
+
+
 class TextFile:
     """A file that is never half written; its name ends in `.prom`, or node_exporter passes it over."""
 
@@ -53,16 +62,15 @@ class TextFile:
     def put(self, page: bytes) -> None:
         """Write it beside, then rename it."""
         # Not .prom: a reader must not find it.
-        descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
-        beside = Path(name)
+        descriptor, beside = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(page)
                 os.fchmod(file.fileno(), 0o644)  # node_exporter is somebody else
-            beside.replace(self._path)
+            Path(beside).replace(self._path)
         except OSError:
             with suppress(OSError):
-                beside.unlink()
+                Path(beside).unlink()
             raise
 
     def remove(self) -> None:
@@ -109,10 +117,9 @@ class Otlp:
         self._exporter = metric_exporter.OTLPMetricExporter(endpoint=url, timeout=TIMEOUT_SECONDS)
         page = urlsplit(source)
         here = page.hostname in {"127.0.0.1", "::1", "localhost"}
-        instance = f"{socket.gethostname()}:{page.port}" if here else page.netloc
-        about = {"service.name": "training-exporter", "service.instance.id": instance}
-        if "OTEL_SERVICE_NAME" in os.environ:
-            del about["service.name"]
+        about = {"service.instance.id": f"{socket.gethostname()}:{page.port}" if here else page.netloc}
+        if "OTEL_SERVICE_NAME" not in os.environ:
+            about["service.name"] = "training-exporter"
         self._resource = Resource.create(about)
         self._scope = InstrumentationScope("training-exporter", __version__)
         self._sdk = export
@@ -134,27 +141,29 @@ class Otlp:
     def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
         """A family of the page as metrics; a summary becomes two sums, as the SDK has none."""
         sdk = self._sdk
+        points: dict[Any, list[Any]] = {}
         if family.type == "histogram":
-            points = [self._histogram_point(samples, now) for samples in _series(family)]
-            data = sdk.Histogram(points, self._cumulative)
-            yield sdk.Metric(family.name, family.documentation, "", data)
+            for sample in family.samples:
+                labels = frozenset((name, value) for name, value in sample.labels.items() if name != "le")
+                points.setdefault(labels, []).append(sample)
+            made = [self._histogram_point(dict(labels), points[labels], now) for labels in points]
+            yield sdk.Metric(family.name, family.documentation, "", sdk.Histogram(made, self._cumulative))
             return
-        by_name: dict[str, list[Any]] = {}
         for sample in family.samples:
             point = sdk.NumberDataPoint(sample.labels, 0, now, sample.value)
-            by_name.setdefault(sample.name, []).append(point)
-        for name, points in by_name.items():
+            points.setdefault(sample.name, []).append(point)
+        for name, made in points.items():
             counts = family.type in {"counter", "summary"}
-            data = sdk.Sum(points, self._cumulative, is_monotonic=True) if counts else sdk.Gauge(points)
+            data = sdk.Sum(made, self._cumulative, is_monotonic=True) if counts else sdk.Gauge(made)
             yield sdk.Metric(name, family.documentation, "", data)
 
-    def _histogram_point(self, samples: Sequence[Sample], now: int) -> Any:
+    def _histogram_point(self, labels: Mapping[str, str], samples: Sequence[Sample], now: int) -> Any:
         """Cumulative buckets up to a bound become counts between bounds; the last is beyond all bounds."""
         buckets = sorted((float(each.labels["le"]), each.value) for each in samples if "le" in each.labels)
         totals = {each.name.rpartition("_")[2]: each.value for each in samples if "le" not in each.labels}
         below = [0.0, *(count for _, count in buckets)]
         return self._sdk.HistogramDataPoint(
-            attributes={name: value for name, value in samples[0].labels.items() if name != "le"},
+            attributes=labels,
             start_time_unix_nano=0,
             time_unix_nano=now,
             count=int(totals["count"]),
@@ -164,27 +173,6 @@ class Otlp:
             min=None,
             max=None,
         )
-
-
-def _series(family: Metric) -> Iterator[Sequence[Sample]]:
-    """The samples of a histogram by series."""
-    found: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
-    for sample in family.samples:
-        labels = sorted((name, value) for name, value in sample.labels.items() if name != "le")
-        found.setdefault(tuple(labels), []).append(sample)
-    yield from found.values()
-
-
-class Target(Protocol):
-    """Where the page goes."""
-
-    def put(self, page: bytes) -> None:
-        """Put it there, in place of the one before; raises OSError or HTTPException."""
-        ...
-
-    def remove(self) -> None:
-        """Take it away, if it is there; raises as `put`."""
-        ...
 
 
 class Push:
@@ -200,31 +188,27 @@ class Push:
 
     def step(self) -> bool:
         """Do it once; says whether the page is there now."""
+        problem = f"{self._source} cannot be read"
         try:
             with self._opener.open(self._source, timeout=TIMEOUT_SECONDS) as answer:
                 page = answer.read()
-        except _FAILURES as error:
-            self._say(f"{self._source} cannot be read: {error}")
-            self.remove()
-            return False
-        self._there = True
-        try:
+            problem, self._there = "the metrics cannot be pushed", True
             self._target.put(_without_process(page))
         except _FAILURES as error:
-            self._say(f"the metrics cannot be pushed: {error}")
-            self.remove(quiet=True)  # the one before
+            self._say(f"{problem}: {error}")
+            self.remove()  # the one before
             return False
         self._say(None)
         return True
 
-    def remove(self, *, quiet: bool = False) -> None:
+    def remove(self) -> None:
         """Take away what was put there, by this process or by one before it."""
         if self._there:
             try:
                 self._target.remove()
                 self._there = False
             except _FAILURES as error:
-                if not quiet:
+                if self._said is None:
                     self._say(f"the pushed metrics cannot be removed: {error}")
 
     def _say(self, problem: str | None) -> None:
@@ -241,31 +225,20 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
         ConfigurationError: The command line is wrong.
     """
     parser = Parser(f"{PROGRAM} push", DESCRIPTION, " TARGET")
-    parser.add_argument(
-        "--from", metavar="URL", default=_FROM, help=f"read the metrics here (default {_FROM})"
-    )
-    parser.add_argument(
-        "--interval", metavar="DURATION", default="15s", help="time between pushes (default 15s)"
-    )
-    parser.add_argument(
-        "--name",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="push these families only; repeatable, * matches any characters",
-    )
+    for flag, metavar, default, text in (
+        ("--from", "URL", _FROM, f"read the metrics here (default {_FROM})"),
+        ("--interval", "DURATION", "15s", "time between pushes (default 15s)"),
+    ):
+        parser.add_argument(flag, metavar=metavar, default=default, help=text)
+    text = "push these families only; repeatable, * matches any characters"
+    parser.add_argument("--name", metavar="PATTERN", action="append", default=[], help=text)
     parser.add_argument("--once", action="store_true", help="push once, and do not remove it")
-    parser.add_argument(
-        "target",
-        nargs="+",
-        metavar="TARGET",
-        help="FILE.prom, the URL of a Pushgateway's group, or otlp ENDPOINT",
-    )
+    text = "FILE.prom, the URL of a Pushgateway's group, or otlp ENDPOINT"
+    parser.add_argument("target", nargs="+", metavar="TARGET", help=text)
     flags = vars(parser.parse_flags(arguments))
-    seconds = parse_duration_flag("--interval", flags["interval"])
+    seconds, source = parse_duration_flag("--interval", flags["interval"]), flags["from"]
     if seconds < SHORTEST_SECONDS:
         raise mistake("--interval", f"must be at least {SHORTEST_SECONDS} s")
-    source = flags["from"]
     if not _is_web(source):
         raise mistake("--from", f"{source!r} is no http or https address")
     if flags["name"]:

@@ -319,7 +319,7 @@ class Supervision:
                 os.kill(self._job.pid, number)
 
     def _has_reached_job(self, info: signal.struct_siginfo) -> bool:
-        seen = None if self._probe is None else self._probe.has_seen(info)
+        seen = None if self._probe is None else self._probe.has_seen(info.si_signo)
         if seen is None:
             self._end_probe()
             return info.si_code == SI_KERNEL

@@ -8,37 +8,22 @@ and `64KiB 10MB` in the file.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.logs import Form, Level
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.config.options import REQUIRED, Duration, Notation, Range, Size, option
+from exporter.config.options import REQUIRED, Duration, Notation, Range, option
 from exporter.ledger.energy.tariffs import DevicePrice, EmbodiedCarbon, Tariffs
 from exporter.ledger.families.run_info import PeakSetting
 from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.replay.machines import is_machine_file, unknown_machine
-from exporter.web.listen import parse_addresses
+from exporter.web.listen import ADDRESS, parse_address
 
-
-def _address(text: str) -> str:
-    parse_addresses([text])
-    return text
-
-
-def _path(text: str) -> str:
-    if f"{text}/".startswith(("/-/", "/config/")):
-        raise ValueError(text)
-    return text
-
-
-_ADDRESS_TEXT = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)"
-_ADDRESS = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
-_PATH_TEXT = "a path such as /metrics, other than the exporter's own"
-Address = Annotated[str, Notation(_ADDRESS_TEXT, _ADDRESS, _address)]
-UrlPath = Annotated[str, Notation(_PATH_TEXT, r"^(/|(/[A-Za-z0-9_.~-]+)+)$", _path)]
+_ADDRESS = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)"
+Address = Annotated[str, Notation(_ADDRESS, ADDRESS, lambda text: parse_address(text).text)]
 Watts = Annotated[float, Range(0, 1e6)]
 Amount = Annotated[float, Range(0, 1e9)]
 Litres = Annotated[float, Range(0, 1000)]
@@ -59,9 +44,6 @@ class Web:
         "File with TLS certificates and passwords, in the format of Prometheus' exporter-toolkit. "
         "Read again whenever it changes.",
         restart=True,
-    )
-    telemetry_path: UrlPath = option(
-        "/metrics", "Path of the metrics. / replaces the status page.", restart=True
     )
     enable_lifecycle: bool = option(
         False, "Let POST /-/reload read this file again, as SIGHUP does.", restart=True
@@ -98,9 +80,6 @@ class Feed:
         900.0,
         "How long to keep the totals of a process after its end, unless its rank restarts.",
         restart=True,
-    )
-    max_file_size: Annotated[Size, Range(64 * 1024, 2**30)] = option(
-        16 * 2**20, "Largest file to read. Larger files are refused and counted.", restart=True
     )
 
 
@@ -140,7 +119,7 @@ _DEVICE = "Pattern of the device's name in exporter_energy_source_info, or node 
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePriceSetting:
+class DevicePriceSetting(DevicePrice):
     """Rent of a device."""
 
     device: str = option(REQUIRED, _DEVICE, example="*H100*")
@@ -224,22 +203,11 @@ class Energy:
 
     def tariffs(self) -> Tariffs:
         """What the ledger is given."""
-        return Tariffs(
-            pue=self.pue,
-            carbon_intensity=self.carbon_intensity,
-            carbon_intensity_file=self.carbon_intensity_file,
-            carbon_zone=self.carbon_zone,
-            carbon_factor=self.carbon_factor or "",
-            carbon_kind=self.carbon_kind or "",
-            electricity_price=self.electricity_price,
-            currency=self.currency or "",
-            device_prices=tuple(DevicePrice(each.device, each.per_hour) for each in self.device_prices),
-            site_water=self.site_water,
-            source_water=self.source_water,
-            embodied=tuple(
-                EmbodiedCarbon(each.device, each.kilograms, each.lifetime) for each in self.embodied_carbon
-            ),
+        given = {each.name: getattr(self, each.name, None) for each in fields(Tariffs)}
+        given["embodied"] = tuple(
+            EmbodiedCarbon(each.device, each.kilograms, each.lifetime) for each in self.embodied_carbon
         )
+        return Tariffs(**{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,10 +157,9 @@ class Sidecar:
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
             enable_lifecycle=configuration.web.enable_lifecycle,
-            telemetry_path=configuration.web.telemetry_path,
         )
         self.next_expected_scrape = self._server.next_expected_scrape
-        self._reader = FeedReader(self.feed_directory, max_bytes=configuration.feed.max_file_size)
+        self._reader = FeedReader(self.feed_directory)
         # Two sidecars of one host may share a state directory, each with a feed directory of its own.
         keeper = f"{socket.gethostname()}:{self.feed_directory}"
         state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
@@ -306,7 +305,6 @@ class Sidecar:
             started=self._started,
             now=time.time(),
             feed_directory=str(self.feed_directory),
-            telemetry_path=self._reloader.current.web.telemetry_path,
             not_ready=self.not_ready(),
             silent_jobs=self._silent.jobs,
         )

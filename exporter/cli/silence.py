@@ -85,10 +85,10 @@ class Process(NamedTuple):
         """The first place in which it looks for modules: the script's directory, else its own."""
         words = iter(self.command[1:])
         for word in words:
+            if not word.startswith("-"):
+                return os.path.dirname(os.path.realpath(os.path.join(self.directory, word)))  # noqa: PTH118, PTH120  # as above
             if word in {"-W", "-X"}:
                 next(words, None)
-            elif not word.startswith("-"):
-                return os.path.dirname(os.path.realpath(os.path.join(self.directory, word)))  # noqa: PTH118, PTH120  # as above
             elif word[-1] in "mc":
                 break
         return self.directory
@@ -128,8 +128,7 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
             return None
     # The last: `conda run` and launchers are Python too, and start the one that trains.
     for process in reversed(processes):
-        python = process.interpreter
-        if python is not None:
+        if python := process.interpreter:
             return _of_environment(process, python, feed_directory) or _of_interpreter(process, python)
     return None
 
@@ -153,9 +152,8 @@ def _of_environment(process: Process, python: str, feed_directory: Path) -> Sile
         found = f"EXPORTER_AUTO=0 is set for {python}, and its code records nothing"
         return Silence("turned_off", found, "unset it for the job")
     if given.get("EXPORTER_FEED_DIR") != str(feed_directory):
-        found = f"{python} was started without the environment of `run`"
         wanted = f"pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={feed_directory} on to it"
-        return Silence("environment", found, wanted)
+        return Silence("environment", f"{python} was started without the environment of `run`", wanted)
     try:
         full = os.statvfs(feed_directory).f_bavail == 0
     except OSError as error:
@@ -178,16 +176,14 @@ def _may_write(directory: Path, pid: int) -> bool:
 
 
 def _of_interpreter(process: Process, python: str) -> Silence:
-    seen = look(
-        python, first=process.import_directory, environment=process.environment, directory=process.directory
-    )
+    first, environment, directory = process.import_directory, process.environment, process.directory
+    seen = look(python, first=first, environment=environment, directory=directory)
     if seen.ours and not seen.error:
         found = (
             f"{python} has training-exporter, but no optimizer, loader, Stat or training call has come yet"
         )
-        return Silence(
-            "nothing_told", found, "docs/bridges.md says what is recorded automatically and what needs a call"
-        )
+        wanted = "docs/bridges.md says what is recorded automatically and what needs a call"
+        return Silence("nothing_told", found, wanted)
     if seen.path and not seen.ours:
         found = f"{python} imports {seen.path} as `exporter`, in place of training-exporter"
         return Silence("shadowed", found, "rename that file or folder")
@@ -203,11 +199,9 @@ def main(arguments: Sequence[str]) -> int:
     if silence is not None and Path(path).exists():  # else the job has ended meanwhile
         said = f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s"
         say(f"{said}: {silence.found}; remedy: {silence.remedy}")
-        job = Job(int(pid), run, float(started), silence)
+        job = json.dumps(dataclasses.asdict(Job(int(pid), run, float(started), silence))).encode()
         with suppress(OSError):
-            replace_file(
-                path, json.dumps(dataclasses.asdict(job)).encode(), temporary=f"{path}.tmp", mode=0o644
-            )
+            replace_file(path, job, temporary=f"{path}.tmp", mode=0o644)
     return 0
 
 

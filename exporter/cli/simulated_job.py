@@ -8,6 +8,7 @@ numbers follow from the rank and the step alone, so that a rank that begins agai
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -81,23 +82,21 @@ class Rank:
 
     def run(self) -> None:
         """Prepare and train until standard input closes."""
+        preparations = (
+            *((training.distributed_init, 0.4), (training.model_init, 0.8)),
+            *((training.optimizer_init, 0.1), (training.dataloader_init, 0.3)),
+        )
         with training.application():
-            for phase, seconds in (
-                (training.distributed_init, 0.4),
-                (training.model_init, 0.8),
-                (training.optimizer_init, 0.1),
-                (training.dataloader_init, 0.3),
-            ):
+            for phase, seconds in preparations:
                 with phase():
                     self._pass(seconds)
-            step = 0
+            done = 0
             if self._checkpoint.exists():
                 with training.checkpoint_load():
                     self._pass(0.6)
-                    step = int(self._checkpoint.read_text())
-            with training.training_loop(train_iterations_start=step):
-                while True:
-                    step += 1
+                    done = int(self._checkpoint.read_text())
+            with training.training_loop(train_iterations_start=done):
+                for step in itertools.count(done + 1):
                     self._step(step)
 
     def _step(self, step: int) -> None:
@@ -166,16 +165,14 @@ class Launcher:
     def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
         self._ended = False
-        self._attempt = 0
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, self._end)
 
     def run(self) -> None:
         """Keep the ranks alive."""
-        given, parent = self._given, os.getppid()
-        duration = given.duration or math.inf
+        duration, parent = self._given.duration or math.inf, os.getppid()
         until = time.monotonic() + max(duration, STARTS_SECONDS)
-        ranks, announced = self._start(), False
+        attempt, ranks, announced = 0, self._start(0), False
         while not self._ended and time.monotonic() < until and os.getppid() == parent:
             if not announced and self._answers():
                 announced, until = True, time.monotonic() + duration
@@ -183,34 +180,30 @@ class Launcher:
                     print(self._story(), flush=True)
             dead = next((each for each in ranks if each.poll() is not None), None)
             if dead is not None:
-                delay, rank = RESTART_SECONDS / given.speed, ranks.index(dead)
-                told = f"exporter: rank {rank} has died; all ranks start again in {delay:g} s"
+                delay = RESTART_SECONDS / self._given.speed
+                told = f"exporter: rank {ranks.index(dead)} has died; all ranks start again in {delay:g} s"
                 print(told, file=sys.stderr, flush=True)
                 self._stop(ranks, 0.0)
                 again = time.monotonic() + delay
                 while not self._ended and time.monotonic() < again:
                     time.sleep(0.05)
-                self._attempt += 1
-                ranks = self._start()
+                attempt += 1
+                ranks = self._start(attempt)
             time.sleep(0.05)
         self._stop(ranks, ENDS_SECONDS)
 
     def _end(self, _number: int, _frame: object) -> None:
         self._ended = True
 
-    def _start(self) -> list[subprocess.Popen[bytes]]:
+    def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
         """Start the ranks as this process was started, each with a pipe of ours as its standard input."""
-        launcher = Path(__file__).parents[2] / "training_exporter.py"
-        command = [sys.executable, str(launcher), "-m", "exporter.cli.simulated_job"]
-        given = vars(self._given) | {"attempt": self._attempt}
-        return [
-            subprocess.Popen(
-                [*command, json.dumps(given | {"rank": rank})],
-                stdin=subprocess.PIPE,
-                env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)},
-            )
-            for rank in range(RANKS)
-        ]
+        ranks, launcher = [], Path(__file__).parents[2] / "training_exporter.py"
+        for rank in range(RANKS):
+            given = json.dumps(vars(self._given) | {"attempt": attempt, "rank": rank})
+            command = [sys.executable, str(launcher), "-m", "exporter.cli.simulated_job", given]
+            environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+            ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment))
+        return ranks
 
     def _stop(self, ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
         """Let the ranks end by themselves, and kill those that do not."""
@@ -219,11 +212,10 @@ class Launcher:
             if each.stdin is not None and seconds:
                 each.stdin.close()
         for each in ranks:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 each.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:  # noqa: PERF203  # each may be late
-                each.kill()
-                each.wait()
+            each.kill()  # nothing happens to one that was reaped
+            each.wait()
 
     def _answers(self) -> bool:
         """Whether the sidecar accepts connections."""
@@ -236,7 +228,7 @@ class Launcher:
     def _story(self) -> str:
         given = self._given
         step, pause = 0.22 / given.speed, PAUSE_SECONDS / given.speed
-        metrics = f"{given.url}{given.path}"
+        metrics = f"{given.url}/metrics"
         curl = f"curl -s{'k' if metrics.startswith('https') else ''} {metrics}"
         gpus = f"\n  {curl} | grep '^gpu_'        # GPUs of the described machine {given.replay}"
         return f"""

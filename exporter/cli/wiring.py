@@ -1,9 +1,7 @@
 """The collectors, put together and scheduled as the configuration says, also when another takes its place.
 
-Used in the sidecar by `serve`; called on the main thread at the start, and on the thread of a reload, one at a time.
-The ledger knows which processes record; the collector of processes finds the rest of each run and what it uses; the
-collectors of devices measure energy; the energy ledger divides it. Each is handed the others' latest values as
-callables, so that none waits for another, and one that is switched off is a source that knows nothing.
+Used in the sidecar by `serve`, on one thread at a time. Each collector is handed the others' latest values as callables,
+so that none waits for another, and one that is switched off is a source that knows nothing.
 """
 
 from __future__ import annotations

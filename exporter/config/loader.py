@@ -6,8 +6,7 @@ in; an instance goes out, or one `ConfigurationError`, whatever the text is. No 
 What a dataclass may hold: other dataclasses, `tuple[T, ...]`, `list[T]`, `frozenset[T]`, `dict[str, T]` or
 `Mapping[str, T]`, `T | None`, unions of simple types, `Literal`, `Enum` (by value), `Path`, `str`, `int`, `float`,
 `bool`, and what `options` annotates. A mapping is laid over the *default value of its field*, key by key. A dataclass
-with a method `problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit together; a `ValueError`
-from its `__post_init__` is a problem of the whole mapping.
+with a method `problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit together.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from exporter.config.options import (
     Keys,
     Notation,
     Range,
-    format_size,
     is_union,
     mark_of,
     options_of,
@@ -55,7 +53,7 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
         ConfigurationError: All problems of the text, in its order; `source` is the file's name in them.
     """
     if len(text) > MAX_BYTES:
-        raise ConfigurationError([Problem(source, None, None, f"larger than {format_size(MAX_BYTES)}")])
+        raise ConfigurationError([Problem(source, None, None, f"larger than {MAX_BYTES >> 10} KiB")])
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
@@ -69,9 +67,8 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
     conversion = _Conversion(source)
     value = conversion.convert(root, cls, "", REQUIRED)
     if conversion.problems:
-        raise ConfigurationError(
-            sorted(conversion.problems, key=lambda each: (each.line or 0, each.column or 0))
-        )
+        in_order = sorted(conversion.problems, key=lambda each: (each.line or 0, each.column or 0))
+        raise ConfigurationError(in_order)
     return typing.cast("_T", value)
 
 
@@ -127,9 +124,8 @@ def plain(hint: Any, value: Any) -> Any:
 
 def dump(instance: Any) -> str:
     """An instance of a dataclass as YAML, which `load` reads back."""
-    return yaml.safe_dump(
-        plain(type(instance), instance), sort_keys=False, default_flow_style=None, width=110
-    )
+    shown = plain(type(instance), instance)
+    return yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -194,12 +190,10 @@ def _compose(text: str, source: str) -> yaml.Node | None:
     try:
         return _Loader(text).get_single_node()
     except yaml.reader.ReaderError as error:
-        line, column = (
-            text.count("\n", 0, error.position),
-            error.position - text.rfind("\n", 0, error.position),
-        )
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
         message = f"the character {ascii(chr(error.character))[1:-1]} is not allowed in YAML"
-        problem = Problem(source, line + 1, column, message)
+        problem = Problem(source, line, column, message)
     except yaml.MarkedYAMLError as error:
         message = ", ".join(part for part in (error.context, error.problem) if part)
         problem = _problem(source, error.problem_mark or error.context_mark, message)
@@ -329,21 +323,18 @@ class _Conversion:
                 self._unknown(key, _join(path, text), options)
         values: dict[str, Any] = {}
         places: dict[str, tuple[yaml.Node, str]] = {}
-        for option in options.values():
-            inner = _join(path, option.key)
-            child = entries[option.key][1] if option.key in entries else None
+        for text, option in options.items():
+            inner = _join(path, text)
+            _, child = entries.get(text, (None, None))
             places[option.name] = child or node, inner
             values[option.name] = option.default
             if child is not None:
                 values[option.name] = self.convert(child, option.hint, inner, option.default)
             elif option.default is REQUIRED:
-                self._bad(node, path, f"missing key {_quote(option.key)} ({expectation(option.hint)})")
+                self._bad(node, path, f"missing key {_quote(text)} ({expectation(option.hint)})")
         if len(self.problems) > before:
             return _BAD
-        try:
-            made = cls(**values)
-        except ValueError as error:
-            return self._bad(node, path, str(error))
+        made = cls(**values)
         check = getattr(made, "problems", None)
         for name, message in check() if callable(check) else ():
             self._bad(*places[name], message)

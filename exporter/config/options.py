@@ -68,12 +68,8 @@ class Hidden:
 
 
 _UNITS_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
-_UNITS_BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS_BYTES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 # Each unit once, from the longest to the shortest, as in Prometheus; nine digits keep the float exact.
-_DURATION = (
-    r"^(0|(?=[0-9])([0-9]{1,9}w)?([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?([0-9]{1,9}ms)?)$"
-)
+_DURATION = rf"^(0|(?=[0-9]){''.join(f'([0-9]{{1,9}}{unit})?' for unit in _UNITS_MILLISECONDS)})$"
 
 
 def _seconds(text: str) -> float:
@@ -92,34 +88,11 @@ def format_duration(seconds: float) -> str:
     return text or "0s"
 
 
-def _bytes(text: str) -> int:
-    digits = text.rstrip("BkKMGTi")
-    return int(digits) * _UNITS_BYTES.get(text[len(digits) :], 0)
-
-
-def format_size(count: int) -> str:
-    """Text that `parse_size` reads back, in the largest unit that divides the count."""
-    for unit, length in sorted(_UNITS_BYTES.items(), key=lambda item: -item[1]):
-        if count and count % length == 0:
-            return f"{count // length}{unit}"
-    return "0B"
-
-
 _DURATIONS = Notation("a duration such as 500ms, 15s, 1m30s or 1h", _DURATION, _seconds, format_duration)
-_SIZES = Notation(
-    "a size such as 512B, 64KiB or 10MB",
-    rf"^(0|[0-9]{{1,9}}({'|'.join(_UNITS_BYTES)}))$",
-    _bytes,
-    format_size,
-)
 parse_duration: Callable[[str], float] = _DURATIONS.parse
-parse_size: Callable[[str], int] = _SIZES.parse
 
 Duration = Annotated[float, _DURATIONS]
 """Seconds, written with units."""
-
-Size = Annotated[int, _SIZES]
-"""Bytes, written with a unit."""
 
 Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", r"^\S{1,200}$")]
 """A shell-style pattern: `*`, `?`, `[…]`."""
@@ -134,11 +107,7 @@ Secret = Annotated[str, Hidden()]
 # Options of a dataclass --------------------------------------------------------------------------------
 
 
-class _Default(enum.Enum):
-    REQUIRED = "required"
-    UNCHANGED = "unchanged"
-
-
+_Default = enum.Enum("_Default", "REQUIRED UNCHANGED")
 REQUIRED: Any = _Default.REQUIRED
 """The default of an option that has none."""
 UNCHANGED: Any = _Default.UNCHANGED
@@ -150,10 +119,8 @@ def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = 
 
     An example is shown where the default shows nothing; `restart`: a change takes effect only when the process starts.
     """
-    metadata = {"help": help, "example": example, "restart": restart}
-    if default is REQUIRED:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    given = {} if default is REQUIRED else {"default": default}
+    return dataclasses.field(**given, metadata={"help": help, "example": example, "restart": restart})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +148,8 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        about = dict(field.metadata)
-        key, text = about.pop("key", field.name), about.pop("help", "")
-        if field.init:
-            found.append(Option(key, field.name, hints[field.name], default, text, **about))
+        about = {"key": field.name, "help": "", **field.metadata}
+        found.append(Option(name=field.name, hint=hints[field.name], default=default, **about))
     return tuple(found)
 
 

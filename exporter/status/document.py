@@ -414,10 +414,12 @@ def _collectors(seen: View) -> str:
 def _footer(seen: View) -> str:
     about = seen.about
     links = (
-        *((about.telemetry_path, "Metrics"), ("/-/ready", "Ready")),
-        *(("/-/healthy", "Healthy"), ("/config", "Configuration")),
+        ("/metrics", "Metrics"),
+        ("/-/ready", "Ready"),
+        ("/-/healthy", "Healthy"),
+        ("/config", "Configuration"),
     )
-    anchors = "".join(f'<a href="{text(path)}">{name}</a>' for path, name in links)
+    anchors = "".join(f'<a href="{path}">{name}</a>' for path, name in links)
     return (
         f'<footer><nav aria-label="Pages">{anchors}</nav><p>training-exporter {text(about.version)}, started '
         f"{_time(about.started)}, feed <code>{text(about.feed_directory)}</code>. A dash is no data: it is never an "

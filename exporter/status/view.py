@@ -66,7 +66,6 @@ class About:
     started: float
     now: float
     feed_directory: str
-    telemetry_path: str
     not_ready: str | None = None  # why a scrape is refused
     silent_jobs: Sequence[Job] = ()  # jobs of `run` that record nothing
 

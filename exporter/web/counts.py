@@ -20,7 +20,7 @@ Reason = Literal[
 ]
 
 SCRAPES = family(
-    "exporter_scrapes_total", "Answers of the telemetry path that were sent completely.", "web server"
+    "exporter_scrapes_total", "Answers of /metrics that were sent completely.", "web server"
 )
 SCRAPE_DURATION = family(
     "exporter_scrape_duration_seconds_total",

@@ -10,18 +10,16 @@ import errno
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exporter.errors import ConfigurationError, ListenError, Problem
+from exporter.errors import ListenError
 
 FLAG = "--web.listen-address"
 
 SEND_BUFFER_BYTES = 64 * 1024
 
-_ADDRESS = re.compile(
-    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[A-Za-z0-9_.-]*)):(?P<port>[0-9]{1,5})"
-)
+ADDRESS = r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_]+)?\]|[A-Za-z0-9_.-]*):[0-9]{1,5}$"
+"""How one is written: `:20909`, `127.0.0.1:0`, `[::1]:9100`, `host:port`."""
 _REASONS = {
     errno.EADDRINUSE: "the port is taken (an exporter that runs already?)",
     errno.EADDRNOTAVAIL: "this machine does not have that address",
@@ -38,26 +36,12 @@ class Address:
     port: int  # 0 lets the kernel choose
 
 
-def parse_addresses(texts: Sequence[str]) -> list[Address]:
-    """Read `:20909`, `127.0.0.1:0`, `[::1]:9100`, `host:port`.
-
-    Raises:
-        ConfigurationError: All that are not written so.
-    """
-    found: list[Address] = []
-    problems = [] if texts else ["there must be at least one address to listen on"]
-    for text in texts:
-        match = _ADDRESS.fullmatch(text)
-        if match is None:
-            expected = "expected host:port, :port or [IPv6 address]:port"
-            problems.append(f"{text!r} is no address to listen on, {expected}")
-        elif int(match["port"]) > 65535:
-            problems.append(f"{text!r}: a port is at most 65535")
-        else:
-            found.append(Address(text, match["bracketed"] or match["name"], int(match["port"])))
-    if problems:
-        raise ConfigurationError([Problem(FLAG, None, None, message) for message in problems])
-    return found
+def parse_address(text: str) -> Address:
+    """Read an address; raises ValueError for what is none."""
+    host, _, port = text.rpartition(":")
+    if re.fullmatch(ADDRESS, text) is None or int(port) > 65535:
+        raise ValueError(f"{text!r} is no address to listen on")
+    return Address(text, host.strip("[]"), int(port))
 
 
 def bind(address: Address, backlog: int) -> socket.socket:

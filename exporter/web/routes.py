@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote_plus
 
-from exporter.errors import ConfigurationError, Problem
+from exporter.errors import ConfigurationError
 from exporter.exposition.negotiation import Format, accepts_gzip, compress, negotiate
 from exporter.web.http import Answer, Limits, Request
 from exporter.web.protection import Passwords, Protection, WebConfigFile
 from exporter.web.workers import BusyError, LateError, Workers
 
+METRICS = "/metrics"
 _READ = ("GET", "HEAD")
 _HTML = "text/html; charset=utf-8"
 _LATER = {"Retry-After": "1"}
@@ -69,13 +70,10 @@ class Application(Protocol):
 
 
 class Routes:
-    """All answers of the server; with the telemetry path "/" the metrics take the place of the status page.
+    """All answers of the server.
 
     A failing page is logged once until it works again. `lacks` says what the exporter is still without, though a
     scrape is right; it is asked for `/-/ready` on the loop.
-
-    Raises:
-        ConfigurationError: `telemetry_path` cannot be used.
     """
 
     def __init__(
@@ -85,7 +83,6 @@ class Routes:
         limits: Limits,
         log: logging.Logger,
         lacks: Callable[[], str | None],
-        telemetry_path: str,
         lifecycle: bool,
     ) -> None:
         self._application = application
@@ -94,7 +91,6 @@ class Routes:
         self._passwords = Passwords(limits)
         self._limits = limits
         self._lifecycle = lifecycle
-        self._telemetry_path = telemetry_path
         self._log = log
         self._failing: set[str] = set()
         # Two threads for the metrics alone: neither a hung status page nor a hung reload takes one away.
@@ -104,13 +100,12 @@ class Routes:
         self._reloads = Workers("exporter-reload")
         self._routes: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/": (_READ, self._landing),
+            METRICS: (_READ, self._metrics),
             "/-/healthy": (_READ, self._healthy),
             "/-/ready": (_READ, self._ready),
             "/-/reload": (("POST", "PUT"), self._reload),
             "/config": (_READ, self._configuration),
         }
-        _check_path(telemetry_path, self._routes)
-        self._routes[telemetry_path] = (_READ, self._metrics)
 
     async def answer(self, request: Request, peer: str) -> Answer:
         """The answer to a request of this address, whatever happens."""
@@ -120,7 +115,7 @@ class Routes:
         answer = await self._refusal(protection, request, peer, deadline)
         if answer is None:
             if methods is None or handler is None:
-                answer = _text(404, f"nothing here; the metrics are at {self._telemetry_path}")
+                answer = _text(404, f"nothing here; the metrics are at {METRICS}")
             elif request.method not in methods:
                 allowed = ", ".join(methods)
                 answer = _text(405, f"allowed here: {allowed}", {"Allow": allowed}, close=True)
@@ -256,18 +251,3 @@ def _text(
 ) -> Answer:
     body = f"{message}\n".encode("utf-8", "replace")
     return Answer(status, body, headers=headers or {}, close=close)
-
-
-def _check_path(path: str, taken: Mapping[str, object]) -> None:
-    """Refuse a telemetry path that could not be asked for.
-
-    Raises:
-        ConfigurationError: It is no path, or another page's.
-    """
-    if not path.startswith("/") or not path.isascii() or not path.isprintable() or set(path) & set("?#% "):
-        message = f"{path!r} is no path; expected one like /metrics"
-    elif path != "/" and path in taken:
-        message = f"{path!r} is another page's path"
-    else:
-        return
-    raise ConfigurationError([Problem("--web.telemetry-path", None, None, message)])

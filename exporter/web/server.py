@@ -27,7 +27,7 @@ from exporter.errors import ListenError, StartError
 from exporter.web.connection import Connection, Guard, ServerState, State
 from exporter.web.counts import CONNECTIONS, RELOAD_SUCCESSFUL, Counts
 from exporter.web.http import Limits
-from exporter.web.listen import bind, parse_addresses, url
+from exporter.web.listen import bind, parse_address, url
 from exporter.web.protection import WebConfigFile
 from exporter.web.routes import Application, Routes
 
@@ -51,7 +51,6 @@ class Server:
         listen: Sequence[str],
         web_config: Path | None,
         enable_lifecycle: bool = False,
-        telemetry_path: str = "/metrics",
         log: logging.Logger = _LOG,
         limits: Limits | None = None,
     ) -> None:
@@ -59,7 +58,7 @@ class Server:
         self._listen = tuple(listen)
         self._web_config = web_config
         self._application = application
-        self._of_routes = (lacks, telemetry_path, enable_lifecycle)
+        self._of_routes = (lacks, enable_lifecycle)
         self._log = log
         self._limits = limits or Limits()
         self._counts = Counts()
@@ -78,12 +77,12 @@ class Server:
         """Bind every address and serve; returns when connections are accepted.
 
         Raises:
-            ConfigurationError: An address, the telemetry path or web.config.yml is wrong.
+            ConfigurationError: web.config.yml is wrong.
             StartError: The system gives no thread.
             ListenError: An address cannot be listened on, or served for want of descriptors; nothing is left
                 bound.
         """
-        addresses = parse_addresses(self._listen)
+        addresses = [parse_address(each) for each in self._listen]
         self._config = WebConfigFile(self._web_config, self._limits, self._log)
         routes = Routes(self._application, self._config, self._limits, self._log, *self._of_routes)
         state = ServerState(self._guard, self._limits, self._config, routes, self._log, self._counts)

@@ -78,17 +78,25 @@ def test_a_living_writer_is_named(tmp_path: Path, recorder: subprocess.Popen[str
     assert "1 Stats; alive, last written" in found["found"]
 
 
-def test_a_killed_writer_and_one_that_ended_in_order_are_told_apart(
+def test_of_many_that_have_ended_the_latest_are_named_and_the_killed_are_told_apart(
     tmp_path: Path, recorder: subprocess.Popen[str]
 ) -> None:
     recorder.kill()
     recorder.wait()
-    ended = environment(EXPORTER_FEED_DIR=str(tmp_path))
-    finished([sys.executable, "-c", RECORD], env=ended, stdin=subprocess.DEVNULL)
+    (killed,) = tmp_path.glob("*.feed")
+    for age in (90, 80, 70, 60):
+        before = set(tmp_path.glob("*.feed"))
+        env = environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN=f"age{age}")
+        finished([sys.executable, "-c", RECORD], env=env, stdin=subprocess.DEVNULL)
+        (made,) = set(tmp_path.glob("*.feed")) - before
+        os.utime(made, (time.time() - age,) * 2)
+    os.utime(killed, (time.time() - 65,) * 2)
 
     found = [each["found"] for each in check(tmp_path)[1] if each["subject"] == "writer"]
-    assert sum("; ended in order, last written" in text for text in found) == 1
-    assert sum("; ended without a final snapshot (killed?), last written" in text for text in found) == 1
+    told = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in found[:3]]
+    killed_told = "ended without a final snapshot (killed?)"
+    assert told == [("age60", "ended in order"), ("mine", killed_told), ("age70", "ended in order")]
+    assert found[3:] == ["2 more processes ended before these"]
 
 
 def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:

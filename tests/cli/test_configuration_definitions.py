@@ -72,7 +72,6 @@ def test_a_rule_that_cannot_be_is_told_with_its_place(rule: str, expected: str) 
         ("web: {listen_address: [':1', ':1']}", 'web.listen_address: ":1" is listed twice'),
         ("web: {listen_address: ['foo bar:3']}", "c:1:24: web.listen_address[0]: expected an address"),
         ("recording: [{match: 3}]", "c:1:21: recording[0].match: expected a pattern"),
-        ("web: {telemetry_path: /-/x}", "web.telemetry_path: expected a path such as /metrics"),
         ("collectors: {cpu: {per_cor: true}}", 'unknown key "per_cor", did you mean "per_core"?'),
         (
             "collectors: {pressure: {per_core: true}}",

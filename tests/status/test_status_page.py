@@ -92,7 +92,7 @@ def families(rows: Rows) -> list[Metric]:
 
 
 def about(**changes: Any) -> About:
-    return replace(About("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x", "/metrics"), **changes)
+    return replace(About("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
 
 
 def status(**changes: Any) -> CollectorStatus:
@@ -112,11 +112,11 @@ def warnings(rows: Rows, *collectors: CollectorStatus, past: History | None = No
 
 
 def test_it_tells_who_it_is_and_where_it_looks_when_there_is_no_job() -> None:
-    document = page({}, telemetry_path="/m")
+    document = page({})
 
     for part in ("1.2.3", "node7", "ready", "up 90 s", "/dev/shm/x", "No job has recorded anything yet"):
         assert part in document.words
-    assert document.links == ["data:,", "/m", "/-/ready", "/-/healthy", "/config"]
+    assert document.links == ["data:,", "/metrics", "/-/ready", "/-/healthy", "/config"]
 
 
 def test_a_run_is_told_with_position_pace_goodput_and_losses() -> None:

@@ -13,7 +13,6 @@ from web_support import Child, Page, eventually, exchange, fetch, port_of, scrap
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format
-from exporter.web.server import Server
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -68,20 +67,10 @@ def test_another_method_is_told_what_is_allowed_and_the_connection_ends(
 
 
 def test_other_paths_are_not_found_and_say_where_the_metrics_are() -> None:
-    with serving(telemetry_path="/m") as server:
-        reply = fetch(port_of(server), "/metrics")
-        found = fetch(port_of(server), "/m")
-    with serving(telemetry_path="/") as server:
-        root = fetch(port_of(server), "/")
+    with serving() as server:
+        reply = fetch(port_of(server), "/metric")
 
-    assert (reply.status, reply.body) == (404, b"nothing here; the metrics are at /m\n")
-    assert (found.status, root.body) == (200, b"up 1\n")
-
-
-@pytest.mark.parametrize("path", ["metrics", "/-/healthy", "/a?b", "/a b", "/%41", "/\u00e4", ""])
-def test_a_telemetry_path_that_cannot_be_asked_for_is_refused_at_the_start(path: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"web\.telemetry-path"):
-        Server(Page(), listen=["127.0.0.1:0"], web_config=None, telemetry_path=path).start()
+    assert (reply.status, reply.body) == (404, b"nothing here; the metrics are at /metrics\n")
 
 
 def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() -> None:
