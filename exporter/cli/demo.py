@@ -59,18 +59,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
     own = parser.add_argument_group("demo")
-    for flag, metavar, kind, default, text in (
-        ("duration", "DURATION", str, "0s", "end after this time (default 0s: run until Ctrl-C)"),
-        ("speed", "X", float, 1.0, "speed of the simulation (default 1: a cycle takes a minute)"),
-    ):
-        own.add_argument(f"--demo.{flag}", metavar=metavar, type=kind, default=default, help=text)
+    text = "end after this time (default 0s: run until Ctrl-C)"
+    own.add_argument("--demo.duration", metavar="DURATION", default="0s", help=text)
+    text = "speed of the simulation (default 1: a cycle takes a minute)"
+    own.add_argument("--demo.speed", metavar="X", type=float, default=1.0, help=text)
     flags = parser.parse_flags(arguments)
-    given = vars(flags)
-    configuration = resolve(flags, environ)
-    duration_seconds, speed = (
-        parse_duration_flag("--demo.duration", given["demo.duration"]),
-        given["demo.speed"],
-    )
+    given, configuration = vars(flags), resolve(flags, environ)
+    duration_seconds = parse_duration_flag("--demo.duration", given["demo.duration"])
+    speed = given["demo.speed"]
     if not SLOWEST <= speed <= FASTEST:
         raise mistake("--demo.speed", f"{speed:g} is not in {SLOWEST:g} to {FASTEST:g}")
     web, gpu = configuration.web, configuration.gpu
@@ -114,9 +110,6 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 def _remove_old(path: Path) -> None:
     with contextlib.suppress(OSError):
         found = path.lstat()
-        if (
-            stat.S_ISDIR(found.st_mode)
-            and found.st_uid == own_uid()
-            and time.time() - found.st_mtime > OLD_SECONDS
-        ):
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == own_uid()
+        if ours and time.time() - found.st_mtime > OLD_SECONDS:
             shutil.rmtree(path, ignore_errors=True)

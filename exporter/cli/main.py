@@ -85,14 +85,10 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = Parser(PROGRAM, _DESCRIPTION)
     add_flags(parser)
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    parser.add_argument(
-        "--version", action="version", version=f"training-exporter, version {__version__} ({python})"
-    )
-    parser.add_argument(
-        "--config.check",
-        action="store_true",
-        help="check the configuration, print ok or every problem, and exit",
-    )
+    version = f"training-exporter, version {__version__} ({python})"
+    parser.add_argument("--version", action="version", version=version)
+    text = "check the configuration, print ok or every problem, and exit"
+    parser.add_argument("--config.check", action="store_true", help=text)
     # What `run` and `demo` start the exporter with.
     parser.add_argument("--run.attached", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--run.linger", metavar="DURATION", default="30s", help=argparse.SUPPRESS)
@@ -109,9 +105,8 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     from exporter.cli.serve import serve  # noqa: PLC0415  (--config.check and --version need none of it)
 
-    attached = given["run.attached"]
-    read = lambda: resolve(flags, environ)  # noqa: E731  (it is a value, not a definition)
-    return serve(configuration, read=read, linger_seconds=linger_seconds if attached else None)
+    linger = linger_seconds if given["run.attached"] else None
+    return serve(configuration, read=lambda: resolve(flags, environ), linger_seconds=linger)
 
 
 def _occupy_standard_descriptors() -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import argparse
 import errno
+import math
 import os
 import resource
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from exporter.cli.flags import JOINED, REFUSED, flags_of, say, value_of
 from exporter.config.options import format_duration
-from exporter.feed.runs import ATTACHED_FLAG
+from exporter.feed import runs
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -131,22 +132,22 @@ def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[s
     chosen = value_of(given, "--log.level") is not None or value_of(given, "--config.file") is not None
     level = () if chosen else ("--log.level=warn",)
     return own_command(
-        *flags_of(given), *level, ATTACHED_FLAG, f"--run.linger={format_duration(linger_seconds)}"
+        *flags_of(given), *level, runs.ATTACHED_FLAG, f"--run.linger={format_duration(linger_seconds)}"
     )
 
 
 class SidecarProcess:
-    """Sees to it that a feed directory has a sidecar; `owned` says whether some sidecar owns it.
+    """Sees to it that a feed directory has a sidecar.
 
     It lives in a session of its own, so that the terminal's signals never reach it. The owner calls `keep` now and then
     and hands over the wait status when the child has ended. Whatever happens to it costs the job nothing.
     """
 
-    def __init__(self, command: tuple[str, ...], *, mask: Collection[int], owned: Callable[[], bool]) -> None:
+    def __init__(self, command: tuple[str, ...], feed_directory: Path, *, mask: Collection[int]) -> None:
         self._command = command
+        self._feed_directory = feed_directory
         self._mask = mask
-        self._owned = owned
-        self._due: float | None = time.monotonic()  # when to look again; None: never
+        self._due = time.monotonic()  # when to look again
         self._joined = False
         self._started = 0.0
         self._failures = 0
@@ -156,24 +157,21 @@ class SidecarProcess:
     def keep(self) -> None:
         """Start, join or start again if it is time to."""
         now = time.monotonic()
-        if self.pid is not None or self._due is None or now < self._due:
+        if self.pid is not None or now < self._due:
             return
-        if self._owned():
+        if runs.owner(self._feed_directory) is not None:
             self._joined, self._due = True, now + WATCH_SECONDS
         elif self._joined:
             self._joined, self._due = False, now + VACANT_SECONDS
         else:
             try:
-                self.pid = start_own(self._command, mask=self._mask)
+                self.pid, self._started = start_own(self._command, mask=self._mask), now
             except (OSError, NotImplementedError) as error:
                 self._failed(f"cannot be started: {error}", now)
-            else:
-                self._started, self._due = now, None
 
-    def wait_seconds(self) -> float | None:
-        """How long `keep` has nothing to do; None forever."""
-        idle = self.pid is not None or self._due is None
-        return None if idle else max(0.0, (self._due or 0.0) - time.monotonic())
+    def wait_seconds(self) -> float:
+        """How long `keep` has nothing to do."""
+        return math.inf if self.pid is not None else max(0.0, self._due - time.monotonic())
 
     def send(self, number: int) -> None:
         """Send it a signal; as a child that is not yet reaped, its process id is nobody else's."""
@@ -183,20 +181,17 @@ class SidecarProcess:
 
     def let_end(self) -> None:
         """From now on its end is expected: nothing is said about it, and none is started."""
-        self._wanted, self._due = False, None
+        self._wanted, self._due = False, math.inf
 
     def ended(self, wait_status: int) -> None:
         """Take note that the child was reaped."""
-        self.pid = None
+        self.pid, self._due = None, math.inf
         now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
-        if not self._wanted:
+        if not self._wanted or status == REFUSED:  # it has said why
             return
         if status == JOINED:
             self._joined, self._due = True, now + WATCH_SECONDS
-        elif status == REFUSED:  # it has said why
-            self._due = None
         elif status == 0:
-            self._due = None
             say("the sidecar was ended; the job goes on without it")
         elif status > 0:
             self._failed(f"ended with status {status}", now)
@@ -204,11 +199,9 @@ class SidecarProcess:
             self._failed(f"was killed by {_signal_name(-status)}", now)
 
     def _failed(self, how: str, now: float) -> None:
-        if now - self._started >= STEADY_SECONDS:
-            self._failures = 0
-        self._failures += 1
+        self._failures = 1 if now - self._started >= STEADY_SECONDS else self._failures + 1
         if self._failures > ATTEMPTS:
-            self._due = None
+            self._due = math.inf
             say(f"the sidecar {how}, {self._failures} times in a row; the job goes on without it")
             return
         delay = 2.0 ** (self._failures - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -44,20 +45,17 @@ STOPPING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
 
-# A job that handles Ctrl-Z itself may tidy up the terminal before it stops.
 STOP_FOLLOWS_SECONDS = 5.0
-LONG_SECONDS = 3600.0
+"""A job that handles Ctrl-Z itself may tidy up the terminal before it stops."""
 KEEP_SECONDS = 2.0
 """How often it looks whether its registration is still there."""
-
 ASKED_TO_END_SECONDS = 3.0
 """After SIGTERM or Ctrl-C somebody waits for the end, and may kill what does not come to it."""
 KILL_SECONDS = 1.5
 """What the sidecar has, within the time that is given to it, between SIGTERM and SIGKILL."""
+LONG_SECONDS, POLL_SECONDS, QUIET_SECONDS = 3600.0, 0.1, 2.0
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
 """First of the job's PYTHONPATH: the bridges of libraries that load no entry point."""
-POLL_SECONDS = 0.1
-QUIET_SECONDS = 2.0
 
 DESCRIPTION = f"""\
 Runs COMMAND with the exporter beside it. Ends as COMMAND ends: with its exit status, or by its signal.
@@ -74,12 +72,11 @@ class Plan:
 
     command: tuple[str, ...]
     environment: Mapping[str, str]  # the job's, whole
-    sidecar: tuple[str, ...]  # its command line
+    sidecar: tuple[str, ...]  # its command line; empty where there is to be none
     feed_directory: Path  # absolute
     linger_seconds: float  # how long the sidecar may wait for the last scrape
     run: str = ""  # its name, as the job is given it
     page: str = ""  # where the status page will be; "" where that is not known
-    watched: bool = True  # whether there is to be a sidecar: not with EXPORTER_DISABLED=1
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -124,26 +121,22 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
     directory, page = _directory_and_page(given, environ)
     feed_directory = (directory or default_directory()).absolute()
-    environment = {
-        "EXPORTER_AUTO": "1",
-        **environ,
-        FEED_DIRECTORY_VARIABLE: str(feed_directory),
-        LAUNCH: launch_name(script_of(command), time.time()),
-    }
-    if environment["EXPORTER_AUTO"] == "1" and environ.get("EXPORTER_DISABLED") != "1":
+    launch, disabled = launch_name(script_of(command), time.time()), environ.get("EXPORTER_DISABLED") == "1"
+    own_places = {FEED_DIRECTORY_VARIABLE: str(feed_directory), LAUNCH: launch}
+    environment = {"EXPORTER_AUTO": "1", **environ, **own_places}
+    if environment["EXPORTER_AUTO"] == "1" and not disabled:
         paths = (str(AUTOLOAD), environ.get("PYTHONPATH"))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    if value_of(given, "--run.name") is not None:
-        environment["EXPORTER_RUN"] = value_of(given, "--run.name")
+    if (name := value_of(given, "--run.name")) is not None:
+        environment["EXPORTER_RUN"] = name
     return Plan(
         command=command,
         environment=environment,
-        sidecar=sidecar_command(given, linger_seconds),
+        sidecar=() if disabled else sidecar_command(given, linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
-        run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or environment[LAUNCH],
+        run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or launch,
         page=page,
-        watched=environ.get("EXPORTER_DISABLED") != "1",
     )
 
 
@@ -179,9 +172,9 @@ class Supervision:
         self._probe: SignalProbe | None = None
         with contextlib.suppress(OSError):  # no further process is allowed: signals are told apart less well
             self._probe = SignalProbe()
-        self._registration = _register(plan) if plan.watched else None
+        self._registration = _register(plan) if plan.sidecar else None
         self._sidecar: SidecarProcess | None = None
-        self._ask_at: float | None = None
+        self._ask_at = math.inf
         self._wait_status: int | None = None
         self._asked_to_end = False
         self._job_stopped = False
@@ -202,8 +195,7 @@ class Supervision:
         self._job = Job(pid, plan.run, started)
         if registration is not None:
             registration.tell_job(self._job)
-            owned = lambda: runs.owner(plan.feed_directory) is not None  # noqa: E731  (it is a value)
-            self._sidecar = SidecarProcess(plan.sidecar, mask=self._mask, owned=owned)
+            self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._ask_at = time.monotonic() + runs.SILENT_SECONDS
             say(f"run {plan.run}" + (f", see {plan.page}" if plan.page else ""))
         wait_status = self._wait_for_job()
@@ -247,7 +239,7 @@ class Supervision:
         while self._lives(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
             if now >= kill - KILL_SECONDS and joined is not None:
-                return  # another run's child, with a lingering of its own
+                return  # another run's child, which lingers by itself
             if now >= kill + POLL_SECONDS:
                 # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
                 say("the sidecar cannot be ended: it is left behind")
@@ -267,22 +259,20 @@ class Supervision:
                 _stop_self(info.si_signo)
 
     def _wait_seconds(self) -> float:
-        idle = None if self._sidecar is None else self._sidecar.wait_seconds()
-        ask = KEEP_SECONDS if self._registration is not None else LONG_SECONDS
-        if self._ask_at is not None:
-            ask = min(ask, max(0.0, self._ask_at - time.monotonic()))
-        return ask if idle is None else min(ask, idle)
+        waits = [LONG_SECONDS if self._registration is None else KEEP_SECONDS]
+        if self._sidecar is not None:
+            waits.append(self._sidecar.wait_seconds())
+        return max(0.0, min(*waits, self._ask_at - time.monotonic()))
 
     def _ask_why_silent(self) -> None:
         """Have it found out, once, why a job that has run for a while has recorded nothing, if it has not."""
-        if self._ask_at is None or time.monotonic() < self._ask_at or self._registration is None:
+        if time.monotonic() < self._ask_at or self._registration is None:
             return
-        self._ask_at = None
-        asked = (self._job.pid, self._plan.feed_directory, self._job.run, self._job.started)
-        command = processes.own_command(
-            "-m", "exporter.cli.silence", *map(str, asked), self._registration.job_file
-        )
+        self._ask_at = math.inf
+        job = self._job
+        asked = (job.pid, self._plan.feed_directory, job.run, job.started, self._registration.job_file)
         with contextlib.suppress(OSError, NotImplementedError):
+            command = processes.own_command("-m", "exporter.cli.silence", *map(str, asked))
             processes.start_own(command, mask=self._mask)
 
     def _lives(self, sidecar: SidecarProcess, joined: int | None) -> bool:

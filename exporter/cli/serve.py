@@ -70,10 +70,7 @@ def serve(
         linger_seconds: How long a sidecar of `run` may wait for the last scrape; None for one that stands on its own.
 
     Raises:
-        ConfigurationError: web.config.yml is wrong.
-        ListenError: An address cannot be listened on.
-        FeedDirectoryError: The feed directory cannot be used.
-        StateError: The state directory cannot be used.
+        ConfigurationError, ListenError, FeedDirectoryError, StateError: It cannot start.
     """
     # All threads share one arena of glibc's malloc: by default each of the first ones gets its own, and what one has
     # freed is of no use to the others: 4 of 48 MiB. Source: mallopt(3), M_ARENA_MAX.
@@ -163,14 +160,13 @@ class Sidecar:
         # Two sidecars of one host may share a state directory, each with a feed directory of its own.
         keeper = f"{socket.gethostname()}:{self.feed_directory}"
         state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
-        shared, linger_seconds = configuration.state.dir is not None, configuration.feed.linger
         self._jobs = JobCollector(
             self._reader,
             state,
             stale_after_seconds=configuration.feed.stale_after,
-            linger_seconds=linger_seconds,
+            linger_seconds=configuration.feed.linger,
             directory=self.feed_directory,
-            shared=shared,
+            shared=configuration.state.dir is not None,
         )
         self._wiring = Wiring(
             configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory
@@ -184,7 +180,7 @@ class Sidecar:
 
     def own_feed(self) -> bool:
         """Become the owner of the feed directory unless another sidecar is; raises FeedDirectoryError."""
-        self._prepare_feed()
+        prepare_directory(self.feed_directory)
         return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
@@ -197,14 +193,13 @@ class Sidecar:
         self._page.watch("exporter.page", self._page.families)
         self._page.watch("exporter.web", self._server.families)
         self._check_directories()
-        self._prepare_feed()
+        prepare_directory(self.feed_directory)
         self._server.start()
         self._reader.acquire_ownership()
         self._hand_rules_over()
         self._wiring.follow(self._reloader.current)
-        self._scheduler.add(
-            self._silent, interval_seconds=SILENT_INTERVAL_SECONDS, deadline_seconds=SILENT_INTERVAL_SECONDS
-        )
+        every = SILENT_INTERVAL_SECONDS
+        self._scheduler.add(self._silent, interval_seconds=every, deadline_seconds=every)
         self._scheduler.start()
         self._reloader.start_listening()
 
@@ -217,20 +212,12 @@ class Sidecar:
 
     def _check_directories(self) -> None:
         """Find out what is wrong with them while nothing has been touched."""
-        if (
-            is_trusted(self.feed_directory)
-            or self.feed_directory.is_symlink()
-            or self.feed_directory.exists()
-        ):
+        if is_trusted(self.feed_directory) or os.path.lexists(self.feed_directory):
             check_directory(self.feed_directory)
         state = self._reloader.current.state.dir
         if state is not None and not state.is_dir():
-            raise StateError(
-                "is no directory; create it, or choose another with --state.dir", path=str(state)
-            )
-
-    def _prepare_feed(self) -> None:
-        prepare_directory(self.feed_directory)
+            message = "is no directory; create it, or choose another with --state.dir"
+            raise StateError(message, path=str(state))
 
     # What changes while it runs -------------------------------------------------------------------------
 

@@ -76,8 +76,7 @@ class Wiring:
         self._had_members = False
         self._rapl: RaplCollector | None = None
         self._running: dict[str, tuple[Scheduled, Sequence[AnyCollector]]] = {}
-        settings = configuration.energy
-        self._cpu_idle_watts, self._cpu_tdp_watts = settings.cpu_idle_watts, settings.cpu_tdp_watts
+        self._settings = settings = configuration.energy  # at the start
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
         jobs.sessions.witnesses = Witnesses(
@@ -182,8 +181,8 @@ class Wiring:
                 keeper=self._pages,
                 counts=self._lock.acquire,
                 working=self._is_working,
-                idle_watts=self._cpu_idle_watts,
-                tdp_watts=self._cpu_tdp_watts,
+                idle_watts=self._settings.cpu_idle_watts,
+                tdp_watts=self._settings.cpu_tdp_watts,
                 **options,
             )
             return [self._rapl]

@@ -17,11 +17,6 @@ class Format(enum.Enum):
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-    @property
-    def content_type(self) -> str:
-        """The value of the Content-Type header."""
-        return self.value
-
 
 def negotiate(accept: str | None) -> Format:
     """OpenMetrics for who names it and does not prefer plain text; several headers are joined by commas."""
@@ -51,13 +46,12 @@ def compress(body: bytes) -> bytes:
 def _ranges(header: str | None) -> Iterator[tuple[str, float, str]]:
     """Name, weight (q) and version of a header's elements; those whose weight is malformed are left out."""
     for element in (header or "").lower().split(","):
-        name, *parameters = (part.strip() for part in element.split(";"))
-        found = {
-            key.strip(): value.strip(' "') for key, _, value in (each.partition("=") for each in parameters)
-        }
+        name, *parameters = element.split(";")
+        pairs = (each.partition("=") for each in parameters)
+        found = {key.strip(): value.strip(' "') for key, _, value in pairs}
         try:
             weight = float(found.get("q", "1"))
         except ValueError:
             continue
         if 0.0 <= weight <= 1.0:
-            yield name, weight, found.get("version", "")
+            yield name.strip(), weight, found.get("version", "")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -112,10 +113,8 @@ class Page:
     def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
         """Make the body of a scrape.
 
-        Args:
-            form: Its format.
-            names: Families, or samples that stand for theirs, to show alone; one that ends in `*` stands for all that
-                begin so. Empty for all.
+        `names` are families, or samples that stand for theirs, to show alone; one that ends in `*` stands for all that
+        begin so. Empty for all.
         """
         written = [text for block in self._write() for _, text in block.shown]
         if wanted := frozenset(names):
@@ -125,7 +124,8 @@ class Page:
                 for text in written
                 if text.names & wanted or any(name.startswith(beginnings) for name in text.names)
             ]
-        return ("".join(text.text[form] for text in written) + _END[form]).encode()
+        end = "# EOF\n" if form is Format.OPENMETRICS else ""
+        return ("".join([*(text.text[form] for text in written), end])).encode()
 
     def snapshot(self) -> list[Metric]:
         """All families that a scrape would show now."""
@@ -238,9 +238,6 @@ class Page:
         return quotas
 
 
-_END = {Format.TEXT: "", Format.OPENMETRICS: "# EOF\n"}
-
-
 def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
     """Share room so that small demands are met whole before large ones are cut; gives what those that are cut get."""
     quotas: dict[str, int] = {}
@@ -257,21 +254,17 @@ def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
     """Cut a family to its quotas, each histogram or summary as a whole."""
     own = ("", name) in quotas
-    left: dict[str, int | None] = {}
+    left: dict[str, float] = {}
     kept = []
     for _, group in itertools.groupby(
         metric.samples, lambda sample: [each for each in sample.labels.items() if each[0] != "le"]
     ):
         samples = list(group)
         run = "" if own else samples[0].labels.get("run", "")
-        room = left.setdefault(run, quotas.get((run, name)))
-        if room is None:
-            kept += samples
-        elif len(samples) <= room:
-            kept += samples
-            left[run] = room - len(samples)
-        else:
-            left[run] = 0  # a smaller one further on must not come and go
+        room = left.get(run, quotas.get((run, name), math.inf))
+        fits = len(samples) <= room
+        kept += samples if fits else []
+        left[run] = room - len(samples) if fits else 0  # a smaller one further on must not come and go
     if len(kept) == len(metric.samples):
         return metric
     shown = copy.copy(metric)

@@ -266,11 +266,8 @@ def _ranks(seen: View) -> str:
 
 def _gpus(seen: View) -> str:
     if not seen.gpus:
-        told = [
-            status.message or "; ".join(status.unsupported)
-            for status in seen.collectors
-            if status.name == "gpu"
-        ]
+        gpu = (each for each in seen.collectors if each.name == "gpu")
+        told = [each.message or "; ".join(each.unsupported) for each in gpu]
         return f'<section><h2>GPUs</h2><p class="card">No GPU. {text(" ".join(told))}</p></section>'
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in seen.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in seen.gpus}
@@ -293,35 +290,21 @@ def _gpus(seen: View) -> str:
             "state": (marked("good", "up") if gpu.up else marked("bad", "lost")) + (held or ""),
             "busy": known(value("gpu_utilization_ratio"), share),
             "tensor cores": known(value("gpu_tensor_activity_ratio", pipe="any"), share),
-            "memory": MISSING
-            if used is None
-            else f"{size(used)} {marked('dim', f'of {known(total, size)}')}",
+            "memory": known(used, lambda used: f"{size(used)} {marked('dim', f'of {known(total, size)}')}"),
             "power": known(value("gpu_power_watts"), lambda power: f"{power:.0f} W{of}"),
             "temperature": known(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),
             "energy": known(seen.readings.total("gpu_energy_joules_total", uuid=gpu.uuid), energy),
         }
 
     model = marked("dim", f" · {text(next(iter(models)))}") if len(models) == 1 and models != {""} else ""
-    content = table(
-        "GPUs", seen.gpus, row, numbers="GPU, busy, tensor cores, memory, power, temperature, energy"
-    )
-    plots = "".join(
-        plot(
-            title,
-            {f"GPU {gpu.index}": past.levels(what, gpu.uuid) for gpu in seen.gpus},
-            unit,
-            now,
-            floor=0.0,
-        )
-        for title, what, unit in (("GPU power", POWER, "watts"), ("GPU memory", MEMORY, "bytes"))
-    )
+    numbers = "GPU, busy, tensor cores, memory, power, temperature, energy"
+    content = table("GPUs", seen.gpus, row, numbers=numbers)
+    plots = ""
+    for title, what, unit in (("GPU power", POWER, "watts"), ("GPU memory", MEMORY, "bytes")):
+        lines = {f"GPU {gpu.index}": past.levels(what, gpu.uuid) for gpu in seen.gpus}
+        plots += plot(title, lines, unit, now, floor=0.0)
     plots = plots and f'<div class="card plots">{plots}</div>'
     return f"<section><h2>GPUs ({len(seen.gpus)}){model}</h2>{content}{plots}</section>"
-
-
-def _of(used: float | None, whole: float | None) -> str:
-    """A share of something of a size."""
-    return f"{share(used / whole)} <small>of {size(whole)}</small>" if whole and used is not None else ""
 
 
 def _machine(seen: View) -> str:
@@ -339,12 +322,15 @@ def _machine(seen: View) -> str:
     def rate(what: str) -> str:
         return known(past.recent(what, ""), lambda bytes_: f"{size(bytes_)}/s")
 
+    def share_of(used: float | None, whole: float | None) -> str:
+        return f"{share(used / whole)} <small>of {size(whole)}</small>" if whole and used is not None else ""
+
     cells = (
         cell("CPU", known(value("host_cpu_utilization_ratio"), share)),
         cell("CPUs", known(value("host_cpus", kind="online"), number)),
-        cell("memory used", _of(memory and available and memory - available, memory)),
-        cell("shared memory used", _of(value("host_shm_used_bytes"), value("host_shm_size_bytes"))),
-        cell(f"fullest disk, {text(fullest[1])}", _of(fullest[0] * fullest[2], fullest[2]))
+        cell("memory used", share_of(memory and available and memory - available, memory)),
+        cell("shared memory used", share_of(value("host_shm_used_bytes"), value("host_shm_size_bytes"))),
+        cell(f"fullest disk, {text(fullest[1])}", share_of(fullest[0] * fullest[2], fullest[2]))
         if fullest
         else "",
         cell("disks, read and written", rate(DISK)),
@@ -353,9 +339,12 @@ def _machine(seen: View) -> str:
         cell("GPU power", known(total("gpu_power_watts"), watts)),
     )
     plots = (
-        plot("CPU", {"CPU": past.levels(CPU, "")}, "ratio", seen.about.now, floor=0.0),
-        plot("network per second", {"network": past.rates(NETWORK, "")}, "bytes", seen.about.now, floor=0.0),
-        plot("disks per second", {"disks": past.rates(DISK, "")}, "bytes", seen.about.now, floor=0.0),
+        plot(title, {title: line}, unit, seen.about.now, floor=0.0)
+        for title, line, unit in (
+            ("CPU", past.levels(CPU, ""), "ratio"),
+            ("network per second", past.rates(NETWORK, ""), "bytes"),
+            ("disks per second", past.rates(DISK, ""), "bytes"),
+        )
     )
     return (
         f'<h2>Machine</h2><section class="card" aria-label="Machine"><dl class="grid">{"".join(cells)}</dl>'

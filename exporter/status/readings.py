@@ -54,11 +54,7 @@ Line = Sequence[tuple[float, float | None]]
 
 
 class Readings:
-    """What a page says, by name.
-
-    Args:
-        families: All of a page; those of one name may stand in several blocks.
-    """
+    """What a page says, by name; families of one name may stand in several blocks."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, list[Metric]] = {}
@@ -100,13 +96,7 @@ class Readings:
 
 
 class History:
-    """Notes numbers at about even intervals.
-
-    Args:
-        seconds: Between two points.
-        kept: How far it reaches back.
-        clock: Tells the Unix time of a point.
-    """
+    """Notes numbers at about even intervals of `seconds`, and keeps those of the last `kept` seconds."""
 
     def __init__(
         self,

@@ -1,20 +1,18 @@
 """View: the exporter, runs, ranks and GPUs as the status page tells them, and what of them needs somebody.
 
-Used in the sidecar, on a worker thread of the web server. What one family says alone is read where it is shown. A
-number that nobody has is None, and is shown as missing. Nothing here knows HTML. The thresholds are those of the alert
-rules where there is one.
+Used in the sidecar, on a worker thread of the web server. What one family says alone is read where it is shown. A number
+that nobody has is None. Nothing here knows HTML. The thresholds are those of the alert rules where there is one.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.elements import duration
+from exporter.status.elements import duration, share
 from exporter.status.readings import (
     DRAWN_SECONDS,
     NONFINITE,
@@ -155,23 +153,14 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
         Gpu(labels["gpu"], labels["uuid"], up == 1, past.recent(THROTTLED, labels["uuid"]))
         for labels, up in readings.rows("gpu_up")
     ]
-    return View(
-        about=about,
-        readings=readings,
-        past=past,
-        collectors=collectors,
-        runs=runs,
-        ranks=sorted(ranks, key=lambda rank: TROUBLES.get(rank.condition, len(TROUBLES))),
-        gpus=sorted(gpus, key=lambda each: each.index.zfill(12)),
-    )
+    ranks.sort(key=lambda rank: TROUBLES.get(rank.condition, len(TROUBLES)))
+    gpus.sort(key=lambda each: each.index.zfill(12))
+    return View(about, readings, past, collectors, runs, ranks, gpus)
 
 
 def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) -> Run:
     states = readings.rows("training_run_state", run=name)
     why = next((labels for labels, _ in readings.rows("training_run_state_info", run=name)), {})
-    since = None
-    with contextlib.suppress(ValueError):
-        since = float(why.get("since", ""))
     saves = readings.means("training_checkpoint_duration_seconds", run=name)
     phases = {phase: past.recent(PHASE, name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
@@ -183,7 +172,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         name=name,
         state=next((labels["state"] for labels, holds in states if holds), ""),
         reason=why.get("reason", ""),
-        since=since,
+        since=float(why["since"]) if why.get("since") else None,
         attempt_steps=readings.value("training_attempt_steps", run=name),
         usual_seconds=past.recent(STEP_SUM, name, per=STEP_COUNT, seconds=DRAWN_SECONDS),
         pace=past.pace(name),
@@ -259,8 +248,8 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
             yield Concern(True, f"{of} has ended while other ranks live")
         if rank.rivals:
             more = f"{rank.rivals:.0f} more" if rank.rivals > 1 else "another"
-            remedy = "give one of the jobs another run name"
-            yield Concern(True, f"{more} living process trains as {of}: {remedy}")
+            told = f"{more} living process trains as {of}"
+            yield Concern(True, f"{told}: give one of the jobs another run name")
         usual, spent = run and run.save_seconds, rank.phase_seconds
         saves = rank.alive and rank.phase.startswith("checkpoint_save")
         if saves and usual and spent and spent > max(SLOW_SAVE_TIMES * usual, SLOW_SAVE_SECONDS):
@@ -268,6 +257,7 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
 
 
 def _of_runs(seen: View) -> Iterator[Concern]:
+    hanging = {rank.run for rank in seen.ranks if rank.condition == "hangs"}
     for name, run in seen.runs.items():
         since = "" if run.since is None else f" {duration(max(0.0, seen.about.now - run.since))} ago"
         why = f": {run.reason}" if run.reason else ""
@@ -276,9 +266,7 @@ def _of_runs(seen: View) -> Iterator[Concern]:
             yield Concern(True, f"{name} {what}{since} and has not begun again{why}")
         elif run.state == "stalled":
             yield Concern(False, f"{name} has made no step for long{why}")
-        elif run.state == "hung" and not any(
-            rank.run == name and rank.condition == "hangs" for rank in seen.ranks
-        ):
+        elif run.state == "hung" and name not in hanging:
             yield Concern(True, f"{name} hangs{why}")
         if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:
             now, before = map(duration, run.pace)
@@ -302,9 +290,9 @@ def _of_gpus(seen: View) -> Iterator[Concern]:
         elif value("gpu_recovery_action", uuid=gpu.uuid):
             yield Concern(True, f"the driver asks for a recovery of GPU {gpu.index}")
         margin = value("gpu_temperature_margin_celsius", uuid=gpu.uuid, threshold="nearest")
-        if (gpu.throttled_ratio or 0.0) > THROTTLED_RATIO:
-            share = f"{100 * (gpu.throttled_ratio or 0.0):.0f} %"
-            yield Concern(False, f"heat or power held GPU {gpu.index} back for {share} of the last minute")
+        if gpu.throttled_ratio and gpu.throttled_ratio > THROTTLED_RATIO:
+            held = share(gpu.throttled_ratio)
+            yield Concern(False, f"heat or power held GPU {gpu.index} back for {held} of the last minute")
         elif margin is not None and margin < NEAR_LIMIT_CELSIUS:
             yield Concern(False, f"GPU {gpu.index} is {margin:.0f} °C from its limit")
 

@@ -74,15 +74,12 @@ class Guard:
         """Note that a connection sends an answer; the oldest that do are ended when all together are too much."""
         self.move(connection, State.WRITING)
         connection.body = body
-        writers = self.members(State.WRITING)
-        # A body that several send is one object and counts once.
-        while (
-            sum(map(len, {id(each.body): each.body for each in writers}.values()))
-            > self._limits.bytes_in_flight
-        ):
-            if writers[0] is connection:
+        for oldest in self.members(State.WRITING):
+            # A body that several send is one object and counts once.
+            bodies = {id(each.body): len(each.body) for each in self._members[State.WRITING]}
+            if oldest is connection or sum(bodies.values()) <= self._limits.bytes_in_flight:
                 return
-            self._end(writers.pop(0))
+            self._end(oldest)
 
     def evict(self) -> bool:
         """End the connection that is missed least; False when all are being answered."""

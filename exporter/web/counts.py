@@ -19,9 +19,7 @@ Reason = Literal[
     "accept", "certificate", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"
 ]
 
-SCRAPES = family(
-    "exporter_scrapes_total", "Answers of /metrics that were sent completely.", "web server"
-)
+SCRAPES = family("exporter_scrapes_total", "Answers of /metrics that were sent completely.", "web server")
 SCRAPE_DURATION = family(
     "exporter_scrape_duration_seconds_total",
     "Time from the end of a scrape's request to the end of its answer, of all complete answers together.",
@@ -79,8 +77,8 @@ class Scrapers:
     def next_expected(self, now: float) -> float | None:
         """Give the monotonic time at which the next scrape of a regular scraper is due; None without one.
 
-        A client is one when it came at least twice, and with the same gap where it came more often. It is gone
-        when its next scrape is late by a whole interval; until then the time may have passed already.
+        A client is one when it came at least twice, and with the same gap where it came more often, until it is late by a
+        whole interval.
         """
         with self._lock:
             seen = list(self._times.values())

@@ -121,7 +121,12 @@ class Exchanges:
             has_body = encoded or not isinstance(self._parser.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
             # h11 raises from a frame that holds the error: a cycle, with everything that called it.
-            raise self._malformed(error.with_traceback(None).error_status_hint) from None
+            status = error.with_traceback(None).error_status_hint
+            told = {
+                431: (431, f"more than {self._bytes} bytes of header"),
+                501: (413, "a request must not have a body"),  # a transfer encoding other than chunked
+            }
+            raise MalformedError(*told.get(status, (400, "this is not an HTTP request"))) from None
         self._method = event.method
         if event.http_version not in (b"1.0", b"1.1"):
             raise MalformedError(400, "this server speaks HTTP/1.0 and HTTP/1.1")
@@ -146,9 +151,8 @@ class Exchanges:
         if close or answer.close:
             fields["Connection"] = "close"
         parser, reason = self._parser, HTTPStatus(answer.status).phrase.encode()
-        parts = [
-            parser.send(h11.Response(status_code=answer.status, headers=[*fields.items()], reason=reason))
-        ]
+        head = h11.Response(status_code=answer.status, headers=[*fields.items()], reason=reason)
+        parts = [parser.send(head)]
         if self._method != b"HEAD":
             parts.append(parser.send(h11.Data(data=answer.body)))
         parser.send(h11.EndOfMessage())
@@ -157,10 +161,3 @@ class Exchanges:
             parser.start_next_cycle()
             self._method = b""
         return [part for part in parts if part], goes_on
-
-    def _malformed(self, status: int) -> MalformedError:
-        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-            return MalformedError(status, f"more than {self._bytes} bytes of header")
-        if status == HTTPStatus.NOT_IMPLEMENTED:  # a transfer encoding other than chunked
-            return MalformedError(413, "a request must not have a body")
-        return MalformedError(400, "this is not an HTTP request")

@@ -1,14 +1,9 @@
 """Who may come in: what `web.config.yml` asks for, in force, and the check of passwords.
 
-Used in the sidecar. The file is loaded on the thread that starts the server, where every problem is an error (without
-its protection nothing is served); it is looked at again before a connection or request is judged, at most once a
-second, on a worker thread, because it may lie on a share that hangs. A new version that cannot be taken over leaves the
-old one in force and is logged once. A changed file never takes a protection away: TLS, passwords and the demand for
-client certificates stay until a restart; a half-written file would otherwise open the server for a moment.
-
-bcrypt runs on a worker thread too, because one check takes 50 to 250 ms. A password that has been found right once is
-answered from memory, so a flood of wrong ones does not delay it; equal questions share one check, and only so many
-checks may wait, of one address fewer.
+Used in the sidecar. The file is loaded at the start, where every problem is an error, and looked at again before a
+connection or request is judged, at most once a second, on a worker thread, because it may lie on a share that hangs. A
+new version that cannot be taken over leaves the old one in force. A changed file never takes a protection away: a
+half-written one would open the server for a moment. bcrypt runs on a worker thread too: one check takes 50 to 250 ms.
 """
 
 from __future__ import annotations
@@ -46,8 +41,8 @@ Signatures = Mapping[Path, tuple[int, int, int] | None]
 class Passwords:
     """Checks passwords, and remembers those that were right for as long as the user's hash is the same.
 
-    Addresses that have logged in before are checked on a thread of their own: however many strangers guess, a login of
-    theirs waits for none of them.
+    Equal questions share one check, and only so many may wait, of one address fewer. Addresses that have logged in before
+    are checked on a thread of their own: however many strangers guess, a login of theirs waits for none of them.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -206,15 +201,12 @@ def _lost(old: WebConfig, new: WebConfig) -> str:
 
 
 def _signatures(*files: Path) -> Signatures:
-    return {file: _signature(file) for file in files}
-
-
-def _signature(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    signatures: dict[Path, tuple[int, int, int] | None] = dict.fromkeys(files)
+    for file in files:
+        with contextlib.suppress(OSError):
+            found = file.stat()
+            signatures[file] = found.st_mtime_ns, found.st_ino, found.st_size
+    return signatures
 
 
 def _check(password: bytes, expected: str) -> bool:

@@ -196,7 +196,7 @@ class Routes:
         workers = self._selections if names else self._scrapes
         body, found = await workers.run((form, names, packed), page, deadline)
         headers = {"Vary": "Accept, Accept-Encoding", **({"Content-Encoding": "gzip"} if packed else {})}
-        return Answer(200, body, form.content_type, headers, scrape=request.method == "GET" and found)
+        return Answer(200, body, form.value, headers, scrape=request.method == "GET" and found)
 
     async def _landing(self, request: Request, deadline: float) -> Answer:
         made = await self._pages.run("landing", self._application.landing, deadline)

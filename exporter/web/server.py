@@ -1,11 +1,9 @@
 """The web server: binds, accepts, and stops without dropping an answer.
 
-Used in the sidecar. It owns one thread with an asyncio loop, which accepts, parses and writes, and a few
-daemon threads for what may take time (`workers`). The loop never waits for a device, a file or a password.
-
-Connections are accepted one at a time by our own loop over `sock_accept`, not by `asyncio.start_server`: that
-one accepts a burst of the whole backlog before any of them is looked at, pauses for a second at every lack of
-descriptors, and hides connections that are still in their TLS handshake from any cap.
+Used in the sidecar. It owns one thread with an asyncio loop, which accepts, parses and writes, and a few daemon threads
+for what may take time (`workers`). Connections are accepted one at a time over `sock_accept`, not by
+`asyncio.start_server`: that one accepts the whole backlog before any of them is looked at, pauses for a second at every
+lack of descriptors, and hides connections that are still in their TLS handshake from any cap.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -87,9 +86,8 @@ class Server:
         routes = Routes(self._application, self._config, self._limits, self._log, *self._of_routes)
         state = ServerState(self._guard, self._limits, self._config, routes, self._log, self._counts)
         serving = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(state, serving), name="exporter-web", daemon=True
-        )
+        run = partial(self._run, state, serving)
+        self._thread = threading.Thread(target=run, name="exporter-web", daemon=True)
         try:
             for address in addresses:
                 self._listeners.append(bind(address, self._limits.backlog))
@@ -104,9 +102,8 @@ class Server:
             raise
         except RuntimeError as error:
             self._close_listeners()
-            raise StartError(
-                "no thread can be started for the web server; raise the limit of processes or memory"
-            ) from error
+            message = "no thread can be started for the web server; raise the limit of processes or memory"
+            raise StartError(message) from error
         serving.wait()
         if self._failure is not None:
             message = f"cannot serve on {self._listen[0]}: {self._failure}"

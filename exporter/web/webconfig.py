@@ -1,16 +1,9 @@
-"""`web.config.yml`: the file for TLS, passwords, headers and a rate limit, in exporter-toolkit's format.
+"""`web.config.yml`: the file for TLS, passwords and headers, in exporter-toolkit's format.
 
-Used in the sidecar, at the start and whenever the file has changed. Deviations from exporter-toolkit, all on the side
-of refusing:
-
-- Client certificates are always verified, because Python's ssl cannot ask for one without verifying it: every
-  `client_auth_type` but `NoClientCert` needs a CA (exporter-toolkit falls back to the public ones), and
-  `RequestClientCert` and `RequireAnyClientCert` behave as `VerifyClientCertIfGiven` and
-  `RequireAndVerifyClientCert`.
-- TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not offered.
-- `http2: true` is accepted and noted in the log: over TLS clients are offered HTTP/1.1, which all speak.
-- `tls_server_config` without a certificate is an error (exporter-toolkit serves plain HTTP if only versions
-  or ciphers are given).
+Used in the sidecar, at the start and whenever the file has changed. Deviations, all on the side of refusing: client
+certificates are always verified, because Python's ssl cannot ask for one without that, so every `client_auth_type` but
+`NoClientCert` needs a CA; TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not
+offered; `http2: true` is noted in the log, and clients are offered HTTP/1.1; `tls_server_config` needs a certificate.
 
 Source: github.com/prometheus/exporter-toolkit, docs/web-configuration.md.
 """
@@ -24,7 +17,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from exporter.config.loader import load_file
 from exporter.config.options import Hidden, Notation
@@ -41,29 +34,25 @@ TlsVersion = Literal["TLS12", "TLS13"]
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
-    "": ssl.CERT_NONE,
-    "NoClientCert": ssl.CERT_NONE,
-    "RequestClientCert": ssl.CERT_OPTIONAL,
-    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
-    "RequireAnyClientCert": ssl.CERT_REQUIRED,
-    "RequireClientCert": ssl.CERT_REQUIRED,
-    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+    **dict.fromkeys(("", "NoClientCert"), ssl.CERT_NONE),
+    **dict.fromkeys(("RequestClientCert", "VerifyClientCertIfGiven"), ssl.CERT_OPTIONAL),
+    **dict.fromkeys(
+        ("RequireAnyClientCert", "RequireClientCert", "RequireAndVerifyClientCert"), ssl.CERT_REQUIRED
+    ),
 }
 # exporter-toolkit takes these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
-CIPHER_SUITES: Mapping[str, str | None] = {
-    "TLS_AES_128_GCM_SHA256": None,
-    "TLS_AES_256_GCM_SHA384": None,
-    "TLS_CHACHA20_POLY1305_SHA256": None,
-    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
-    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
-    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
-    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+_TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+_CIPHERS = {
+    "AES_128_CBC_SHA": "AES128-SHA",
+    "AES_256_CBC_SHA": "AES256-SHA",
+    "AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "CHACHA20_POLY1305_SHA256": "CHACHA20-POLY1305",
+}
+CIPHER_SUITES: Mapping[str, str | None] = dict.fromkeys(_TLS13_SUITES) | {
+    f"TLS_ECDHE_{key}_WITH_{name}": f"ECDHE-{key}-{cipher}"
+    for key in ("ECDSA", "RSA")
+    for name, cipher in _CIPHERS.items()
 }
 
 
@@ -104,8 +93,8 @@ class TlsServerConfig:
             yield "client_auth_type", f"{self.client_auth_type} needs client_ca_file: {reason}"
         for name in ("client_ca_file", "client_allowed_sans"):
             if getattr(self, name) and not verifies:
-                remedy = "set RequireAndVerifyClientCert"
-                yield name, f"without effect while client_auth_type is NoClientCert; {remedy}"
+                reason = "without effect while client_auth_type is NoClientCert"
+                yield name, f"{reason}; set RequireAndVerifyClientCert"
         if self.min_version > self.max_version:
             yield "min_version", f"{self.min_version} is above max_version {self.max_version}"
         older = any(map(CIPHER_SUITES.get, self.cipher_suites))
@@ -114,19 +103,19 @@ class TlsServerConfig:
             yield "cipher_suites", f"holds only suites of TLS 1.3, which are always offered; {remedy}"
 
 
+def _header(name: str) -> Any:
+    return field(default="", metadata={"key": name})
+
+
 @dataclass(frozen=True, slots=True)
 class HttpHeaders:
     """The header fields that may be added; "" leaves one out."""
 
-    strict_transport_security: str = field(default="", metadata={"key": "Strict-Transport-Security"})
-    x_content_type_options: Literal["", "nosniff"] = field(
-        default="", metadata={"key": "X-Content-Type-Options"}
-    )
-    x_frame_options: Literal["", "deny", "sameorigin"] = field(
-        default="", metadata={"key": "X-Frame-Options"}
-    )
-    x_xss_protection: str | int = field(default="", metadata={"key": "X-XSS-Protection"})
-    content_security_policy: str = field(default="", metadata={"key": "Content-Security-Policy"})
+    strict_transport_security: str = _header("Strict-Transport-Security")
+    x_content_type_options: Literal["", "nosniff"] = _header("X-Content-Type-Options")
+    x_frame_options: Literal["", "deny", "sameorigin"] = _header("X-Frame-Options")
+    x_xss_protection: str | int = _header("X-XSS-Protection")
+    content_security_policy: str = _header("Content-Security-Policy")
 
     def problems(self) -> Iterable[tuple[str, str]]:
         """(field, message) of values that no header can carry."""

@@ -147,14 +147,18 @@ def test_a_signal_ends_the_lingering_at_once(feed: Path, tmp_path: Path) -> None
     assert sidecars(feed) == []
 
 
-def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path, tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    wait = f"for i in $(seq 300); do grep -q 'cannot listen' {heard} && break; sleep 0.1; done"
+    with socket.create_server(("127.0.0.1", 0)) as taken, heard.open("w") as stderr:
         port = taken.getsockname()[1]
-        job = ["sh", "-c", "sleep 1.5; exit 3"]
-        ended = finished(run_command(feed, job, "--log.level=error", port=port))
+        command = run_command(
+            feed, ["sh", "-c", f"{wait}; sleep 0.5; exit 3"], "--log.level=error", port=port
+        )
+        ended = finished(command, capture_output=False, stderr=stderr)
 
     assert ended.returncode == 3
-    first, refused = ended.stderr.splitlines()
+    first, refused = heard.read_text().splitlines()
     assert first.endswith(f"see http://127.0.0.1:{port}/")
     assert f"cannot listen on 127.0.0.1:{port}" in refused
 

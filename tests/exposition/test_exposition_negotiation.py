@@ -23,8 +23,8 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/webp,*/*;
 
 
 def test_the_content_types_are_those_that_prometheus_3_insists_on() -> None:
-    assert Format.TEXT.content_type == "text/plain; version=0.0.4; charset=utf-8"
-    assert Format.OPENMETRICS.content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert Format.TEXT.value == "text/plain; version=0.0.4; charset=utf-8"
+    assert Format.OPENMETRICS.value == "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
         plain = fetch(port_of(server))
         openmetrics = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
 
-    assert plain.headers["content-type"] == Format.TEXT.content_type
+    assert plain.headers["content-type"] == Format.TEXT.value
     assert plain.body == b"TEXT"
     assert "content-encoding" not in plain.headers
-    assert openmetrics.headers["content-type"] == Format.OPENMETRICS.content_type
+    assert openmetrics.headers["content-type"] == Format.OPENMETRICS.value
     assert openmetrics.headers["content-encoding"] == "gzip"
     assert gzip.decompress(openmetrics.body) == b"OPENMETRICS"
     assert plain.headers["vary"] == openmetrics.headers["vary"] == "Accept, Accept-Encoding"
