@@ -95,20 +95,18 @@ def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Ite
 
 
 @contextlib.contextmanager
-def recording(tmp_path: Path, code: str, rank: int) -> Iterator[None]:
-    """A process of the run `r` beside the sidecar: it says `recording`, and ends when it can read a line."""
+def recording(tmp_path: Path, code: str, rank: int, run: str = "r") -> Iterator[subprocess.Popen[str]]:
+    """A process of a run beside the sidecar: it says `recording`, and ends when it can read a line."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="r", RANK=str(rank)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "recording\n"
-        yield
-    finally:
-        process.communicate("end\n", timeout=10 * PATIENCE)
+    env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN=run, RANK=str(rank))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, text=True, stdin=pipe, stdout=pipe
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "recording\n"
+            yield process
+        finally:
+            process.communicate("end\n", timeout=10 * PATIENCE)

@@ -22,7 +22,33 @@ from exporter.web.routes import Document
 from exporter.web.server import Server
 
 
-class FixedPage:
+class Page:
+    """An application whose parts a test may replace."""
+
+    body = b"up 1\n"
+    reason: str | None = None
+    reloads = 0
+    error: Exception | None = None
+
+    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
+        return self.body
+
+    def not_ready(self) -> str | None:
+        return self.reason
+
+    def landing(self) -> Document:
+        return Document(b"<!doctype html><title>exporter</title>", "default-src 'none'")
+
+    def reload(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.reloads += 1
+
+    def configuration(self) -> str:
+        return "log: info\n"
+
+
+class FixedPage(Page):
     """A page of made-up series; its making can be made to hang or to take long."""
 
     def __init__(self, series: int) -> None:
@@ -39,18 +65,6 @@ class FixedPage:
         lines = [f'load{{unit="{index}"}} {index}' for index in range(self._series)]
         end = "# EOF\n" if form is Format.OPENMETRICS else ""
         return ("# TYPE load gauge\n" + "\n".join(lines) + "\n" + end).encode()
-
-    def not_ready(self) -> str | None:
-        return None
-
-    def landing(self) -> Document:
-        return Document(b"<!doctype html><title>exporter</title>", "default-src 'none'")
-
-    def reload(self) -> None:
-        pass
-
-    def configuration(self) -> str:
-        return "log: info\n"
 
 
 def numbers(server: Server) -> dict[str, float]:

@@ -21,38 +21,12 @@ from typing import Any
 
 import trustme
 from waiting import PATIENCE
+from web_child import Page
 
-from exporter.exposition.negotiation import Format
-from exporter.web.routes import Application, Document
+from exporter.web.routes import Application
 from exporter.web.server import Server
 
 PROJECT = Path(__file__).parent.parent
-
-
-class Page:
-    """An application whose parts a test may replace."""
-
-    body = b"up 1\n"
-    reason: str | None = None
-    reloads = 0
-    error: Exception | None = None
-
-    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        return self.body
-
-    def not_ready(self) -> str | None:
-        return self.reason
-
-    def landing(self) -> Document:
-        return Document(b"<!doctype html><title>exporter</title>", "default-src 'none'")
-
-    def reload(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.reloads += 1
-
-    def configuration(self) -> str:
-        return "log: info\n"
 
 
 @contextlib.contextmanager

@@ -41,25 +41,17 @@ def test_it_yields_without_a_word_where_another_serves(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
-def test_it_ends_with_the_last_run_when_nobody_ever_scraped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [[], ["/metrics", "/"]], ids=["nobody", "a client that came once"])
+def test_it_ends_with_the_last_run_when_no_scraper_came_regularly(tmp_path: Path, asked: list[str]) -> None:
     run = active_run(tmp_path / "feed")
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
+        for path in asked:
+            running.ask(path)
         alive = running.process.poll() is None
         end(run)
         status = running.process.wait(10)
 
     assert alive
-    assert status == 0
-
-
-def test_a_client_that_came_once_is_not_waited_for(tmp_path: Path) -> None:
-    run = active_run(tmp_path / "feed")
-    with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
-        running.ask("/metrics")
-        running.ask("/")
-        end(run)
-        status = running.process.wait(10)
-
     assert status == 0
 
 

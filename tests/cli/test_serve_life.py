@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serve_support import environment, exporter, sidecar
+from run_support import answers, free_port, started
+from serve_support import Sidecar, exporter, sidecar
 from waiting import wait_until
 
 
@@ -43,43 +45,42 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
     assert running.log.splitlines()[-1].endswith("msg=ended")
 
 
-def test_an_answer_in_the_making_is_finished_before_the_end(tmp_path: Path) -> None:
-    # A reload that waits for its file is an answer that takes as long as the test wants.
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[Sidecar, Path]]:
+    """A sidecar whose reload waits for its file: an answer that takes as long as the test wants."""
     file = tmp_path / "config.yaml"
     file.touch()
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         file.unlink()
         os.mkfifo(file)
-        answers: list[tuple[int, str]] = []
-        asking = threading.Thread(target=lambda: answers.append(running.ask("/-/reload", "POST")))
-        asking.start()
-        with file.open("w"):  # opens when the reload reads
-            running.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "msg=ending" in running.log)
-            assert running.process.poll() is None
-        asking.join(10)
-        status = running.process.wait(10)
-
-    assert answers == [(200, "reloaded\n")]
-    assert status == 0
+        yield running, file
 
 
-def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.touch()
-    with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
-        file.unlink()
-        os.mkfifo(file)
-        host, _, port = running.address.partition(":")
-        connection = socket.create_connection((host, int(port)))
+def test_an_answer_in_the_making_is_finished_before_the_end(slow: tuple[Sidecar, Path]) -> None:
+    running, file = slow
+    answered: list[tuple[int, str]] = []
+    asking = threading.Thread(target=lambda: answered.append(running.ask("/-/reload", "POST")))
+    asking.start()
+    with file.open("w"):  # opens when the reload reads
+        running.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "msg=ending" in running.log)
+        assert running.process.poll() is None
+    asking.join(10)
+
+    assert running.process.wait(10) == 0
+    assert answered == [(200, "reloaded\n")]
+
+
+def test_the_second_signal_ends_it_at_once(slow: tuple[Sidecar, Path]) -> None:
+    running, file = slow
+    host, _, port = running.address.partition(":")
+    with socket.create_connection((host, int(port))) as connection:
         connection.sendall(b"POST /-/reload HTTP/1.1\r\nHost: x\r\n\r\n")
         with file.open("w"):
             running.process.send_signal(signal.SIGTERM)
             wait_until(lambda: "msg=ending" in running.log)
-            status = running.end(signal.SIGTERM)
-        connection.close()
 
-    assert status == 128 + signal.SIGTERM
+            assert running.end(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
 def test_a_taken_port_is_one_line_and_nothing_is_changed(tmp_path: Path) -> None:
@@ -150,20 +151,15 @@ def test_logs_are_json_when_asked(tmp_path: Path) -> None:
 
 
 def test_it_serves_without_standard_streams(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} --feed.dir={tmp_path}"
-    process = subprocess.Popen(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], env=environment())
-    try:
-        wait_until(lambda: _connects(port))
+    with started(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], tmp_path) as process:
+        wait_until(lambda: answers(port, "/-/healthy"))
         descriptors = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
-    finally:
         process.terminate()
-        status = process.wait(10)
 
+        assert process.wait(10) == 0
     assert descriptors == ["/dev/null"] * 3
-    assert status == 0
 
 
 def test_a_full_pipe_for_logs_stops_nothing(tmp_path: Path) -> None:
@@ -173,22 +169,12 @@ def test_a_full_pipe_for_logs_stops_nothing(tmp_path: Path) -> None:
         while True:
             os.write(write, b"x" * 4096)
     os.set_blocking(write, True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = [f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}", "--log.level=debug"]
-    process = subprocess.Popen([sys.executable, "-m", "exporter", *flags], env=environment(), stderr=write)
-    os.close(write)
-    try:
-        wait_until(lambda: _connects(port))
-    finally:
+    with started([sys.executable, "-m", "exporter", *flags], tmp_path, stderr=write) as process:
+        os.close(write)
+        wait_until(lambda: answers(port, "/-/healthy"))
         process.terminate()
-        status = process.wait(15)
-        os.close(read)
 
-    assert status == 0
-
-
-def _connects(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+        assert process.wait(15) == 0
+    os.close(read)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chromium_support import Tab, chromium, needs_chromium
-from serve_support import environment, sidecar
+from serve_support import recording, sidecar
 from waiting import wait_until
 
 JOB = """
@@ -19,27 +18,17 @@ import sys
 from exporter import Stat, flush
 Stat("loss", window_seconds=0.5).add(1.0)
 flush()
-print("recorded", flush=True)
-sys.stdin.read()
+print("recording", flush=True)
+sys.stdin.readline()
 """
 
 pytestmark = [needs_chromium, pytest.mark.timeout(90)]
 
 
-@contextlib.contextmanager
-def rank(tmp_path: Path, number: int, run: str = "night") -> Iterator[subprocess.Popen[bytes]]:
-    job = subprocess.Popen(
-        [sys.executable, "-c", JOB],
-        stdin=subprocess.PIPE,
-        env=environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN=run, RANK=str(number)),
-    )
-    try:
-        yield job
-    finally:
-        job.kill()
-        job.wait(10)
-        assert job.stdin is not None
-        job.stdin.close()
+def rank(
+    tmp_path: Path, number: int, run: str = "night"
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return recording(tmp_path, JOB, number, run)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import socket
 import threading
 
 import pytest
-from web_child import numbers
-from web_support import Child, Page, eventually, exchange, fetch, port_of, scrapes, serving
+from web_child import Page, numbers
+from web_support import Child, eventually, exchange, fetch, port_of, scrapes, serving
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format

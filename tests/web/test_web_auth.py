@@ -12,7 +12,8 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from web_support import Child, Page, eventually, fetch, port_of, serving
+from web_child import Page
+from web_support import Child, eventually, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.http import Limits

@@ -7,7 +7,8 @@ import socket
 import urllib.request
 
 import pytest
-from web_support import Page, port_of, serving
+from web_child import Page
+from web_support import port_of, serving
 
 from exporter.errors import ListenError
 from exporter.web.listen import bind, parse_address

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from web_child import numbers
-from web_support import Authority, Child, Crowd, Page, eventually, fetch, port_of, scrapes, serving
+from web_child import Page, numbers
+from web_support import Authority, Child, Crowd, eventually, fetch, port_of, scrapes, serving
 
 from exporter.exposition.negotiation import Format
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from web_child import numbers
-from web_support import Authority, Page, eventually, exchange, fetch, port_of, serving
+from web_child import Page, numbers
+from web_support import Authority, eventually, exchange, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.http import Limits
