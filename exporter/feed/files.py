@@ -130,16 +130,19 @@ class RecordLock:
         self._pid = _HELD[inode] = os.getpid()
 
     @classmethod
-    def take(cls, path: str, *, create_mode: int) -> RecordLock | None:
+    def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
         """Take the lock without waiting; None when another process, or another part of this one, holds it.
+
+        With None for a mode the file must be there.
 
         Raises:
             OSError: The file cannot be opened, made with this mode or locked, or is not a regular file with one link.
         """
         if _held_here(path):
             return None  # opening and closing it would drop the lock that somebody here relies on
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags, create_mode)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        create = 0 if create_mode is None else os.O_CREAT
+        descriptor = os.open(path, flags | create, create_mode or 0)
         lock = None
         try:
             if _try_lock(descriptor):

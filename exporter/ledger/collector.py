@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from exporter.collectors.job import JobProcess
@@ -143,7 +143,12 @@ class JobCollector:
         if owner:
             self._remove_dead(entries)
         self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable}, now)
-        self.processes = tuple(self._job_processes(slots, entries))
+        # Every process that lives, and of each slot that is shown the last ones that did.
+        living = [JobProcess(it.snapshot.process, it.alive, it.pid) for it in entries.values()]
+        dead = [
+            each.identity for seen in slots for each in seen.slot.processes if each.identity.id not in entries
+        ]
+        self.processes = (*living, *[JobProcess(identity, alive=False) for identity in dead])
         self.loaded = True
         problems, self._state.problems = self._state.problems, []
         if problems:
@@ -233,17 +238,6 @@ class JobCollector:
             if rank.key.rank is not None and len(together) > 1:
                 spec = feed.OF_PROCESSES["training_rank_conflicts"]
                 collected.add(spec, len(together) - 1, rank.key.run, str(rank.key.rank))
-
-    def _job_processes(
-        self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry]
-    ) -> Iterator[JobProcess]:
-        """Every process that lives, and of each slot that is shown the last ones that did."""
-        for entry in entries.values():
-            yield JobProcess(entry.snapshot.process, entry.alive, entry.pid)
-        for seen in slots:
-            for process in seen.slot.processes:
-                if process.identity.id not in entries:
-                    yield JobProcess(process.identity, alive=False)
 
     def _remove_dead(self, entries: Mapping[str, FeedEntry]) -> None:
         """Remove the files of processes that are dead and counted."""
