@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from ledger_support import Page
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.job import Keeper
 from exporter.families import Collected
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.store import StateStore
 
 RANGE = 262_143.328_850
 """Joules; that of most server CPUs."""
@@ -115,6 +120,39 @@ class Machine:
 
     def remove(self) -> None:
         shutil.rmtree(self.root)
+
+
+class EnergyLedger:
+    """The energy ledger of a machine; `restart` is what SIGKILL and a new start do."""
+
+    def __init__(
+        self,
+        directory: Path,
+        sources: Sources,
+        *,
+        wall: Callable[[], float],
+        monotonic: Callable[[], float],
+        state: StateStore | None = None,
+        **options: Any,
+    ) -> None:
+        self.directory, self.sources = directory, sources
+        self.options: dict[str, Any] = {"clock": wall, "monotonic": monotonic, **options}
+        self.boot = "boot"
+        self.start(state)
+
+    def start(self, state: StateStore | None = None) -> None:
+        self.lock = NodeLock(self.directory, self.boot)
+        self.state = state or StateStore(self.directory, keeper="here")
+        self.collector = EnergyCollector(self.sources, self.state, self.lock, boot=self.boot, **self.options)
+
+    def restart(self) -> None:
+        self.lock.release()
+        self.state.close()
+        self.start()
+
+    def collect(self) -> Page:
+        self.collected = self.collector.collect()
+        return Page(self.collected)
 
 
 @contextmanager

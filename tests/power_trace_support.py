@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from energy_support import EnergyLedger
 from gpu_support import DATA
 from ledger_support import Clock, Page, Sidecar, a_process, a_snapshot
 from training_support import ByHand, entered, left
@@ -20,8 +21,7 @@ from exporter.collectors.gpu.nvml.integrals import Buffers
 from exporter.collectors.gpu.nvml.library import Library
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import GpuProcessUse, MachineUse, RunUse
-from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.collector import Sources
 from exporter.ledger.families.run_info import Gpus
 from exporter.training.span_kinds import kind_named
 
@@ -121,28 +121,23 @@ class Node:
         self.marks = sorted([*((begin, True, phase) for phase, begin, _ in self.windows), *ends])
         self.sequence = 0
         self.sidecar = Sidecar(self.directory, clock=self.clock)
-        self.start()
-
-    def start(self) -> None:
-        self.lock = NodeLock(self.directory, "boot")
-        jobs = self.sidecar.collector
-        jobs.gpus = Gpus(use=self.uses, readings=self.card.registry.energies)
-        self.energy = EnergyCollector(
-            Sources(
-                readings=self.card.registry.energies,
-                use=lambda: MachineUse(
-                    self.clock.monotonic, (RunUse("r", frozenset({7}), 0.0, 1, 0),), None, 1, None
-                ),
-                gpu_use=self.uses,
-                alive=lambda: {"r"},
-                work=lambda: jobs.work,
-                power=self.card.registry.power_samples,
-            ),
-            self.sidecar.state,
-            self.lock,
-            boot="boot",
-            clock=lambda: self.clock.wall,
+        jobs, registry = self.sidecar.collector, self.card.registry
+        jobs.gpus = Gpus(use=self.uses, readings=registry.energies)
+        run = RunUse("r", frozenset({7}), 0.0, 1, 0)
+        sources = Sources(
+            readings=registry.energies,
+            use=lambda: MachineUse(self.clock.monotonic, (run,), None, 1, None),
+            gpu_use=self.uses,
+            alive=lambda: {"r"},
+            work=lambda: jobs.work,
+            power=registry.power_samples,
+        )
+        self.ledger = EnergyLedger(
+            self.directory,
+            sources,
+            wall=lambda: self.clock.wall,
             monotonic=lambda: self.clock.monotonic,
+            state=self.sidecar.state,
         )
 
     def uses(self) -> tuple[GpuProcessUse, ...]:
@@ -173,10 +168,10 @@ class Node:
             if tenth % 10 == 3:
                 self.flush()
             if tenth % 50 == 5:
-                self.energy.collect()
+                self.ledger.collect()
         self.card.read(self.now, counter=True)
         self.flush()
-        return Page(self.energy.collect())
+        return self.ledger.collect()
 
 
 def joules(page: Page, family: str, **wanted: str) -> dict[str, float]:

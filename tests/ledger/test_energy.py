@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from energy_support import EnergyLedger
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START, Page
@@ -17,10 +18,9 @@ from ledger_support import START, Page
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.errors import CollectError
 from exporter.ledger.energy.attribution import shares_of
-from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.collector import Sources
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.tariffs import CarbonFile, DevicePrice, EmbodiedCarbon, Tariffs
-from exporter.ledger.store import StateStore
 
 ENERGY = "training_energy_joules_total"
 KWH = 3.6e6
@@ -52,7 +52,6 @@ class Node:
     runs: dict[str, Run] = field(default_factory=dict)
     now: float = 1000.0
     wall: float = START
-    boot: str = "boot"
     busy: float = 0.0
     joules: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
@@ -60,33 +59,20 @@ class Node:
     visible: bool = True
 
     def __post_init__(self) -> None:
-        (self.directory / "state").mkdir(exist_ok=True, parents=True)
-        self.start()
-
-    def start(self) -> None:
         sources = Sources(
             readings=self.readings,
             use=lambda: self.use() if self.visible else None,
             gpu_use=self.gpu_use,
             alive=lambda: set(self.runs),
         )
-        self.lock = NodeLock(self.directory, self.boot)
-        self.state = StateStore(self.directory / "state", keeper="here")
-        self.collector = EnergyCollector(
+        self.ledger = EnergyLedger(
+            self.directory,
             sources,
-            self.state,
-            self.lock,
-            boot=self.boot,
+            wall=lambda: self.wall,
+            monotonic=lambda: self.now,
             tariffs=self.tariffs,
             whole_machine=self.whole_machine,
-            clock=lambda: self.wall,
-            monotonic=lambda: self.now,
         )
-
-    def restart(self) -> None:
-        self.lock.release()
-        self.state.close()
-        self.start()
 
     def work(self, seconds: float) -> None:
         self.now += seconds
@@ -98,9 +84,8 @@ class Node:
             self.joules[device] = self.joules.get(device, 0.0) + watts * seconds
 
     def collect(self) -> Page:
-        self.last = self.collector.collect()
-        page = Page(self.last)
-        assert page.families.keys() <= {spec.name for spec in self.collector.specs}
+        page = self.ledger.collect()
+        assert page.families.keys() <= {spec.name for spec in self.ledger.collector.specs}
         for family in page.families.values():
             for _, value in family.samples:
                 assert isinstance(value, float | int)
@@ -169,23 +154,16 @@ def test_a_shared_gpu_is_divided_by_utilization_and_a_stranger_s_part_is_nobody_
     assert page.get(ENERGY, run="two", component="gpu", method="sm_share") == pytest.approx(200.0)
 
 
-def gpu_reading() -> EnergyReading:
-    return EnergyReading("gpu", "GPU-a", "nvml_counter", measured=True, joules=1.0, watts=1.0, at=0.0)
-
-
-def use_of(**pids: int) -> MachineUse:
-    runs = tuple(RunUse(run, frozenset({pid}), 0.0, 1, 1) for run, pid in pids.items())
-    return MachineUse(0.0, runs, 1.0, 4, 100)
-
-
 def test_without_utilization_memory_divides_and_without_both_nobody_knows() -> None:
-    use = use_of(one=1, two=2)
+    gpu = EnergyReading("gpu", "GPU-a", "nvml_counter", measured=True, joules=1.0, watts=1.0, at=0.0)
+    runs = [RunUse(run, frozenset({pid}), 0.0, 1, 1) for run, pid in (("one", 1), ("two", 2))]
+    use = MachineUse(0.0, tuple(runs), 1.0, 4, 100)
     by_memory = [GpuProcessUse(1, "0", "GPU-a", 300), GpuProcessUse(2, "0", "GPU-a", 100)]
     unknown = [GpuProcessUse(1, "0", "GPU-a"), GpuProcessUse(2, "0", "GPU-a")]
 
-    shares = {share.run: share.ratio for share in shares_of(gpu_reading(), use, use, by_memory)}
+    shares = {share.run: share.ratio for share in shares_of(gpu, use, use, by_memory)}
     assert shares == {"one": 0.75, "two": 0.25}
-    assert shares_of(gpu_reading(), use, use, unknown) == []
+    assert shares_of(gpu, use, use, unknown) == []
 
 
 def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: Path) -> None:
@@ -289,7 +267,7 @@ def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tm
     node.collect()
     file.write_text("three hundred\n")
     broken = node.after(5.0)
-    problems = node.last.problems
+    problems = node.ledger.collected.problems
     file.write_text("36\n")
     os.utime(file, (START, START))
     mended = node.after(5.0)
@@ -298,7 +276,7 @@ def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tm
     assert broken.get(name, source="file") == pytest.approx(1e-4)
     assert [reason for reason, _ in problems] == ["carbon_file"]
     assert mended.get(name, source="file") == pytest.approx(1e-5)
-    assert node.last.problems == []
+    assert node.ledger.collected.problems == []
 
 
 @pytest.mark.parametrize(
@@ -345,14 +323,10 @@ def test_a_carbon_file_that_is_none_is_refused(content: bytes, tmp_path: Path) -
     assert carbon.now() is None
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
-def test_a_carbon_file_that_is_no_file_is_refused_and_not_waited_for(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
-    make(tmp_path / "carbon")
-    carbon = CarbonFile(tmp_path / "carbon", clock=lambda: START)
-    with pytest.raises(CollectError, match="carbon: "):
-        carbon.look()
+def test_a_pipe_is_no_carbon_file_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "carbon")
+    with pytest.raises(CollectError, match="carbon: not a file"):
+        CarbonFile(tmp_path / "carbon", clock=lambda: START).look()
 
 
 def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_who_lived(
@@ -363,7 +337,7 @@ def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_wh
     before = node.after(100.0)
     node.work(30.0)
     node.runs["new"] = Run(cpus=0.0)
-    node.restart()
+    node.ledger.restart()
     born = node.collect()
     after = node.after(10.0)
 
@@ -397,7 +371,7 @@ def test_a_run_that_came_back_after_days_goes_on_without_their_energy(tmp_path: 
 def test_totals_that_cannot_be_saved_are_withheld_and_not_lost(tmp_path: Path) -> None:
     node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
     node.collect()
-    ledger = tmp_path / "state" / "ledger"
+    ledger = tmp_path / "ledger"
     ledger.rename(tmp_path / "away")
     ledger.write_text("")  # a file where the directory was
     withheld = node.after(5.0)
@@ -448,19 +422,15 @@ sys.stdin.readline()
 
 
 def test_the_second_exporter_of_a_machine_counts_nothing_until_the_first_ends(tmp_path: Path) -> None:
-    first = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "True\n"
         node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
         refused = node.collect()
-        told = node.last.unsupported
+        told = node.ledger.collected.unsupported
         node.after(5.0)
-    finally:
         first.kill()
-        first.communicate()
     taken_over = node.after(5.0)
     page = node.after(5.0)
 
@@ -482,14 +452,12 @@ def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path) -> None:
 
 
 def test_where_no_lock_can_be_had_energy_is_counted_and_that_is_said(tmp_path: Path) -> None:
-    lock = NodeLock(tmp_path / "missing", "boot")
     trap = NodeLock(tmp_path, "boot")
     trap.path.symlink_to(tmp_path / "elsewhere")
 
-    assert lock.acquire()
-    assert lock.impossible
-    assert trap.acquire()
-    assert trap.impossible
+    for lock in (NodeLock(tmp_path / "missing", "boot"), trap):
+        assert lock.acquire()
+        assert lock.impossible
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -519,10 +487,10 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, float
         node.visible = what != "blind"
         if what == "restart":
             node.work(amount)
-            node.restart()
+            node.ledger.restart()
         elif what == "boot":
-            node.boot, node.now, node.joules = f"boot{amount}", 10.0, {}
-            node.restart()
+            node.ledger.boot, node.now, node.joules = f"boot{amount}", 10.0, {}
+            node.ledger.restart()
         elif what == "fall":
             node.joules["GPU-a"] = amount
         elif what == "jump":

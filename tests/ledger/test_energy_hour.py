@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from energy_support import EPYC, Machine
+from energy_support import EPYC, EnergyLedger, Machine
 from gpu_support import machine as described
 from gpu_support import replay
-from ledger_support import START, Page
+from ledger_support import START
 
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, MachineUse, RunUse
-from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.node_lock import NodeLock
-from exporter.ledger.store import StateStore
+from exporter.ledger.energy.collector import Sources
 
 PASS_SECONDS = 10.0
 BEGIN = 5000.0
@@ -67,32 +65,26 @@ class Node:
     gpu_resets: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        (self.directory / "state").mkdir()
+        sources = Sources(readings=self.readings, use=self.use, gpu_use=lambda: (), alive=lambda: {"r"})
+        self.ledger = EnergyLedger(
+            self.directory,
+            sources,
+            wall=lambda: self.wall,
+            monotonic=lambda: self.machine.now,
+            whole_machine=True,
+        )
         self.start()
 
     def start(self) -> None:
-        self.state = StateStore(self.directory / "state", keeper="here")
-        self.lock = NodeLock(self.directory, self.machine.boot)
-        pages = self.state
-        self.rapl = self.machine.collector(pages)
+        self.rapl = self.machine.collector(self.ledger.state)
         self.registry = GpuRegistry(monotonic=lambda: self.machine.now)
-        self.page = pages.page("gpu")
+        self.page = self.ledger.state.page("gpu")
         self.registry.restore(self.page.load() or {}, self.wall)
-        self.energy = EnergyCollector(
-            Sources(readings=self.readings, use=self.use, gpu_use=lambda: (), alive=lambda: {"r"}),
-            pages,
-            self.lock,
-            boot=self.machine.boot,
-            whole_machine=True,
-            clock=lambda: self.wall,
-            monotonic=lambda: self.machine.now,
-        )
 
     def restart(self) -> None:
         """SIGKILL: nothing is written any more, the kernel drops the locks."""
         self.gpu_resets.update(self.registry.resets())
-        self.lock.release()
-        self.state.close()
+        self.ledger.restart()
         self.start()
 
     @property
@@ -111,7 +103,7 @@ class Node:
         self.rapl.collect()
         self.page.save(self.registry.rows(self.wall))
         found: Counter[str] = Counter()
-        for labels, joules in Page(self.energy.collect()).all("training_energy_joules_total").items():
+        for labels, joules in self.ledger.collect().all("training_energy_joules_total").items():
             found[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things
         return dict(found)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from energy_support import EnergyLedger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page
@@ -17,10 +18,8 @@ from training_support import ByHand, entered, left
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse
-from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.collector import Sources
 from exporter.ledger.energy.measured import PowerSplitter, Stay, gone_on
-from exporter.ledger.energy.node_lock import NodeLock
-from exporter.ledger.store import StateStore
 from exporter.recording.values import TrainingReading
 from exporter.training.span_kinds import kind_named
 
@@ -77,11 +76,6 @@ class Paper:
         self.joules = 0.0
         self.told: tuple[Stay, ...] = ()
         self.phases: dict[str, float] = {}
-        self.start()
-
-    def start(self) -> None:
-        self.state = StateStore(self.directory, keeper="here")
-        self.lock = NodeLock(self.directory, "boot")
         sources = Sources(
             readings=lambda: (
                 EnergyReading(
@@ -96,19 +90,12 @@ class Paper:
                 "GPU-a": [each for each in self.samples if each[0] > after.get("GPU-a", 0.0)]
             },
         )
-        self.collector = EnergyCollector(
+        self.ledger = EnergyLedger(
+            self.directory,
             sources,
-            self.state,
-            self.lock,
-            boot="boot",
-            clock=lambda: self.now + self.wall_offset,
+            wall=lambda: self.now + self.wall_offset,
             monotonic=lambda: self.now,
         )
-
-    def restart(self) -> None:
-        self.lock.release()
-        self.state.close()
-        self.start()
 
     def pass_by(self, seconds: float, *, flush: bool = True) -> None:
         """Let time pass; the job may not have told of it yet."""
@@ -134,7 +121,7 @@ class Paper:
             self.phases[phase] = self.phases.get(phase, 0.0) + until - began
 
     def look(self) -> Page:
-        return Page(self.collector.collect())
+        return self.ledger.collect()
 
 
 def test_what_was_drawn_after_the_last_that_is_known_of_phases_waits_for_it(tmp_path: Path) -> None:
@@ -214,7 +201,7 @@ def test_phases_sum_to_the_runs_energy_whatever_happens(story: Sequence[tuple[st
             paper.has_samples = what != "idle"
             paper.pass_by(seconds, flush=what != "mute")
             if what == "kill":
-                paper.restart()
+                paper.ledger.restart()
             if what == "clock":
                 paper.wall_offset += 100.0
             page = paper.look()

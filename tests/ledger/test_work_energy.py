@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from energy_support import EnergyLedger
 from goodput_support import PaperJob, Watched
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
-from exporter.families import Collected
 from exporter.ledger.energy.attribution import Flows, ProcessWork
-from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.collector import Sources
 from exporter.ledger.energy.runs import RunEnergy
 from exporter.ledger.energy.tariffs import Tariffs
 from exporter.ledger.families.run_info import Gpus
@@ -207,44 +206,25 @@ class Machine:
         self.sidecar = Sidecar(directory, clock=self.clock)
         self.joules = 0.0
         self.run = "r"
-        self.slow_use: MachineUse | None = None
         jobs = self.sidecar.collector
         jobs.gpus = Gpus(use=self.uses, readings=self.readings)
-        self.collector = EnergyCollector(
-            Sources(
-                readings=self.readings,
-                use=self.use,
-                gpu_use=self.uses,
-                alive=lambda: {self.run},
-                work=lambda: jobs.work,
-            ),
-            self.sidecar.state,
-            NodeLock(directory, "boot"),
-            boot="boot",
-            clock=lambda: self.clock.wall,
+        sources = Sources(self.readings, self.use, self.uses, lambda: {self.run}, lambda: jobs.work)
+        self.ledger = EnergyLedger(
+            directory,
+            sources,
+            wall=lambda: self.clock.wall,
             monotonic=lambda: self.clock.monotonic,
+            state=self.sidecar.state,
         )
         self.job = Watched(self.sidecar, job=PaperJob())
 
     def readings(self) -> tuple[EnergyReading, ...]:
-        return (
-            EnergyReading(
-                "gpu",
-                GPU,
-                "nvml_counter",
-                measured=True,
-                joules=self.joules,
-                watts=None,
-                at=self.clock.monotonic,
-            ),
-        )
+        return (replace(a_device(GPU), joules=self.joules, at=self.clock.monotonic),)
 
     def uses(self) -> tuple[GpuProcessUse, ...]:
         return (GpuProcessUse(7, "0", GPU),)
 
     def use(self) -> MachineUse:
-        if self.slow_use is not None:
-            return self.slow_use
         run = RunUse(self.run, frozenset({7}), 0.0, 1, 0)
         return MachineUse(self.clock.monotonic, (run,), 0.0, 1, 0)
 
@@ -256,11 +236,10 @@ class Machine:
         self.sidecar.feed.files[process_id] = replace(self.sidecar.feed.files[process_id], pid=7)
         self.joules += watts * (self.clock.monotonic - before)
         self.sidecar.collect()
-        return told(self.collector.collect())
+        return told(self.ledger.collect())
 
 
-def told(collected: Collected) -> dict[tuple[str, ...], float]:
-    page = Page(collected)
+def told(page: Page) -> dict[tuple[str, ...], float]:
     return {
         (name.removeprefix("training_"), *in_order(dict(labels))): round(value, 3)
         for name in page.families
