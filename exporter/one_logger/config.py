@@ -155,11 +155,11 @@ class Settings:
 # Checks ----------------------------------------------------------------------------------------------------
 
 
-def _of(what: str, test: Callable[[Any], object], made: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _of(told: str, test: Callable[[Any], object], made: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Take what passes a test, in its own type."""
 
     def check(value: Any) -> Any:
-        assert_that(test(value), f"must be {what}")
+        assert_that(test(value), told)
         return made(value)
 
     return check
@@ -170,20 +170,22 @@ def _is_text(value: object) -> bool:
 
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_text = _of("a string", _is_text, str.__str__)
-_non_blank = _of("a string that is not blank", lambda value: _is_text(value) and value.strip(), str.__str__)
+_text = _of("must be a string", _is_text, str.__str__)
+_non_blank = _of(
+    "cannot be empty or whitespace-only", lambda value: _is_text(value) and value.strip(), str.__str__
+)
 _tags = _of(
-    "a string or a list of strings",
+    "must be a string or a list of strings",
     lambda value: _is_text(value) or (isinstance(value, (list, tuple)) and all(map(_is_text, value))),
     lambda value: str(value) if _is_text(value) else list(value),
 )
 _metadata = _of(
-    "a mapping whose keys are strings that are not blank",
+    "keys must be non-empty strings, in a mapping",
     lambda value: isinstance(value, Mapping) and all(_is_text(key) and key.strip() for key in value),
     dict,
 )
-_path = _of("a path", lambda value: isinstance(value, (str, PathLike)), fspath)
-_level = _of(f"one of {', '.join(_LEVELS)}", lambda value: value in _LEVELS, str)
+_path = _of("must be a path", lambda value: isinstance(value, (str, PathLike)), fspath)
+_level = _of(f"must be one of {', '.join(_LEVELS)}", lambda value: value in _LEVELS, str)
 
 
 def _boolean(value: Any) -> bool:

@@ -159,12 +159,11 @@ class BaseJsonExporter(BaseExporter):
             "start_event": None if kind is RecordType.STOP else _json_of(span.start_event),
             "stop_event": None if kind is RecordType.START else _json_of(span.stop_event),
         }
-        told = {name: value for name, value in fields.items() if value is not None or name == "parent_id"}
-        self._record(kind, **told)
+        self._record(kind, **{name: value for name, value in fields.items() if value is not None})
 
     def _record(self, kind: RecordType, **fields: Any) -> None:
         who, name = identity(), Hooks.telemetry.application_name
-        whose = {"rank": who.rank or 0, "node_name": who.node}
+        whose: dict[str, Any] = {} if who.rank is None else {"rank": who.rank, "node_name": who.node}
         if name is not None:
             whose["application_name"] = name
         with self._lock:
@@ -324,6 +323,9 @@ class ExporterConfigManager:
 
     Args:
         packages: Entry points; None for those of the installed packages.
+
+    Attributes:
+        entry_point_exporter_configs: The class of each entry point, by name.
     """
 
     ENTRY_POINT_NAME = GROUP
@@ -334,7 +336,10 @@ class ExporterConfigManager:
             from importlib.metadata import entry_points  # noqa: PLC0415
 
             packages = entry_points(group=GROUP)
-        self._packages = list(packages)
+        self.entry_point_exporter_configs: dict[str, Any] = {}
+        for point in packages:
+            with _left_out("package", f"a configuration from the package entry {point.name}"):
+                self.entry_point_exporter_configs[point.name] = point.load()
 
     def generate_export_config(
         self,
@@ -371,9 +376,9 @@ class ExporterConfigManager:
         return made
 
     def _of_packages(self) -> Iterator[object]:
-        for point in self._packages:
-            with _left_out("package", f"a configuration from the package entry {point.name}"):
-                yield point.load().get_default_config()
+        for name, kind in self.entry_point_exporter_configs.items():
+            with _left_out("package", f"a configuration from the package entry {name}"):
+                yield kind.get_default_config()
 
     def _of_file(self, stated: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
         named = [str(each) for each in (stated, os.environ.get(FILE_VARIABLE)) if each]

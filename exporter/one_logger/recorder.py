@@ -319,7 +319,7 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
         self._block = self._recorder = None
         if recorder is not None:
             if isinstance(error, Exception):
-                message = f"Error in {name_of(self._arguments[0])}: {type(error).__name__}"
+                message = f"Error in {name_of(self._arguments[0])}: "  # the exception says the rest
                 _guarded(lambda: recorder.error(block, message, error))
             _guarded(lambda: recorder.stop(block))
         elif block is not None:

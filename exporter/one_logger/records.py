@@ -33,9 +33,10 @@ from exporter.training.metrics import report
 from exporter.training.open_spans import OpenSpan
 from exporter.training.progress import Loop
 from exporter.training.spans import Event, Telemetry
-from exporter.version import __version__
 
 TERA = 10**12
+VERSION = "2.3.1"
+"""One-logger's, whose records these are: whoever reads them may go by it."""
 TRAINING_FIELDS = tuple(
     short for name, _ in TrainingTelemetryConfig.fields() if (short := name.removesuffix("_or_fn")) != name
 )
@@ -220,7 +221,7 @@ class Records(Telemetry):
         asked, settings = values.get("settings") or {}, self.settings
         attributes = OneLoggerInitializationAttributes.create(
             world_size=asked.get("world_size") or 1,
-            one_logger_training_telemetry_version=__version__,
+            one_logger_training_telemetry_version=VERSION,
             enable_for_current_rank=settings.enable_for_current_rank,
             session_tag=asked.get("session_tag") or "",
             is_baseline_run=bool(asked.get("is_baseline_run")),

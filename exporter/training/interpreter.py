@@ -279,7 +279,10 @@ class Interpreter:
             self.clock.end(opened, self.now)
             job.cut_short(opened)
             if opened.span is not None:
-                text = f"{opened.span.name_str} was open when the application ended"
+                text = (
+                    f"Timer for span {opened.span.name_str} was automatically stopped: the application ended, so"
+                    " the span is being stopped, and its on_xxx_end method was not called correctly"
+                )
                 error = ErrorEvent.create(text, timestamp=job.moment(at))
                 opened.span.keep(error)
                 if opened.recorded:

@@ -191,7 +191,9 @@ class TrainingRecording:
     def open_spans(self) -> list[Span]:
         """Give the spans that have not ended, in the order of their begins."""
         self._try()
-        return [opened.span for opened in self._interpreter.open.all() if opened.span is not None]
+        with self._alone(SPAN_SECONDS) as alone:
+            opened = self._interpreter.open.all() if alone else []
+            return [self._interpreter.span_of(each) for each in opened]
 
     # What the job's threads do ---------------------------------------------------------------------------
 

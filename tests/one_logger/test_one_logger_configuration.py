@@ -156,7 +156,7 @@ def test_what_cannot_be_is_refused_where_it_is_stated_with_the_name_of_the_field
     field: str, value: Any
 ) -> None:
     with pytest.raises(
-        OneLoggerError, match=f"OneLoggerConfig: {field.removesuffix('_or_fn')} .*(must|needs)"
+        OneLoggerError, match=f"OneLoggerConfig: {field.removesuffix('_or_fn')} .*(must|needs|cannot)"
     ):
         OneLoggerConfig(**APPLICATION | {field: value})
 
