@@ -264,8 +264,8 @@ def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path
 
 def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(tmp_path: Path) -> None:
     broken = EntryPoint("broken", "no_such_module:Config", "nv_one_logger.exporter_configs")
-    manager = ExporterConfigManager(packages=[broken])
     with reported() as found:
+        manager = ExporterConfigManager(packages=[broken])
         assert manager.generate_export_config() == []
         asked = [
             ExporterConfig("no.such.Class"),
