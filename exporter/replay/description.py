@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -18,21 +17,13 @@ from exporter.collectors.gpu.nvml.device import ARCHITECTURES
 from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.options import MOST_GPUS
 from exporter.config.loader import suggest
-from exporter.config.options import Duration, Notation, Range, Ratio
+from exporter.config.options import UNCHANGED, Duration, Notation, Range, Ratio
 from exporter.replay.calls import READINGS
 from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
 
 Problems = Iterator[tuple[str, str]]
 """What the loader asks of a dataclass: keys, and what is wrong with their values."""
-
-
-class _Unchanged(enum.Enum):
-    UNCHANGED = "unchanged"
-
-
-UNCHANGED: Any = _Unchanged.UNCHANGED
-"""What is not mentioned; `null` means *not supported*."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +50,7 @@ Version = Annotated[str, Notation('a version such as "580.95"', r"^[0-9]+\.[0-9]
 Readings: Any = dataclasses.make_dataclass(
     "Readings", [(name, Number, field(default=UNCHANGED)) for name in READINGS], frozen=True, slots=True
 )
-"""Readings by name, those that are mentioned."""
+"""Readings by name; UNCHANGED is what is not mentioned, and null what is not supported."""
 
 _NONE = Readings()
 

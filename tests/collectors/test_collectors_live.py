@@ -17,9 +17,7 @@ from waiting import wait_until
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.network import NetworkCollector
-from exporter.collectors.host.system import (
-    HardwareCollector,
-)
+from exporter.collectors.host.system import HardwareCollector
 from exporter.collectors.scheduler import Scheduler
 from exporter.errors import CollectError
 
@@ -70,17 +68,9 @@ def test_promtool_finds_nothing_wrong_with_the_names_of_all_families() -> None:
 
 
 def test_cpus_load_and_links_are_those_of_this_machine() -> None:
-    cpu, hardware, network = (
-        CpuCollector().collect(),
-        HardwareCollector().collect(),
-        NetworkCollector().collect(),
-    )
-    shown = [
-        sample.labels["device"]
-        for metric in network
-        for sample in metric.samples
-        if sample.name == "host_network_up"
-    ]
+    cpu, hardware = CpuCollector().collect(), HardwareCollector().collect()
+    samples = [sample for metric in NetworkCollector().collect() for sample in metric.samples]
+    shown = [sample.labels["device"] for sample in samples if sample.name == "host_network_up"]
 
     assert value_of(hardware, "host_cpus", "online") == os.cpu_count()
     assert value_of(hardware, "host_cpus", "affinity") == len(os.sched_getaffinity(0))

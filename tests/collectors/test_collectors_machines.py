@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from collectors_support import (
     MACHINES,
@@ -12,14 +14,18 @@ from collectors_support import (
     UPDATE,
     assert_sound,
     build,
+    copy_of,
     read_from,
     text_of,
     value_of,
 )
 
-from exporter.collectors.host.cgroup import CgroupTree, cpu_quota
 from exporter.collectors.host.cpu import CpuCollector
+from exporter.collectors.host.disk import DiskCollector
 from exporter.collectors.host.memory import oom_kills
+from exporter.collectors.host.network import NetworkCollector
+from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
+from exporter.families import Collected
 
 __all__ = ["read_from"]
 
@@ -109,18 +115,125 @@ def test_per_core_replaces_the_sum_and_keeps_the_kernels_numbers(read_from: Read
     assert value_of(collected, CPU, "7", "idle") is None  # it is offline
 
 
-@pytest.mark.parametrize(
-    ("machine", "quota"),
-    [("node", 4.0), ("container", 8.0), ("old", 2.5), ("separate", 1.5), ("virtual", None)],
-)
-def test_the_quota_is_the_tightest_limit_of_the_cgroup(machine: str, quota: float | None) -> None:
-    root = MACHINES / machine
-
-    assert cpu_quota(CgroupTree(proc=root / "proc", sys=root / "sys")) == quota
-
-
 def test_the_kernel_counts_what_it_killed_for_memory(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 3\nother 1\n")
 
     assert oom_kills(tmp_path) == 3
     assert oom_kills(tmp_path / "nowhere") is None
+
+
+# Interfaces and disks ----------------------------------------------------------------------------------
+
+BYTES, READS = "host_network_receive_bytes_total", "host_disk_reads_completed_total"
+
+
+@pytest.fixture
+def node(read_from: ReadFrom, tmp_path: Path) -> Path:
+    return read_from(copy_of("node", tmp_path))
+
+
+def devices_of(collected: Collected, name: str = READS) -> list[str]:
+    return [
+        sample.labels["device"] for metric in collected for sample in metric.samples if sample.name == name
+    ]
+
+
+@pytest.mark.usefixtures("node")
+def test_patterns_choose_interfaces_and_those_of_containers_are_left_out() -> None:
+    usual = devices_of(NetworkCollector().collect(), BYTES)
+    collected = NetworkCollector(device_include=["lo", "e*"], device_exclude=["eno*"]).collect()
+
+    assert {"eno1", "ens1f0np0", "wgü0"} <= set(usual)
+    assert not {"lo", "veth1a2b", "br-lan"} & set(usual)
+    assert value_of(collected, BYTES, "lo") == 9077163
+    assert value_of(collected, BYTES, "ens1f0np0") == 98765432109876
+    assert value_of(collected, BYTES, "eno1") is None
+
+
+@pytest.mark.usefixtures("node")
+def test_a_link_tells_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {name: SimpleNamespace(isup=name != "ens1f0np0") for name in ("eno1", "ens1f0np0", "lo")}
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: links)
+    collected = NetworkCollector().collect()
+
+    assert value_of(collected, "host_network_up", "eno1") == 1
+    assert value_of(collected, "host_network_up", "ens1f0np0") == 0
+    assert value_of(collected, "host_network_up", "lo") is None
+
+
+def test_partitions_come_with_their_option_files_and_memory_never(node: Path) -> None:
+    usual = DiskCollector(sys=node / "sys").collect()
+    collected = DiskCollector(sys=node / "sys", partitions=True).collect()
+
+    assert devices_of(usual) == ["nvme0n1", "sda", "sdb1x", "cciss/c0d0", "dm-0"]
+    assert value_of(collected, READS, "nvme0n1p1") == 1000
+    assert value_of(collected, READS, "cciss/c0d0p1") == 49
+
+
+def test_what_another_disk_of_the_same_name_has_counted_is_not_added(node: Path) -> None:
+    collector = DiskCollector(sys=node / "sys")
+    collector.collect()
+    path = node / "proc/diskstats"
+    lines = [line for line in path.read_text().splitlines() if " sda" not in line]
+    path.write_text("\n".join([*lines, "8 0 sda 7 0 8 1 0 0 0 0 0 1 1 0 0 0 0", ""]))
+
+    assert value_of(collector.collect(), READS, "sda") == 7
+
+
+# NFS and Lustre ----------------------------------------------------------------------------------------
+
+HOME = "/home/team one"
+
+
+@pytest.mark.usefixtures("node")
+def test_operations_and_bytes_are_those_of_programs() -> None:
+    collected = NfsCollector().collect()
+
+    assert value_of(collected, "host_nfs_operations_total", HOME, "read") == 1300
+    assert value_of(collected, "host_nfs_operations_total", HOME, "other") == 6001
+    assert value_of(collected, "host_nfs_operation_time_seconds_total", HOME, "read") == 79.423
+    assert value_of(collected, "host_nfs_retransmissions_total", HOME) == 12
+    assert value_of(collected, "host_nfs_read_bytes_total", HOME) == 1207640230 + 5000
+    assert value_of(collected, "host_nfs_read_bytes_total", "/home/bind") is None  # the same once more
+
+
+def test_a_damaged_operation_costs_its_mount_only(node: Path) -> None:
+    path = node / "proc/self/mountstats"
+    path.write_text(path.read_text().replace("WRITE: 12", "WRITE: dozen"))
+    collected = NfsCollector().collect()
+
+    assert [reason for reason, _ in collected.problems] == ["malformed"]
+    assert value_of(collected, "host_nfs_operations_total", HOME, "read") is None
+    assert value_of(collected, "host_nfs_operations_total", "/data/dead", "other") == 3
+
+
+def test_a_lustre_client_is_named_by_its_mount_point_or_where_there_are_two_by_itself(node: Path) -> None:
+    one = LustreCollector(sys=node / "sys").collect()
+    second = node / "sys/kernel/debug/lustre/llite/scratch1-ffff000000000000"
+    second.mkdir()
+    (second / "stats").write_text("write_bytes 1 samples [bytes] 5 5 5\n")
+    two = LustreCollector(sys=node / "sys").collect()
+
+    assert value_of(one, "host_lustre_read_bytes_total", "/lustre") == 3145728000
+    assert value_of(one, "host_lustre_operations_total", "/lustre", "read") == 1500
+    assert value_of(one, "host_lustre_operations_total", "/lustre", "other") == 610
+    assert value_of(one, "host_lustre_operation_time_seconds_total", "/lustre", "read") == 4.5
+    assert value_of(two, "host_lustre_written_bytes_total", second.name) == 5
+    assert value_of(two, "host_lustre_read_bytes_total", second.name) == 0
+    assert value_of(two, "host_lustre_read_bytes_total", "scratch1-ffff9a5bc1f2c800") == 3145728000
+
+
+def test_old_lustre_has_its_statistics_in_proc_and_no_times(node: Path, tmp_path: Path) -> None:
+    client = node / "proc/fs/lustre/llite/scratch1-ffff1"
+    client.mkdir(parents=True)
+    (node / "sys/kernel").rename(tmp_path / "away")
+    (client / "stats").write_text("read_bytes 2 samples [bytes] 1 9 10\nopen 3 samples [regs]\n")
+    collected = LustreCollector(sys=node / "sys").collect()
+    nowhere = LustreCollector(sys=tmp_path)
+    (client / "stats").unlink()
+    client.rmdir()
+
+    assert value_of(collected, "host_lustre_read_bytes_total", "/lustre") == 10
+    assert value_of(collected, "host_lustre_operations_total", "/lustre", "other") == 3
+    assert value_of(collected, "host_lustre_operation_time_seconds_total", "/lustre", "other") is None
+    assert "no statistics in" in nowhere.collect().unsupported[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from collectors_support import MACHINES, value_of
@@ -21,14 +22,6 @@ REGISTERS = (
     "host_rdma_receive_errors_total",
     "host_rdma_transmit_wait_total",
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @contextmanager
@@ -49,16 +42,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch, **refusing: int) -> Iterator[list[st
         yield opened
 
 
-def node(
-    *,
-    device_include: Sequence[str] = ("*",),
-    device_exclude: Sequence[str] = (),
-) -> RdmaCollector:
-    return RdmaCollector(
-        sys=MACHINES / "node/sys",
-        device_include=device_include,
-        device_exclude=device_exclude,
-    )
+def node(**options: Any) -> RdmaCollector:
+    return RdmaCollector(sys=MACHINES / "node/sys", **options)
 
 
 def test_each_kind_of_adapter_shows_what_it_has() -> None:
@@ -89,22 +74,21 @@ def test_the_registers_of_a_link_that_is_down_or_no_infiniband_are_not_touched(
 
 
 def test_what_was_refused_is_left_alone_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    collector = RdmaCollector(sys=MACHINES / "node/sys", device_include=["mlx5_0"], monotonic=clock)
+    now = [1000.0]
+    collector = node(device_include=["mlx5_0"], monotonic=lambda: now[0])
     with kernel(monkeypatch, link_downed=errno.EINVAL) as opened:
         for _ in range(100):
-            clock.now += 5
+            now[0] += 5
             collector.collect()
     assert len([path for path in opened if path.endswith("link_downed")]) == 1
 
-    clock.now += REFUSED_SECONDS
+    now[0] += REFUSED_SECONDS
     assert value_of(collector.collect(), DOWNED, "mlx5_0", "1") == 255
 
 
 def test_a_file_that_fails_otherwise_is_a_failure_of_its_port_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    collector = RdmaCollector(sys=MACHINES / "node/sys")
     with kernel(monkeypatch, port_rcv_errors=errno.EIO):
-        collected = collector.collect()
+        collected = node().collect()
 
     assert [reason for reason, _ in collected.problems] == ["unreadable"]
     assert value_of(collected, RECEIVED, "mlx5_0", "1") is not None

@@ -1,14 +1,17 @@
-"""Descriptions of machines to replay: every mistake with its place, and a guide that is complete."""
+"""Descriptions of machines to replay, and captures: mistakes with their place, a guide that is complete."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import SMALL, machine
+from gpu_support import SMALL, captured, machine, replay, small
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PROJECT
@@ -30,13 +33,6 @@ def mistakes(text: str) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_a_reading_that_is_misspelt_is_found_at_its_place() -> None:
-    (found,) = mistakes(SMALL.replace("      power: 100000", "      powr: 100000"))
-
-    assert found.startswith("machine.yaml:13:7: models.small.values.powr: unknown key")
-    assert 'did you mean "power"?' in found
-
-
 @pytest.mark.parametrize(
     ("happening", "words"),
     [
@@ -49,14 +45,14 @@ def test_a_reading_that_is_misspelt_is_found_at_its_place() -> None:
         ("fields: {power: 5}", '"power" is no id'),
         ("driver: new", "a version such as"),
         ("set: {energy: {idle: 5, bits: 32}}", "only a counter has a width"),
+        ("set: {powr: 1}", 'unknown key "powr", did you mean "power"?'),
     ],
 )
-def test_a_mistake_in_the_timeline_is_found(happening: str, words: str) -> None:
-    found = mistakes(f"{SMALL}\ntimeline:\n  - {{{happening}}}\n")
+def test_a_mistake_in_the_timeline_is_found_at_its_place(happening: str, words: str) -> None:
+    (found,) = mistakes(f"{SMALL}\ntimeline:\n  - {{{happening}}}\n")
 
-    assert len(found) == 1
-    assert words in found[0]
-    assert found[0].startswith(("machine.yaml:21:", "machine.yaml:20:", "machine.yaml:22:")), found
+    assert words in found
+    assert found.startswith(("machine.yaml:21:", "machine.yaml:20:", "machine.yaml:22:")), found
 
 
 @pytest.mark.parametrize(
@@ -168,26 +164,17 @@ def test_every_call_of_the_child_is_one_of_the_binding() -> None:
     assert {name for name in named if not hasattr(pynvml, name)} == set()
 
 
-PARTS = (
-    description.MachineDescription,
-    description.Model,
-    description.Load,
-    description.Step,
-    description.Signal,
-    description.Instance,
-    description.Process,
-    description.GpuGroup,
-    description.TimelineEntry,
-)
+def test_the_guide_tells_every_key_reading_and_machine() -> None:
+    rows = {line.split("`")[1] for line in GUIDE.read_text().splitlines() if line.startswith("| `")}
+    parts = [
+        part for part in vars(description).values() if getattr(part, "__module__", "") == description.__name__
+    ]
+    described = [part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)]
 
-
-def test_the_guide_tells_every_key_and_reading() -> None:
-    guide = GUIDE.read_text()
-    rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `")}
-
-    for part in PARTS:
+    assert len(described) == 9
+    for part in described:
         assert rows >= {option.key for option in options_of(part)}
-    assert rows >= set(READINGS)
+    assert rows >= {*READINGS, *machine_names()}
 
 
 def test_the_examples_of_the_guide_can_be_replayed() -> None:
@@ -199,8 +186,54 @@ def test_the_examples_of_the_guide_can_be_replayed() -> None:
         assert found.gpus
 
 
-def test_the_guide_names_every_machine_of_the_package() -> None:
-    guide = GUIDE.read_text()
+# Captures ----------------------------------------------------------------------------------------------
 
-    for name in machine_names():
-        assert f"| `{name}` |" in guide
+
+def shown(described: description.MachineDescription) -> set[tuple[str, ...]]:
+    """The families of the first GPU, with their further labels."""
+    families = replay(described, 70, details=True, visible="0").families()
+    return {
+        (family.name, *(text for name, text in sorted(sample.labels.items()) if name not in {"gpu", "uuid"}))
+        for family in families
+        if family.name not in {"gpu", "gpu_mig"}
+        for sample in family.samples
+        if "gpu" in sample.labels and "mig_uuid" not in sample.labels
+    }
+
+
+@pytest.mark.parametrize("name", ["h100", "t4", "old-driver", "a100-mig"])
+def test_a_captured_machine_shows_what_the_real_one_does(name: str) -> None:
+    real = shown(load_machine(name))
+    again = shown(machine(captured(load_machine(name))))
+
+    assert len(real) > 30
+    assert again == real
+
+
+def test_counters_are_written_down_with_their_pace() -> None:
+    found = machine(captured(small())).plain()["gpus"]
+
+    assert found[0]["values"]["energy"]["idle"] == 100_000
+    assert found[0]["values"]["energy"]["counter_from"] > 5000
+    assert found[0]["values"]["power"] == 100_000
+    assert [gpu["name"] for gpu in found] == ["Small", "Small"]
+
+
+def test_a_card_that_does_not_answer_is_left_out() -> None:
+    lost = small("\ntimeline:\n  - {gpus: [0], lost: true}\n")
+
+    assert len(machine(captured(lost)).plain()["gpus"]) == 1
+
+
+def test_without_the_library_it_says_so() -> None:
+    if any(Path("/dev").glob("nvidia*")):
+        pytest.skip("this machine has NVIDIA's driver")
+    done = subprocess.run(
+        [sys.executable, "-m", "exporter.replay.capture"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "NVML does not answer: nvmlInit: library_not_found\n"

@@ -44,11 +44,8 @@ class Watched:
 
 
 def hardware() -> Watched:
-    command = [
-        sys.executable,
-        "-m",
-        "exporter.replay.capture",
-    ]  # before anybody else samples performance counters
+    # Before anybody else samples performance counters.
+    command = [sys.executable, "-m", "exporter.replay.capture"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     print(text)
     collector = GpuCollector(GpuOptions(details=True))

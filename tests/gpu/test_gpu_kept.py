@@ -1,4 +1,4 @@
-"""Counters of GPUs that are kept: what is withheld when, and what a restart goes on from."""
+"""Counters of GPUs that are kept: what is withheld when, what a restart goes on from, and when there is one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from gpu_support import QUICK, described, values
 from waiting import wait_until
@@ -14,6 +15,7 @@ from waiting import wait_until
 from exporter.cli.gpu_wiring import KeptGpus
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
+from exporter.collectors.gpu.supervisor import Supervisor, Timings
 from exporter.collectors.job import Rows
 from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
@@ -136,3 +138,27 @@ def test_a_long_period_is_no_hang(tmp_path: Path) -> None:
         gpus.stop()
 
     assert seen == {1.0}
+
+
+def test_a_child_that_fails_is_tried_ever_more_seldom() -> None:
+    tried: list[float] = []
+
+    def start(*_: object) -> NoReturn:
+        tried.append(time.monotonic())
+        raise OSError("no memory")
+
+    supervisor = Supervisor(
+        start=start,
+        take=lambda *_: None,
+        change=lambda *_: None,
+        timings=Timings(first_backoff=0.3, most_backoff=1.2),
+    )
+    supervisor.start()
+    wait_until(lambda: len(tried) == 5)
+    supervisor.stop()
+
+    waits = [later - earlier for earlier, later in itertools.pairwise(tried)]
+    for waited, least in zip(waits, (0.3, 0.6, 1.2, 1.2), strict=True):
+        assert waited >= least
+    assert not supervisor.alive
+    assert supervisor.pid is None

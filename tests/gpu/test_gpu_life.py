@@ -412,19 +412,6 @@ def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> 
         assert set(times.values()) == {1234.0}
 
 
-def test_only_the_card_that_a_call_hangs_on_is_down(tmp_path: Path) -> None:
-    hang = (
-        '\ntimeline:\n  - {at: 1s, until: 3s, gpus: [0], hang: ["*"]}\n  - {at: 5s, gpus: [1], hang: ["*"]}\n'
-    )
-    # The first child still hangs in its call when the second one does: there is no third, and a gap.
-    with watching(described(tmp_path, hang.replace("until: 3s, ", ""))) as collector:
-        wait_until(lambda: reason(collector) == "hung")
-        shown = collector.collect()
-
-    assert {key[0]: up for key, up in values(shown, "gpu_up").items()} == {"0": 0.0, "1": 0.0}
-    assert values(shown, "gpu_power_watts") == {}
-
-
 @pytest.mark.parametrize("shadow", ["exporter.py", "exporter/__init__.py", "json.py"])
 def test_nothing_in_the_current_directory_stands_in_for_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shadow: str

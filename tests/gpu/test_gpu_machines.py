@@ -104,25 +104,20 @@ def test_gpm_can_be_switched_off() -> None:
 
 def test_slow_calls_are_rare(h100: Replayed) -> None:
     calls = values(h100.families(), "exporter_nvml_calls_total")
-    a_minute = {
-        call: number / 8 for (call,), number in calls.items()
-    }  # of one GPU; the first pass asks everything
+    # Of one GPU; the first pass asks everything.
+    a_minute = {call: number / 8 for (call,), number in calls.items()}
 
-    assert a_minute["nvmlDeviceGetSamples"] <= 3 * 31
-    assert 6 <= a_minute["nvmlDeviceGetTotalEnergyConsumption"] <= 8
-    for call in ("nvmlGpmSampleGet", "nvmlDeviceGetProcessUtilization"):
-        assert 12 <= a_minute[call] <= 14
-    for call in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMarginTemperature"):
-        assert a_minute[call] <= 8
-    for call in ("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetMigMode"):
-        assert a_minute[call] <= 2 * 4
-    for call in (
-        "nvmlDeviceGetPcieThroughput",
-        "nvmlDeviceGetGraphicsRunningProcesses_v3",
-        "nvmlDeviceGetPowerManagementLimit",
-        "nvmlDeviceGetRowRemapperHistogram",
+    for call, most in (
+        ("nvmlDeviceGetSamples", 3 * 31),
+        ("nvmlDeviceGetTotalEnergyConsumption", 8),
+        ("nvmlGpmSampleGet", 14),
+        ("nvmlDeviceGetProcessUtilization", 14),
+        ("nvmlDeviceGetMarginTemperature", 8),
+        ("nvmlDeviceGetMemoryErrorCounter", 2 * 4),
+        ("nvmlDeviceGetMigMode", 8),
     ):
-        assert call not in a_minute
+        assert 1 <= a_minute[call] <= most, call
+    assert a_minute.keys().isdisjoint({"nvmlDeviceGetPcieThroughput", "nvmlDeviceGetPowerManagementLimit"})
 
 
 def test_the_calls_of_a_card_cost_0_15_percent_of_a_core_at_most() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from gpu_support import SMALL, Replayed, assert_sound, machine, replay, small, values
 
-from exporter.replay.description import UNCHANGED
+from exporter.config.options import UNCHANGED
 from exporter.replay.machines import load_machine
 
 

@@ -40,107 +40,78 @@ INFO = family(
     "cgroup_info",
     "Which cgroup the families of a resource (scope: cpu, memory) are of: the one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.",
     "/proc/self/cgroup, mountinfo",
-    "version",
-    "path",
-    "scope",
+    *("version", "path", "scope"),
 )
 
-
-def _spec(name: str, help_text: str, v2: str, v1: str, *labels: str) -> FamilySpec:
-    return family(f"cgroup_{name}", help_text, f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}", *labels)
-
-
-CPU_LIMIT = _spec(
-    "cpu_limit_cpus",
-    "CPUs' worth of time that the job may use. Absent without a limit.",
-    "cpu.max quota / period",
-    "cpu.cfs_quota_us / cpu.cfs_period_us",
-)
-CPU_USAGE = _spec(
-    "cpu_usage_seconds_total",
-    "CPU time used by mode (user, system), which add up to all of it.",
-    "cpu.stat user_usec, system_usec",
-    "cpuacct.stat user, system",
-    "mode",
-)
-CPU_PERIODS = _spec(
-    "cpu_periods_total",
-    "Periods of the limit in which something ran. Absent where the CPU controller is off.",
-    "cpu.stat nr_periods",
-    "cpu.stat nr_periods",
-)
-CPU_THROTTLED_PERIODS = _spec(
-    "cpu_throttled_periods_total",
-    "Periods in which the limit stopped the job. Absent where the CPU controller is off.",
-    "cpu.stat nr_throttled",
-    "cpu.stat nr_throttled",
-)
-CPU_THROTTLED = _spec(
-    "cpu_throttled_seconds_total",
-    "Time that CPUs stood still because of the limit. Absent where the CPU controller is off.",
-    "cpu.stat throttled_usec / 1e6",
-    "cpu.stat throttled_time / 1e9",
-)
-MEMORY_CURRENT = _spec(
-    "memory_current_bytes",
-    "Memory that counts against the limit, page cache included.",
-    "memory.current",
-    "memory.usage_in_bytes",
-)
-MEMORY_LIMIT = _spec(
-    "memory_limit_bytes",
-    "Memory at which the kernel kills. Absent without a limit.",
-    "memory.max",
-    "memory.stat hierarchical_memory_limit",
-)
-MEMORY_HIGH = _spec(
-    "memory_high_bytes",
-    "Memory at which the kernel slows the job down to get some back. Absent without such a limit, and in v1.",
-    "memory.high",
-    "",
-)
-MEMORY_WORKING_SET = _spec(
-    "memory_working_set_bytes",
-    "Memory that cannot be had back by dropping files nobody has used lately; what Kubernetes goes by.",
-    "memory.current - memory.stat inactive_file",
-    "memory.usage_in_bytes - memory.stat total_inactive_file",
-)
-MEMORY_STAT = _spec(
-    "memory_stat_bytes",
-    "Memory by kind: anon (no file behind it), file (page cache, shared memory included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A kind is absent where the kernel does not say.",
-    "memory.stat",
-    "memory.stat total_rss, total_cache, total_shmem",
-    "kind",
-)
-MEMORY_EVENTS = _spec(
-    "memory_events_total",
-    "Events of the cgroup and all below it: below low, over high, at the limit (max), out of memory (oom), processes killed (oom_kill), cgroups killed as a whole (oom_group_kill). In v1 only max and oom_kill, the latter of the cgroups on the way only. An event is absent where the kernel does not count it.",
-    "memory.events",
-    "memory.failcnt, memory.oom_control oom_kill",
-    "event",
-)
-IO_PRESSURE = _spec(
-    "pressure_io_waiting_seconds_total",
-    "Time in which at least one thread of the job had to wait for I/O. Absent without pressure accounting, and in v1 alone.",
-    "io.pressure some total",
-    "",
-)
-
-SPECS = (
-    INFO,
-    CPU_LIMIT,
-    CPU_USAGE,
-    CPU_PERIODS,
-    CPU_THROTTLED_PERIODS,
-    CPU_THROTTLED,
-    MEMORY_CURRENT,
-    MEMORY_LIMIT,
-    MEMORY_HIGH,
-    MEMORY_WORKING_SET,
-    MEMORY_STAT,
-    MEMORY_EVENTS,
-    IO_PRESSURE,
-)
+SPEC: dict[str, FamilySpec] = {
+    name: family(f"cgroup_{name}", help_text, f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}", *labels)
+    for name, (help_text, v2, v1, *labels) in {
+        "cpu_limit_cpus": (
+            "CPUs' worth of time that the job may use. Absent without a limit.",
+            "cpu.max quota / period",
+            "cpu.cfs_quota_us / cpu.cfs_period_us",
+        ),
+        "cpu_usage_seconds_total": (
+            "CPU time used by mode (user, system), which add up to all of it.",
+            "cpu.stat user_usec, system_usec",
+            "cpuacct.stat user, system",
+            "mode",
+        ),
+        "cpu_periods_total": (
+            "Periods of the limit in which something ran. Absent where the CPU controller is off.",
+            "cpu.stat nr_periods",
+            "cpu.stat nr_periods",
+        ),
+        "cpu_throttled_periods_total": (
+            "Periods in which the limit stopped the job. Absent where the CPU controller is off.",
+            "cpu.stat nr_throttled",
+            "cpu.stat nr_throttled",
+        ),
+        "cpu_throttled_seconds_total": (
+            "Time that CPUs stood still because of the limit. Absent where the CPU controller is off.",
+            "cpu.stat throttled_usec / 1e6",
+            "cpu.stat throttled_time / 1e9",
+        ),
+        "memory_current_bytes": (
+            "Memory that counts against the limit, page cache included.",
+            "memory.current",
+            "memory.usage_in_bytes",
+        ),
+        "memory_limit_bytes": (
+            "Memory at which the kernel kills. Absent without a limit.",
+            "memory.max",
+            "memory.stat hierarchical_memory_limit",
+        ),
+        "memory_high_bytes": (
+            "Memory at which the kernel slows the job down to get some back. Absent without such a limit, and in v1.",
+            "memory.high",
+            "",
+        ),
+        "memory_working_set_bytes": (
+            "Memory that cannot be had back by dropping files nobody has used lately; what Kubernetes goes by.",
+            "memory.current - memory.stat inactive_file",
+            "memory.usage_in_bytes - memory.stat total_inactive_file",
+        ),
+        "memory_stat_bytes": (
+            "Memory by kind: anon (no file behind it), file (page cache, shared memory included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A kind is absent where the kernel does not say.",
+            "memory.stat",
+            "memory.stat total_rss, total_cache, total_shmem",
+            "kind",
+        ),
+        "memory_events_total": (
+            "Events of the cgroup and all below it: below low, over high, at the limit (max), out of memory (oom), processes killed (oom_kill), cgroups killed as a whole (oom_group_kill). In v1 only max and oom_kill, the latter of the cgroups on the way only. An event is absent where the kernel does not count it.",
+            "memory.events",
+            "memory.failcnt, memory.oom_control oom_kill",
+            "event",
+        ),
+        "pressure_io_waiting_seconds_total": (
+            "Time in which at least one thread of the job had to wait for I/O. Absent without pressure accounting, and in v1 alone.",
+            "io.pressure some total",
+            "",
+        ),
+    }.items()
+}
+SPECS = (INFO, *SPEC.values())
 
 KINDS = {
     "1": {"anon": "total_rss", "file": "total_cache", "shmem": "total_shmem"},
@@ -276,31 +247,27 @@ class CgroupCollector:
         collected = Collected()
         with source(collected, "cgroup"):
             found = self._tree.hierarchies()
-            if not found:
-                collected.unsupported.append(
-                    "no cgroup can be seen: none is mounted, or only those of others"
-                )
-                return collected
-            unified = found.get(UNIFIED)
-            places = {"cpu": "", "memory": ""}
+            unified, memory = found.get(UNIFIED), ""
             for scope in ("cpu", "memory"):
                 hierarchy = found.get(scope, unified)  # where v1 has the controller, v2 has not (hybrid)
                 if hierarchy is None:
                     collected.unsupported.append(
-                        f"no {scope} controller of cgroup v1 can be seen, and no cgroup v2"
+                        f"no cgroup of {scope} can be seen: none, or only those of others"
                     )
-                elif scope == "cpu":
-                    places["cpu"] = _add_cpu(collected, hierarchy, found.get("cpuacct"))
+                    continue
+                if scope == "cpu":
+                    place = _add_cpu(collected, hierarchy, found.get("cpuacct"))
                 else:
-                    places["memory"] = _add_memory(collected, hierarchy)
-                if hierarchy is not None and places[scope]:
-                    collected.add(INFO, 1, hierarchy.version, places[scope], scope)
+                    place = memory = _add_memory(collected, hierarchy)
+                if place:
+                    collected.add(INFO, 1, hierarchy.version, place, scope)
             if unified is None:
                 collected.unsupported.append("no pressure of cgroups: no cgroup v2 can be seen")
                 return collected
-            path = unified.at(places["memory"]).directory / "io.pressure"
+            path = unified.at(memory).directory / "io.pressure"
             with source(collected, path):
-                collected.add(IO_PRESSURE, total_seconds(read_file(path), "some"))
+                waiting = total_seconds(read_file(path), "some")
+                collected.add(SPEC["pressure_io_waiting_seconds_total"], waiting)
         return collected
 
 
@@ -318,24 +285,22 @@ def _add_limit(
 
 def _add_cpu(collected: Collected, hierarchy: Hierarchy, cpuacct: Hierarchy | None) -> str:
     """Read limit, throttling and use where the tightest limit stands, only there is it counted; its path."""
-    level = _add_limit(collected, CPU_LIMIT, hierarchy, cpu_limit) or hierarchy.levels[0]
+    level = _add_limit(collected, SPEC["cpu_limit_cpus"], hierarchy, cpu_limit) or hierarchy.levels[0]
     path = level.directory / "cpu.stat"
     with source(collected, path):
         counts = named_counts(read_file(path))
         for mode in ("user", "system"):
             if hierarchy.version == "2":
-                collected.add(CPU_USAGE, counts[f"{mode}_usec"] / 1e6, mode)
+                collected.add(SPEC["cpu_usage_seconds_total"], counts[f"{mode}_usec"] / 1e6, mode)
             elif cpuacct is not None:  # mostly the same mount
                 ticks = named_counts(read_file(cpuacct.at(level.path).directory / "cpuacct.stat"))
-                collected.add(CPU_USAGE, ticks[mode] / os.sysconf("SC_CLK_TCK"), mode)
+                collected.add(SPEC["cpu_usage_seconds_total"], ticks[mode] / os.sysconf("SC_CLK_TCK"), mode)
         if "nr_periods" in counts:
-            collected.add(CPU_PERIODS, counts["nr_periods"])
-            collected.add(CPU_THROTTLED_PERIODS, counts["nr_throttled"])
+            collected.add(SPEC["cpu_periods_total"], counts["nr_periods"])
+            collected.add(SPEC["cpu_throttled_periods_total"], counts["nr_throttled"])
             nanoseconds = counts.get("throttled_time")  # v1
-            collected.add(
-                CPU_THROTTLED,
-                counts["throttled_usec"] / 1e6 if nanoseconds is None else nanoseconds / 1e9,
-            )
+            seconds = counts["throttled_usec"] / 1e6 if nanoseconds is None else nanoseconds / 1e9
+            collected.add(SPEC["cpu_throttled_seconds_total"], seconds)
         else:
             collected.unsupported.append(f"{path}: no nr_periods, the CPU controller is off")
     return level.path
@@ -347,8 +312,8 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
     if old:
         level = _add_old_limit(collected, hierarchy)
     else:
-        high = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
-        limited = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high
+        high = _add_limit(collected, SPEC["memory_high_bytes"], hierarchy, limit_in("memory.high"))
+        limited = _add_limit(collected, SPEC["memory_limit_bytes"], hierarchy, limit_in("memory.max")) or high
         # Where the controller is off, the next cgroup on the way up counts.
         counted = (each for each in hierarchy.levels if (each.directory / "memory.current").exists())
         level = limited or next(counted, hierarchy.levels[0])
@@ -358,13 +323,12 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
         return ""
     with source(collected, path):
         current = int(read_file(path))
-        collected.add(MEMORY_CURRENT, current)
+        collected.add(SPEC["memory_current_bytes"], current)
         stat = named_counts(read_file(level.directory / "memory.stat"))
-        collected.add(
-            MEMORY_WORKING_SET, max(0, current - stat["total_inactive_file" if old else "inactive_file"])
-        )
+        inactive = stat["total_inactive_file" if old else "inactive_file"]
+        collected.add(SPEC["memory_working_set_bytes"], max(0, current - inactive))
         for kind, name in KINDS[hierarchy.version].items():
-            collected.add(MEMORY_STAT, stat.get(name), kind)
+            collected.add(SPEC["memory_stat_bytes"], stat.get(name), kind)
     with source(collected, f"events of {level.directory}"):
         if old:
             events = {"max": int(level.read("memory.failcnt") or 0)}
@@ -375,7 +339,7 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
         else:
             events = named_counts(read_file(level.directory / "memory.events"))
         for event in EVENTS:
-            collected.add(MEMORY_EVENTS, events.get(event), event)
+            collected.add(SPEC["memory_events_total"], events.get(event), event)
     return level.path
 
 
@@ -385,7 +349,7 @@ def _add_old_limit(collected: Collected, hierarchy: Hierarchy) -> Level:
     with source(collected, own.directory / "memory.stat"):
         limit = named_counts(read_file(own.directory / "memory.stat")).get("hierarchical_memory_limit")
         if limit is not None and limit < NO_LIMIT:
-            collected.add(MEMORY_LIMIT, limit)
+            collected.add(SPEC["memory_limit_bytes"], limit)
             own_limit = limit_in("memory.limit_in_bytes")
             return next((each for each in hierarchy.levels if own_limit(each) == limit), hierarchy.levels[-1])
     return own

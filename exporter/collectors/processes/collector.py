@@ -28,7 +28,7 @@ from exporter.collectors.job import (
     RunUse,
 )
 from exporter.collectors.kernel_files import procfs, read_optional, source
-from exporter.collectors.processes.counters import COUNTERS, RunCounts
+from exporter.collectors.processes.counters import RunCounts
 from exporter.collectors.processes.tree import Identity, Member, ProcessTree, Stat
 from exporter.families import Collected, FamilySpec, family
 
@@ -309,15 +309,12 @@ class ProcessCollector:
             for state, count in use.states.items():
                 collected.add(STATE, count, *group, state)
             if readings:
-                # A part of a sum, or of a maximum, would be another number.
-                resident = [each.resident_bytes for each in readings if each.resident_bytes is not None]
-                opened = [each.open_descriptors for each in readings if each.open_descriptors is not None]
                 collected.add(THREADS, sum(member.stat.threads for member, _ in use.living), *group)
-                collected.add(RESIDENT, sum(resident) if len(resident) == len(readings) else None, *group)
-                collected.add(OPEN_FDS, max(opened) if len(opened) == len(readings) else None, *group)
+                collected.add(RESIDENT, _whole(sum, [each.resident_bytes for each in readings]), *group)
+                collected.add(OPEN_FDS, _whole(max, [each.open_descriptors for each in readings]), *group)
             if group in totals:
                 total = totals[group]
-                for mode in COUNTERS[:2]:
+                for mode in ("user", "system"):
                     collected.add(CPU, total[mode], *group, mode)
                 if all(each.read_bytes is not None for each in readings):
                     collected.add(IO_READ, total["read_bytes"], *group)
@@ -331,8 +328,7 @@ class ProcessCollector:
             if each.pid in owners:
                 sizes.setdefault((*owners[each.pid], each.gpu, each.uuid), []).append(each.memory_bytes)
         for labels, found in sizes.items():
-            known = [size for size in found if size is not None]
-            collected.add(GPU_MEMORY, sum(known) if len(known) == len(found) else None, *labels)
+            collected.add(GPU_MEMORY, _whole(sum, found), *labels)
 
     def _machine_use(self, uses: Uses, now: float, busy: float) -> MachineUse:
         memory = psutil.virtual_memory()
@@ -348,3 +344,9 @@ class ProcessCollector:
                 runs.append(RunUse(run, pids, known.counts.cpu_seconds, cpus, resident))
         used = memory.total - memory.available
         return MachineUse(now, tuple(runs), busy, psutil.cpu_count() or 1, used)
+
+
+def _whole(fold: Callable[[list[int]], int], found: Sequence[int | None]) -> int | None:
+    """A sum or maximum; None where a part is not known, as that of the others would be another number."""
+    known = [each for each in found if each is not None]
+    return fold(known) if len(known) == len(found) else None
