@@ -12,16 +12,15 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from math import isfinite
 from time import monotonic, perf_counter, sleep, time
 
 from exporter.errors import FeedError
 from exporter.feed.directory import OverridesReader, feed_directory
 from exporter.feed.writer import FeedWriter
 from exporter.recording.events import EVENTS
-from exporter.recording.identity import PROCESS
+from exporter.recording.identity import PROCESS, number_within
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.stat import REGISTRY
 from exporter.recording.state import BUFFER_SAMPLES, StatState
@@ -61,7 +60,8 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._flush_seconds = _flush_seconds(os.environ)
+        usual = DEFAULT_FLUSH_SECONDS
+        self._flush_seconds = number_within(os.environ, "EXPORTER_FLUSH_SECONDS", usual, 0.1, 60.0)
         self._overrides: OverridesReader | None = None
         self._passive = Worker(_measure, name="passive", bound=1, what="measurements")
         self._graves = Worker(list.clear, name="graves", bound=1 << 20)
@@ -404,14 +404,6 @@ def _ending(wall: float) -> Ending | None:
     if error is None or isinstance(error, SystemExit):
         return None
     return Ending(type(error).__name__, wall)
-
-
-def _flush_seconds(environment: Mapping[str, str]) -> float:
-    try:
-        seconds = float(environment.get("EXPORTER_FLUSH_SECONDS", DEFAULT_FLUSH_SECONDS))
-    except ValueError:
-        return DEFAULT_FLUSH_SECONDS
-    return min(max(seconds, 0.1), 60.0) if isfinite(seconds) else DEFAULT_FLUSH_SECONDS
 
 
 def _directory() -> str | None:

@@ -323,7 +323,7 @@ def forget() -> None:
     _INSTANCES.clear()
 
 
-TRAINING.deliver_by(flush_all, close_all)
+TRAINING.flush, TRAINING.close = flush_all, close_all
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forget)

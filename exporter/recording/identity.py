@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
 from pathlib import PurePath
 from zlib import crc32
 
@@ -231,3 +232,14 @@ def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int
         if text.isascii() and text.isdigit() and len(text) <= 9:
             return int(text)
     return None
+
+
+def number_within(
+    environment: Mapping[str, str], name: str, usual: float, least: float, most: float
+) -> float:
+    """Give a number of the environment, within its bounds; the usual one where it says none."""
+    try:
+        found = float(environment.get(name, usual))
+    except ValueError:
+        return usual
+    return min(max(found, least), most) if isfinite(found) else usual

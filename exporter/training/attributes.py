@@ -1,9 +1,8 @@
 """Values that a job passes: numbers and texts of any library, names, moments, and the attributes of spans and events.
 
 Used in the training process, by any thread; a change of a collection is one step in C, so a reader on another thread
-sees it whole or not at all. `Attribute`, `Attributes` and `TracingTimestamp` are one-logger's, name for name. Nothing here
-raises for a value that cannot be told (it becomes its text, or `Unusable`), runs more of the job's code than a
-conversion, or waits for a device.
+sees it whole or not at all. Nothing here raises for a value that cannot be told (it becomes its text, or `Unusable`),
+runs more of the job's code than a conversion, or waits for a device.
 """
 
 from __future__ import annotations
@@ -231,8 +230,28 @@ class Attribute:
         return hash(self.name)
 
 
+def _getter(kinds: tuple[type, ...], what: str) -> Any:
+    """Make the method that gives a value of a kind."""
+
+    def value(self: Attributes, attribute_name: str) -> Any:
+        found = self.get(attribute_name)
+        if found is None:
+            return None
+        problem = f"Attribute {attribute_name} must be {what}. Got {found.value}."
+        assert_that(isinstance(found.value, kinds), problem)
+        return found.value
+
+    value.__doc__ = f"Give {what}; None where it is absent; `OneLoggerError` where it is something else."
+    return value
+
+
 class Attributes(dict[str, Attribute]):
     """The attributes of one span or event, by name."""
+
+    get_bool_value = _getter((bool,), "a boolean")
+    get_int_value = _getter((int,), "an integer")
+    get_float_value = _getter((int, float), "a float")
+    get_str_value = _getter((str,), "a string")
 
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -264,9 +283,9 @@ class Attributes(dict[str, Attribute]):
         try:
             if given is None or isinstance(given, Mapping):
                 return cls(given)
-        except Exception:  # noqa: BLE001  # a mapping of the job's own
-            return cls()
-        report("Attributes", "no_attributes", f"Attributes, not {shown(given)}")
+            report("Attributes", "no_attributes", f"Attributes, not {shown(given)}")
+        except Exception:  # noqa: BLE001, S110  # a mapping of the job's own
+            pass
         return cls()
 
     def copied(self) -> Self:
@@ -289,26 +308,3 @@ class Attributes(dict[str, Attribute]):
         merged.update(attributes or {})  # one step in C
         merged.update(other or {})
         return merged
-
-    def get_bool_value(self, attribute_name: str) -> bool | None:
-        """Give a truth value; None where it is absent; `OneLoggerError` where it is something else."""
-        return self._value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # it was checked
-
-    def get_int_value(self, attribute_name: str) -> int | None:
-        """Give an integer; None where it is absent; `OneLoggerError` where it is something else."""
-        return self._value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # it was checked
-
-    def get_float_value(self, attribute_name: str) -> float | None:
-        """Give a number; None where it is absent; `OneLoggerError` where it is something else."""
-        return self._value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # it was checked
-
-    def get_str_value(self, attribute_name: str) -> str | None:
-        """Give a text; None where it is absent; `OneLoggerError` where it is something else."""
-        return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # it was checked
-
-    def _value(self, name: str, kinds: tuple[type, ...], what: str) -> Any:
-        found = self.get(name)
-        if found is None:
-            return None
-        assert_that(isinstance(found.value, kinds), f"Attribute {name} must be {what}. Got {found.value}.")
-        return found.value

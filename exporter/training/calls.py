@@ -13,7 +13,7 @@ from time import monotonic, time
 from typing import Any
 
 from exporter.training import buffers
-from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, shown, taken
+from exporter.training.attributes import AHEAD_SECONDS, Attributes, SpanName, TracingTimestamp, shown, taken
 from exporter.training.buffers import MOST_OPEN, Hooks
 from exporter.training.metrics import report
 from exporter.training.progress import reason_of
@@ -59,20 +59,18 @@ class Ended(Call):
 def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
     """Turn an explicit time, in milliseconds since the epoch, into a moment; now where there is none.
 
-    A time ahead of now becomes now; what is no time is a misuse, and becomes now too.
+    Any time of the past is taken, and ten minutes ahead; what lies further ahead, and a misuse, becomes now.
     """
     wall, now = time(), monotonic()
     number = taken(milliseconds)
-    if number is None or number == 0:
-        return TracingTimestamp(wall, now)
     try:
-        at = float(number) / 1000  # type: ignore[arg-type]  # anything may come
+        at = float(number or 0) / 1000  # type: ignore[arg-type]  # anything may come
     except (TypeError, ValueError, OverflowError):
         at = -1.0
     if not isfinite(at) or at < 0:
         report(call, "time", f"milliseconds since the epoch, not {shown(milliseconds)}"[:200])
-        return TracingTimestamp(wall, now)
-    at = min(at, wall)
+    if not 0 < at <= wall + AHEAD_SECONDS:
+        at = wall
     return TracingTimestamp(at, now - (wall - at))
 
 

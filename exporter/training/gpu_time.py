@@ -1,13 +1,12 @@
 """Phases in the GPU's time: when the device reached their begins and ends, not when the host did.
 
-Used in the training process. Kernels are queued, so a host clock says when a phase was queued. Where a job uses CUDA, an
-event is recorded on the current stream wherever the active phase of the main thread changes, on that thread; later on the
-same thread, when the device has passed them, the times between them are read. Nothing waits or synchronises, and nothing
-is called while a graph is captured. torch is never imported: only one that the job has loaded is asked.
+Used in the training process. An event is recorded on the current stream wherever the active phase of the main thread
+changes, on that thread, and read later there, when the device has passed it. Nothing waits or synchronises, and nothing is
+called while a graph is captured. torch is never imported: only one that the job has loaded is asked.
 
 What is timed goes from the begin of one step to that of the next: every one up to ten a second, beyond that, or where it
-would cost more than its share of the thread's time, some. `EXPORTER_GPU_TIME` is that share (0.005), 0 turns it off. The
-recording thread says whether steps are long enough to be timed, and takes what was read; it calls no CUDA.
+would cost more than its share of the thread's time (`EXPORTER_GPU_TIME`; 0 turns it off), some. The recording thread
+says whether steps are long enough to be timed, and takes what was read; it calls no CUDA.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from threading import get_ident
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
+from exporter.recording.identity import number_within
 from exporter.recording.notices import tell_once
 from exporter.training.buffers import Handle, Hooks, SpanBuffer
 from exporter.training.metrics import Families
@@ -85,7 +84,7 @@ class GpuTimer:
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
         self.on = False
         self.done: deque[Timed] = deque(maxlen=1000)
-        self._share = _share(environment)
+        self._share = number_within(environment, "EXPORTER_GPU_TIME", SHARE, 0.0, 1.0)
         self._clock = clock
         self._thread: int | None = None
         self._open: list[tuple[Kind, str]] = []
@@ -248,14 +247,6 @@ class TimedHandle(Handle):
         if Hooks.gpu is not None:
             Hooks.gpu.end(self.kind)
         Handle.__exit__(self, exception, value, traceback)
-
-
-def _share(environment: Mapping[str, str]) -> float:
-    try:
-        share = float(environment.get("EXPORTER_GPU_TIME", SHARE))
-    except ValueError:
-        return SHARE
-    return min(max(share, 0.0), 1.0) if isfinite(share) else SHARE
 
 
 _OF_PARENTS: list[GpuTimer] = []

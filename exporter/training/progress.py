@@ -1,7 +1,6 @@
 """Progress: loops and their position, steps and what they took, what was trained in them, and facts about the run.
 
-Used by the recording thread of the training process; exceptions are looked at on the thread on which they were raised:
-their class, their text and their operating-system error only.
+Used by the recording thread of the training process; exceptions are looked at on the thread on which they were raised.
 """
 
 from __future__ import annotations
@@ -105,6 +104,7 @@ class Progress:
         steps: Training steps that were completed.
         last: Monotonic time at which the latest step or validation batch ended; None before.
         over: The training loop has ended, so that no progress is due: a process may export its model.
+        ideal: What a step takes that is not slow; 0 before there were some.
     """
 
     def __init__(self, families: Families, facts: Facts) -> None:
@@ -113,7 +113,7 @@ class Progress:
         self.reset()
         self._recent: deque[float] = deque(maxlen=IDEAL_OF)
         self._compute: deque[float] = deque(maxlen=COMPUTE_OF)
-        self._slow = self._ideal = 0.0
+        self._slow = self.ideal = 0.0
         self._changed = False
         self._train: tuple[Series, Series] | None = None
         self._given: set[str] = set()
@@ -148,7 +148,7 @@ class Progress:
         if self.steps == 1:  # it compiles and warms up
             return
         if len(self._recent) >= FEWEST and seconds > self._slow:
-            self._families.counter("training.slow_step_excess", "seconds").add(seconds - self._ideal)
+            self._families.counter("training.slow_step_excess", "seconds").add(seconds - self.ideal)
         self._recent.append(seconds)
         if len(self._recent) == FEWEST:
             self._update_ideal()
@@ -168,7 +168,7 @@ class Progress:
         middle = median(self._recent)
         self._slow = middle + 3 * median([abs(seconds - middle) for seconds in self._recent])
         ordinary = [seconds for seconds in self._recent if seconds <= self._slow]
-        self._ideal = sum(ordinary) / len(ordinary)
+        self.ideal = sum(ordinary) / len(ordinary)
 
     def expect(self, samples: float, tokens: float | None) -> None:
         """Note what a step has trained according to the configuration; the job may yet say so itself."""
@@ -237,11 +237,6 @@ class Progress:
                 self._families.counter("training.hardware_flops").add(hardware * number)
 
     @property
-    def ideal(self) -> float:
-        """What a step takes that is not slow; 0 before there were some."""
-        return self._ideal
-
-    @property
     def longest(self) -> float | None:
         """The longest of the last steps, the first of all left out; None before."""
         return max(list(self._recent)[-LONGEST_OF:], default=None)
@@ -256,7 +251,7 @@ class Progress:
         self._changed = False
         if len(self._recent) >= FEWEST:
             self._update_ideal()
-            self._families.gauge("training.step_ideal", "seconds").set(self._ideal)
+            self._families.gauge("training.step_ideal", "seconds").set(self.ideal)
         self._families.gauge("training.step_longest", "seconds").set(self.longest)
         if self._compute:
             self._families.gauge("training.rank_compute", "seconds").set(median(self._compute))

@@ -2,8 +2,7 @@
 
 Used in the training process, by the recording thread, and by a job's thread in three cases: its buffer is full, it has
 made a rare call and nothing is in the way, or it wants misuse raised. Whoever interprets holds the lock, and between two
-short pieces gives it and the interpreter lock away. Nothing here waits for it, except where misuse is to be raised.
-After a fork the child knows nothing of what its parent did, and is not configured.
+short pieces gives it and the interpreter lock away.
 """
 
 from __future__ import annotations
@@ -44,13 +43,19 @@ Mark = tuple[float, int, SpanBuffer, tuple[int, Any]]
 
 
 class TrainingRecording:
-    """What this process records of its training."""
+    """What this process records of its training.
+
+    Attributes:
+        flush: Waits for the exporters of spans, for so many seconds, and says whether they have taken what there is.
+        close: Gives the exporters of spans a bounded time to end.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._recording = True
-        self._exporters: list[tuple[Callable[[float], bool], Callable[[], None]]] = []
+        self.flush: Callable[[float], bool] = lambda _timeout_seconds: True
+        self.close: Callable[[], None] = lambda: None
         self._begin(monotonic())
         Hooks.full = self._full
         Hooks.settle = self._settle
@@ -125,17 +130,6 @@ class TrainingRecording:
                 self._reading = self._job.reading()
         return self._reading
 
-    def flush(self, timeout_seconds: float) -> bool:
-        """Wait until the exporters of spans have taken what there is."""
-        deadline = monotonic() + timeout_seconds
-        arrived = [flush(max(deadline - monotonic(), 0.0)) for flush, _ in self._exporters]
-        return all(arrived)
-
-    def close(self) -> None:
-        """Give the exporters of spans a bounded time to end."""
-        for _, close in self._exporters:
-            close()
-
     def settle(self) -> None:
         """Count what may still be corrected; before the last reading."""
         with self._alone(PATIENCE_SECONDS) as alone:
@@ -173,10 +167,6 @@ class TrainingRecording:
     def job_tells(self) -> bool:
         """Whether the job has told of a loop or a step itself, so that nobody needs to guess any."""
         return self._job.tells
-
-    def deliver_by(self, flush: Callable[[float], bool], close: Callable[[], None]) -> None:
-        """Say how the exporters of spans are flushed and closed with the recording."""
-        self._exporters.append((flush, close))
 
     def configure(self, telemetry: Telemetry) -> None:
         """Take what the job configures, or that it has changed, on the thread that does so."""
@@ -239,12 +229,17 @@ class TrainingRecording:
         # A thread that marks all the time would never let it come to an end.
         return more and interpreter.now < until
 
-    def _try(self) -> bool:
-        """Interpret all there is on this thread, if nobody else does."""
-        with self._alone(0) as alone:
+    @contextmanager
+    def _caught_up(self, seconds: float) -> Iterator[bool]:
+        """Interpret all there is on this thread, unless somebody else does so for longer than that."""
+        with self._alone(seconds) as alone:
             until = monotonic()
             while alone and self._piece(CHUNK_ITEMS, until):
                 pass
+            yield alone
+
+    def _try(self) -> bool:
+        with self._caught_up(0) as alone:
             return alone
 
     def _full(self, buffer: SpanBuffer, failing: bool) -> None:  # as the buffers call it
@@ -262,9 +257,7 @@ class TrainingRecording:
     def _strict(self, *, failing: bool) -> None:
         """Interpret at once, and raise what was wrong since the last call; not while the job's own exception passes."""
         problems: list[str] = []
-        with self._alone(PATIENCE_SECONDS) as alone:
-            while alone and self._piece(CHUNK_ITEMS, monotonic()):
-                pass
+        with self._caught_up(PATIENCE_SECONDS) as alone:
             if alone:
                 problems = list(self._misuse.latest)
                 self._misuse.latest.clear()
@@ -273,10 +266,7 @@ class TrainingRecording:
 
     def _span_of(self, buffer: SpanBuffer, kind: Kind) -> Span | None:
         """Give the span of an open block; None where none is open, or nobody can tell soon."""
-        until = monotonic()
-        with self._alone(SPAN_SECONDS) as alone:
-            while alone and self._piece(CHUNK_ITEMS, until):
-                pass
+        with self._caught_up(SPAN_SECONDS) as alone:
             opened = buffer.state.latest(kind) if alone and buffer.state is not None else None
             return None if opened is None else self._interpreter.span_of(opened)
 

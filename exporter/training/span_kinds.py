@@ -74,7 +74,7 @@ class Kind:
 
     def __reduce__(self) -> tuple[Callable[..., Kind], tuple[object, ...]]:
         """Be the same kind in another process, where those of the job's own names may have other numbers."""
-        return _same_kind, (self.number, str(self.name), self.call.startswith("phase"))
+        return _same_kind, (name_of(self.name), self.call)
 
     def __repr__(self) -> str:
         return f"<Kind {self.number}: {self.name}>"
@@ -115,8 +115,6 @@ GUESSED_LOOP = Kind("training_loop", None, "training_loop", guessed=True)
 GUESSED_ITERATION = Kind("training_single_iteration", "iteration", "training_iteration", guessed=True)
 # fmt: on
 
-STANDARD = len(KINDS)
-"""Kinds that are the same in every process."""
 LOOPS = frozenset({TRAINING_LOOP, GUESSED_LOOP})
 ITERATIONS = frozenset({TRAINING_ITERATION, GUESSED_ITERATION})
 STEPS = ITERATIONS | {VALIDATION_ITERATION, TESTING_ITERATION}
@@ -152,6 +150,5 @@ def kind_named(name: object, *, phase: bool) -> Kind:
         return kind
 
 
-def _same_kind(number: int, name: str, phase: bool) -> Kind:
-    standard = number - FIRST_KIND < STANDARD
-    return KINDS[number - FIRST_KIND] if standard else kind_named(name, phase=phase)
+def _same_kind(name: str, call: str) -> Kind:
+    return kind_named(name, phase=call.startswith("phase")) if "(" in call else BY_NAME[name]

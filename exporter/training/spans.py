@@ -311,7 +311,7 @@ class Span:
 
     def duration_msec(self) -> int:
         """Give how long it took, in whole milliseconds, rounded; `OneLoggerError` while it has not ended."""
-        found = self.updated_attributes.get_int_value(DURATION)
+        found: int | None = self.updated_attributes.get_int_value(DURATION)
         if found is None:
             raise OneLoggerError(f"{self} has not ended")
         return found
