@@ -16,10 +16,7 @@ from typing import Any
 from waiting import PATIENCE
 
 from exporter.one_logger.exporters import BaseExporter
-from exporter.one_logger.provider import forget
-from exporter.one_logger.records import current
 from exporter.training import metrics
-from exporter.training.recording import TRAINING
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -88,24 +85,6 @@ def reported() -> Iterator[list[tuple[str, str, str]]]:
         yield found
     finally:
         metrics.REPORTED = before
-
-
-@contextmanager
-def fresh_provider() -> Iterator[None]:
-    """Begin, and end, as a process in which nothing is configured, as a forked child does."""
-    _begin_anew()
-    try:
-        yield
-    finally:
-        configured = current()
-        if configured is not None:
-            configured.delivery.close()
-        _begin_anew()
-
-
-def _begin_anew() -> None:
-    forget()
-    TRAINING.after_fork()
 
 
 def run_python(

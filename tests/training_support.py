@@ -8,6 +8,7 @@ from typing import Any
 
 from exporter import training
 from exporter.one_logger.provider import forget
+from exporter.one_logger.records import current
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training.buffers import Anchor, SpanBuffer
 from exporter.training.interpreter import Interpreter
@@ -109,8 +110,7 @@ class Memory:
     def __init__(self) -> None:
         self.records: list[tuple[str, str, Any]] = []
 
-    def initialize(self) -> None:
-        pass
+    def initialize(self) -> None: ...
 
     def export_start(self, span: Any) -> None:
         self.records.append(("start", span.name_str, span))
@@ -121,14 +121,12 @@ class Memory:
     def export_event(self, event: Any, span: Any) -> None:
         self.records.append((event.name_str, span.name_str, event))
 
-    def export_error(self, event: Any, span: Any) -> None:
-        self.records.append(("error", span.name_str, event))
+    export_error = export_event
 
     def export_telemetry_data_error(self, error: Any) -> None:
-        self.records.append(("telemetry_data_error", "", error))
+        self.records.append((error.name_str, "", error))
 
-    def close(self) -> None:
-        pass
+    def close(self) -> None: ...
 
     def names(self) -> list[tuple[str, str]]:
         return [(what_, name) for what_, name, _ in self.records]
@@ -141,13 +139,19 @@ class Memory:
 @contextmanager
 def begun_anew() -> Iterator[None]:
     """The recording of this process as after a fork: nothing told, nothing configured."""
-    forget()
-    TRAINING.after_fork()
+    _begin_anew()
     try:
         yield
     finally:
-        forget()
-        TRAINING.after_fork()
+        known = current()
+        if known is not None:
+            known.delivery.close()
+        _begin_anew()
+
+
+def _begin_anew() -> None:
+    forget()
+    TRAINING.after_fork()
 
 
 def configured(*, telemetry: dict[str, Any] | None = None, export_all: bool = False, **base: Any) -> Memory:

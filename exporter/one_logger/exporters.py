@@ -192,19 +192,15 @@ class FileExporter(BaseJsonExporter):
 
     Args:
         file_path: `{run}`, `{rank}` and `{pid}` in it stand for those of the process. Missing directories are made.
-        rotate: Whether a file that is there already is moved aside when the job begins (`telemetry.json` becomes
-            `telemetry.json.1`, and so on); else it is appended to.
-        max_bytes: A file that would become larger is rotated; 1024 or more.
-        backups: Rotated files that are kept, up to 1000.
+        max_bytes: A file that would become larger is moved aside (`telemetry.json` becomes `telemetry.json.1`, and so
+            on); 1024 or more.
+        backups: Files moved aside that are kept, up to 1000.
     """
 
-    def __init__(
-        self, file_path: str | Path, *, rotate: bool = False, max_bytes: int = 1 << 30, backups: int = 5
-    ) -> None:
+    def __init__(self, file_path: str | Path, *, max_bytes: int = 1 << 30, backups: int = 5) -> None:
         super().__init__()
         self._pattern = os.path.abspath(file_path)  # noqa: PTH100  # before the job changes its directory
         self._file = LinesFile(max_bytes=max_bytes, backups=backups)
-        self._rotates = rotate
         self._path = Path()
 
     def initialize(self) -> None:
@@ -213,9 +209,6 @@ class FileExporter(BaseJsonExporter):
         self._path = filled(self._pattern, who.run, who.rank)
         with self._refusals():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._rotates:
-                self._file.rotate(self._path)
-                self._rotates = False
             self._path.touch()
         super().initialize()
 

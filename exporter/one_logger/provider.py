@@ -7,7 +7,6 @@ before training begins. Calls in the wrong order are misuse, counted and logged;
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,23 +149,15 @@ class TrainingTelemetryProvider(_Provider):
         self._overrides = _updated(self._overrides, partial_config)
         return self
 
-    @_building
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
-        """Change fields of the configuration as a JSON file says."""
-        try:
-            with open(file_path, "rb") as file:  # noqa: PTH123  # os.PathLike
-                found = json.load(file)
-        except (OSError, ValueError) as error:
-            raise OneLoggerError(f"{os.fspath(file_path)}: {error}") from error
-        assert_that(isinstance(found, dict), f"{os.fspath(file_path)}: must be a JSON object of fields")
-        return self.with_config_override(found)
+        """Raise `OneLoggerError`: one-logger names it, but does not read the file, either."""
+        problem = f"read {os.fspath(file_path)} yourself, and pass its fields to with_config_override"
+        raise OneLoggerError(problem)
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
         """Raise `OneLoggerError`: one-logger names it, but there is no configuration server, here or there."""
-        raise OneLoggerError(
-            f"there is no configuration server to ask at {config_server_url!r}:"
-            " fetch the fields yourself and pass them to with_config_override"
-        )
+        problem = f"fetch {config_server_url} yourself, and pass its fields to with_config_override"
+        raise OneLoggerError(problem)
 
     @_building
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:

@@ -134,17 +134,6 @@ class LinesFile:
         while not self._append(path, line):
             pass
 
-    def rotate(self, path: Path) -> None:
-        """Rotate a file, however small; one that is not there needs none. Raises OSError."""
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            return
-        try:
-            self._rotate(path, descriptor)
-        finally:
-            os.close(descriptor)
-
     def _append(self, path: Path, line: bytes) -> bool:
         """Append, or rotate a file that is full, in whose place another one is then written to."""
         descriptor = _opened(path)

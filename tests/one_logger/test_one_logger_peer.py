@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import fresh_provider, run_python
+from one_logger_support import run_python
+from training_support import begun_anew
 
 from exporter import one_logger, training
 
@@ -307,7 +308,7 @@ def test_their_configuration_objects_are_taken(tmp_path: Path) -> None:
     from exporter.training import OneLoggerConfig, TrainingTelemetryConfig, TrainingTelemetryProvider
 
     theirs = Theirs(perf_tag_or_fn="p", global_batch_size_or_fn=lambda: 8, save_checkpoint_strategy="async")
-    with fresh_provider():
+    with begun_anew():
         (
             TrainingTelemetryProvider.instance()
             .with_base_config(

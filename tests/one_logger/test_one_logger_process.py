@@ -103,11 +103,6 @@ def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_pat
     assert {"training_loop", "my_custom_span", "my_event"} <= set(names)
     loop = next(each for each in found if each["type"] == "stop" and each["name"] == "training_loop")
     assert loop["attributes"]["my_custom_attribute"] == "my_custom_value"
-
-
-def test_d36_nothing_but_what_was_asked_for_appears_in_the_working_directory(tmp_path: Path) -> None:
-    run_python(SEED_PAGE, tmp_path)
-
     assert {path.name for path in tmp_path.iterdir()} == {"feed", "job.py", "training_telemetry.json"}
 
 
@@ -280,15 +275,6 @@ def test_d44_no_state_opens_descriptors(configuration: str, tmp_path: Path) -> N
     done = run_python(job(body), tmp_path)
 
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("rank", ["abc", "", "3.5"])
-def test_d24_a_rank_that_is_no_number_harms_nothing(rank: str, tmp_path: Path) -> None:
-    done = run_python(job("    configure()\n    with application(): pass\n"), tmp_path, RANK=rank)
-
-    assert done.returncode == 0, done.stderr
-    first = next(each for each in records(tmp_path) if each["type"] == "event")
-    assert first["event"]["attributes"]["rank"] == 0
 
 
 def test_records_carry_the_identity_that_the_job_has_given_itself(tmp_path: Path) -> None:

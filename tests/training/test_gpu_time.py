@@ -302,32 +302,15 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
 
 @pytest.mark.parametrize(
     ("share", "seconds", "timed"),
-    [("", 0.1, 200), ("", 0.5, 200), ("", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
+    [("1", 0.1, 200), ("1", 0.5, 200), ("1", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
     ids=["ten a second", "slow", "fast", "off", "too costly"],
 )
 def test_every_step_up_to_ten_a_second_is_timed_and_beyond_that_some(
     device: Device, share: str, seconds: float, timed: int
 ) -> None:
-    environment = {"EXPORTER_GPU_TIME": share} if share else {"EXPORTER_GPU_TIME": "1"}
+    found = timed_steps(device, {"EXPORTER_GPU_TIME": share}, seconds=seconds, steps=200)
 
-    assert timed_steps(device, environment, seconds=seconds, steps=200) == pytest.approx(timed, abs=1)
-
-
-def test_a_phase_costs_the_job_less_than_ten_microseconds(device: Device) -> None:
-    timer = GpuTimer({"EXPORTER_GPU_TIME": "1"})
-    timer.decide(threading.get_ident(), 1.0, [])
-    best = 1.0
-    for _ in range(20):
-        timer.begin(kinds.TRAINING_ITERATION)
-        began = time.perf_counter()
-        for _ in range(50):
-            timer.begin(kinds.MODEL_FORWARD)
-            timer.end(kinds.MODEL_FORWARD)
-        best = min(best, (time.perf_counter() - began) / 50)
-        timer.end(kinds.TRAINING_ITERATION)
-        device.host += 1.0
-
-    assert best < 20e-6  # of it the events of the stand-in take half
+    assert found == pytest.approx(timed, abs=1)
 
 
 def test_the_stand_in_has_the_interface_of_torch() -> None:

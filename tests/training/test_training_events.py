@@ -28,32 +28,22 @@ def told() -> Iterator[list[exporter.Event]]:
     handle.unregister()
 
 
-def test_an_event_carries_the_innermost_open_span(told: list[exporter.Event]) -> None:
+def test_an_event_carries_the_innermost_open_span_of_its_thread_or_the_one_that_is_named(
+    told: list[exporter.Event],
+) -> None:
     before = buffers.current_span_id()
     with exporter.span("doc.outer") as outer:
         exporter.log("doc.first")
         with exporter.span("doc.inner") as inner:
             exporter.log("doc.second")
-        exporter.log("doc.third")
-    exporter.log("doc.fourth")
-
-    assert [event.span_id for event in told] == [str(outer.id), str(inner.id), str(outer.id), before]
-
-
-def test_a_span_that_is_named_goes_before_the_open_one(told: list[exporter.Event]) -> None:
-    with exporter.span("doc.outer"):
-        exporter.log("doc.named", span_id="5b8aa5a2d2c872e8")
-
-    assert told[0].span_id == "5b8aa5a2d2c872e8"
-
-
-def test_another_thread_has_spans_of_its_own(told: list[exporter.Event]) -> None:
-    with exporter.span("doc.outer"):
+        exporter.log("doc.third", span_id="5b8aa5a2d2c872e8")
         thread = threading.Thread(target=exporter.log, args=("doc.elsewhere",))
         thread.start()
         thread.join()
+    exporter.log("doc.fourth")
 
-    assert [event.span_id for event in told] == [None]
+    ids = [str(outer.id), str(inner.id), "5b8aa5a2d2c872e8", None, before]
+    assert [event.span_id for event in told] == ids
 
 
 def test_asyncio_tasks_are_told_apart(told: list[exporter.Event]) -> None:

@@ -13,41 +13,24 @@ from training_support import begun_anew, configured, exported, of, published
 from exporter import training
 
 CALLBACKS = sorted(name for name in training.__all__ if name.startswith("on_"))
-BLOCKS = [
-    "application",
-    "model_init",
-    "training_iteration",
-    "validation_loop",
-    "validation_iteration",
-    "testing_loop",
-    "testing_iteration",
-    "checkpoint_load",
-    "data_loading",
-    "model_forward",
-]
+BLOCKS = """
+    application model_init training_iteration validation_loop validation_iteration testing_loop testing_iteration
+    checkpoint_load data_loading model_forward
+"""
 odd: st.SearchStrategy[Any] = st.sampled_from(
     [None, 0, -1, 3, 10**30, 2.5, math.nan, math.inf, "x", "", [1], {}, b"y", True]
 )
 calls = st.one_of(
     st.tuples(st.sampled_from(CALLBACKS), st.lists(odd, max_size=5)),
-    st.tuples(st.sampled_from([f"enter {name}" for name in BLOCKS]), st.just([])),
+    st.tuples(st.sampled_from([f"enter {name}" for name in BLOCKS.split()]), st.just([])),
     st.tuples(st.sampled_from(["enter checkpoint_save", "enter phase", "enter span"]), st.lists(odd, min_size=1, max_size=1)),
     st.tuples(st.just("enter training_loop"), st.lists(odd, min_size=1, max_size=4)),
     st.tuples(st.sampled_from(["leave", "fail"]), st.just([])),
     st.tuples(st.sampled_from(["record", "describe", "checkpoint_saved"]), st.lists(odd, min_size=8, max_size=8)),
     st.tuples(st.sampled_from(["skipped_step", "interruption", "step", "background"]), st.lists(odd, min_size=1, max_size=1)),
 )  # fmt: skip
-NUMBERS = ("loss", "grad_norm", "learning_rate", "samples", "tokens", "microbatches", "epoch", "mode")
-FACTS = (
-    "job_name",
-    "framework",
-    "model",
-    "precision",
-    "flops_per_token",
-    "peak_flops",
-    "step_target",
-    "world_size",
-)
+NUMBERS = "loss grad_norm learning_rate samples tokens microbatches epoch mode"
+FACTS = "job_name framework model precision flops_per_token peak_flops step_target world_size"
 
 
 def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
@@ -60,9 +43,9 @@ def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
             error = ValueError("x") if name == "fail" else None
             assert not entered.pop().__exit__(error and ValueError, error, None)
     elif name == "record":
-        training.record(**dict(zip(NUMBERS, arguments, strict=True)))
+        training.record(**dict(zip(NUMBERS.split(), arguments, strict=True)))
     elif name == "describe":
-        training.describe(**dict(zip(FACTS, arguments, strict=True)))
+        training.describe(**dict(zip(FACTS.split(), arguments, strict=True)))
     elif name == "checkpoint_saved":
         training.checkpoint_saved(arguments[0], kind=arguments[1], ok=arguments[2], seconds=arguments[3])
     elif name == "background":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,15 +16,13 @@ from places import PROJECT
 from exporter.feed.decoder import decode
 from exporter.feed.snapshot import Snapshot
 
-ROOT = PROJECT
-
 
 def run(program: str, feed: Path, *, status: int = 0, **environment: str) -> str:
     """Run a program with a feed directory of its own; what it printed."""
     feed.mkdir(mode=0o700, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "EXPORTER_FEED_DIR": str(feed), **environment},
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "EXPORTER_FEED_DIR": str(feed), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -104,82 +101,6 @@ def test_importing_and_making_blocks_starts_nothing(tmp_path: Path) -> None:
     )
 
     assert printed.split() == ["1", "2"]
-
-
-def test_tasks_have_trees_of_their_own(tmp_path: Path) -> None:
-    printed = run(
-        """
-        import asyncio, json
-        import exporter
-        from exporter import training
-        from exporter.training.recording import TRAINING
-
-        async def train(times):
-            for _ in range(times):
-                with training.training_iteration():
-                    await asyncio.sleep(0)
-                    with training.data_loading():
-                        await asyncio.sleep(0)
-                    with training.span("part"):
-                        await asyncio.sleep(0.0001)
-
-        async def main():
-            with training.span("outer"):
-                await asyncio.gather(*(train(25) for _ in range(8)))
-
-        settings = training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s",
-            telemetry_config=training.TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=1))
-        training.TrainingTelemetryProvider.instance().with_base_config(settings).configure_provider()
-        with training.application(), training.training_loop(train_iterations_start=0):
-            asyncio.run(main())
-        exporter.flush()
-        print(json.dumps({repr((s.definition.name, s.definition.labels)): s.sum for s in TRAINING.series()
-                          if s.definition.name in {"training.steps", "training.misuse"}}))
-        print(sum(TRAINING.reading().phases.values()) > 0)
-        """,
-        tmp_path / "feed",
-    )
-
-    counts = json.loads(printed.splitlines()[0])
-    assert counts == {repr(("training.steps", (("mode", "train"),))): 200.0}
-
-
-def test_threads_and_tasks_that_have_ended_are_forgotten(tmp_path: Path) -> None:
-    printed = run(
-        """
-        import asyncio, threading
-        import exporter
-        from exporter import training
-        from exporter.training import buffers
-
-        async def task():
-            with training.training_iteration():
-                await asyncio.sleep(0)
-
-        async def main():
-            for _ in range(10):
-                await asyncio.gather(*(task() for _ in range(100)))
-
-        def thread():
-            with training.training_iteration():
-                pass
-
-        asyncio.run(main())
-        for _ in range(50):
-            one = threading.Thread(target=thread)
-            one.start()
-            one.join()
-        import gc
-        gc.collect()
-        exporter.flush()
-        print(len(buffers.all_buffers()))
-        """,
-        tmp_path / "feed",
-    )
-
-    (snapshot,) = snapshots(tmp_path / "feed")
-    assert total(snapshot, "training.steps", mode="train") == 1050
-    assert int(printed) <= 3
 
 
 def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> None:
@@ -349,24 +270,3 @@ def test_a_phase_claims_a_rank_and_a_span_does_not(tmp_path: Path) -> None:
         found.append((snapshot.process.rank, snapshot.process.role))
 
     assert found == [(None, "helper"), (0, "trainer")]
-
-
-def test_flush_never_raises_once_cuda_is_in_error(tmp_path: Path) -> None:
-    printed = run(
-        """
-        import exporter
-        from exporter import training
-        from exporter.training import api
-
-        class Failed:
-            def collect(self):
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-        training.record(loss=1.0)
-        api._readers[api._TRAIN] = Failed()
-        print(exporter.flush())
-        """,
-        tmp_path / "feed",
-    )
-
-    assert printed == "True\n"
