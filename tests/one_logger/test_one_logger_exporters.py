@@ -200,7 +200,7 @@ def test_an_exporter_of_ones_own_needs_no_decorator_and_may_override_what_it_wan
 def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_packages(tmp_path: Path) -> None:
     file = tmp_path / "exporters.json"
     listed = [
-        {"class_name": "FileExporter", "config": {"file_path": "a.json", "rotate": True}},
+        {"class_name": "FileExporter", "config": {"file_path": "a.json", "backups": 2}},
         {"class_name": "a.b.Other", "enabled": False},
     ]
     file.write_text(json.dumps({"exporters": listed}), encoding="ascii")
@@ -215,7 +215,7 @@ def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_pack
         [{"class_name": "FileExporter", "config": {"file_path": str(tmp_path / "t.json")}}], str(file)
     )
     assert found == [
-        ExporterConfig("FileExporter", {"file_path": str(tmp_path / "t.json"), "rotate": True}),
+        ExporterConfig("FileExporter", {"file_path": str(tmp_path / "t.json"), "backups": 2}),
         ExporterConfig("a.b.Other", {}, enabled=False),
     ]
     (made,) = manager.create_exporters_from_config(found)

@@ -48,21 +48,11 @@ def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
         configured(telemetry={}, enable_for_current_rank=False)
     bodies = 0
 
-    blocks: list[Any] = [
-        training.application(),
-        training.model_init(),
-        training.training_loop(train_iterations_start=0),
-        training.training_iteration(),
-        training.validation_loop(),
-        training.validation_iteration(),
-        training.testing_loop(),
-        training.testing_iteration(),
-        training.checkpoint_load(),
-        training.checkpoint_save(1),
-        training.timed_span("custom"),
-        training.span("another"),
-        training.phase("compile"),
-    ]
+    standard = "application model_init training_iteration validation_loop validation_iteration testing_loop"
+    blocks: list[Any] = [getattr(training, each)() for each in standard.split()]
+    blocks += [training.testing_iteration(), training.checkpoint_load(), training.checkpoint_save(1)]
+    blocks += [training.training_loop(train_iterations_start=0), training.timed_span("custom")]
+    blocks += [training.span("another"), training.phase("compile")]
     for block in blocks:
         with block as span:
             span.add_attribute("name", "value")
@@ -203,11 +193,8 @@ def test_d19_a_target_that_is_none_is_a_misuse_and_the_loop_is_told_without(targ
 )
 @pytest.mark.parametrize("stated", ["called", "configured"])
 def test_a_target_is_told_as_it_was_stated(target: float, told_: int, stated: str) -> None:
-    memory = configured(
-        telemetry={}
-        if stated == "called"
-        else {"train_iterations_target_or_fn": target, "train_samples_target_or_fn": target}
-    )
+    names = ("train_iterations_target_or_fn", "train_samples_target_or_fn")
+    memory = configured(telemetry={} if stated == "called" else dict.fromkeys(names, target))
     given = (target, target) if stated == "called" else ()
 
     with training.application(), training.training_loop(0, None, *given):
@@ -236,24 +223,11 @@ def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
     assert misuses() == {}
 
 
-def test_d18_what_is_inside_a_save_that_is_not_told_has_the_parent_around_it() -> None:
-    memory = configured(telemetry={"is_save_checkpoint_enabled_or_fn": False})
-
-    with (
-        training.application(),
-        training.training_loop(0),
-        training.checkpoint_save(0),
-        training.validation_loop(),
-    ):
-        pass
-
-    validation = begun(memory, "validation_loop")
-    assert validation.parent_span.name_str == "training_loop"
-
-
-def test_d18_saves_that_are_switched_off_break_no_rule() -> None:
+def test_d18_saves_that_are_switched_off_break_no_rule_and_are_nobodys_parent() -> None:
     memory = configured(telemetry={"is_save_checkpoint_enabled_or_fn": False})
     with training.application():
+        with training.training_loop(0), training.checkpoint_save(0), training.validation_loop():
+            pass
         training.on_save_checkpoint_end()
         training.on_save_checkpoint_start(1)
         training.on_save_checkpoint_start(2)
@@ -263,7 +237,9 @@ def test_d18_saves_that_are_switched_off_break_no_rule() -> None:
     training.on_save_checkpoint_start(3)
 
     assert misuses() == {}
-    assert {name for _, name, _ in exported(memory).records} == {"application"}
+    assert begun(memory, "validation_loop").parent_span.name_str == "training_loop"
+    names = {name for _, name in exported(memory).names()}
+    assert names == {"application", "training_loop", "validation_loop"}
 
 
 def totals(name: str) -> float:
@@ -277,12 +253,8 @@ def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
     def ask(name: str, value: Any) -> Any:
         return lambda: (asked.update([name]), value)[1]
 
-    given = {
-        "global_batch_size": 32,
-        "seq_length": 128,
-        "flops_per_sample": 1000,
-        "is_log_throughput_enabled": True,
-    }
+    given: dict[str, Any] = {"global_batch_size": 32, "seq_length": 128, "flops_per_sample": 1000}
+    given["is_log_throughput_enabled"] = True
     telemetry = {f"{name}_or_fn": ask(name, value) for name, value in given.items()}
     configured(telemetry=telemetry, world_size_or_fn=ask("world_size", 4))
     with training.application(), training.training_loop(train_iterations_start=0):
