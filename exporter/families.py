@@ -1,11 +1,9 @@
 """Metric families: what a family is, and how a collector hands its families over.
 
-Used in the sidecar only. A collector is what prometheus_client calls one: an object whose `collect()` returns metric
-families, so that ours can be registered in any registry and any other collector runs beside ours. What is added here:
-a `FamilySpec` says once what a family is (docs/METRICS.md is generated from it), and a `Collected` is a list of
-families that also tells what could not be read.
-
-Absent is *no sample*: never NaN, never a sentinel, never the last good value.
+Used in the sidecar only. A collector is what prometheus_client calls one, so that ours can be registered in any registry
+and any other collector runs beside ours. What is added here: a `FamilySpec` says once what a family is (docs/METRICS.md
+is generated from it), and a `Collected` is a list of families that also tells what could not be read. Absent is *no
+sample*: never NaN, never a sentinel, never the last good value.
 """
 
 from __future__ import annotations
@@ -80,25 +78,19 @@ class _Later(Metric):
     """A family whose samples are made at first sight; two threads that look at once make the same."""
 
     def __init__(self, name: str, text: str, kind: str, unit: str, make: Callable[[], list[Sample]]) -> None:
-        self._made: list[Sample] | None = None
-        self._make = make
         super().__init__(name, text, kind, unit)
-        self._made = None  # the base class has set none
+        self._make = make
+        del self.samples  # so that the first look asks `__getattr__`
 
-    @property
-    def samples(self) -> list[Sample]:
-        """All of them."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    @samples.setter
-    def samples(self, samples: list[Sample]) -> None:
-        self._made = samples
+    def __getattr__(self, name: str) -> list[Sample]:
+        if name != "samples":
+            raise AttributeError(name)
+        self.samples: list[Sample] = self._make()
+        return self.samples
 
 
 BASE_UNITS = frozenset(
-    ("bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts")
+    ["bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts"]
 )
 
 
@@ -130,11 +122,9 @@ def visible_name(metric: Metric) -> str:
 class Collected(list[Metric]):
     """The families of one pass of a collector, and what it could not read.
 
-    To a foreign registry it is a list of families. To our scheduler a problem makes the verdict 0 while the rest is
-    published; without any family the pass has failed as a whole.
-
     Attributes:
-        problems: (reason, message) of parts that failed.
+        problems: (reason, message) of parts that failed: the verdict is 0 while the rest is published. Without any family
+            the pass has failed as a whole.
         unsupported: What this machine does not offer, in words that stay the same from pass to pass. No failure: it is
             logged once and counted.
     """
@@ -178,11 +168,9 @@ class AnyCollector(Protocol):
     @property
     def name(self) -> str:
         """The value of the label `collector` and the key in the configuration; lower case, stable."""
-        ...
 
     def collect(self) -> Iterable[Metric]:
         """Read the source once; may block: its deadline costs only itself."""
-        ...
 
 
 class Collector(AnyCollector, Protocol):
@@ -191,8 +179,6 @@ class Collector(AnyCollector, Protocol):
     @property
     def specs(self) -> tuple[FamilySpec, ...]:
         """Every family this collector can publish under a fixed name."""
-        ...
 
     def collect(self) -> Collected:
         """Read the source once; what fails is told in the result, not raised."""
-        ...

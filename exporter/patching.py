@@ -42,10 +42,7 @@ def never_raises(hook: Function) -> Function:
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
-    """Put a hook around a method; one that has one already is left as it is.
-
-    Raises AttributeError: There is no such method.
-    """
+    """Put a hook around a method, unless it has one already; AttributeError where there is no such method."""
     method = getattr(owner, name)
     if _PATCHED in vars(method):
         return

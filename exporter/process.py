@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from exporter.errors import FeedError
 from exporter.feed.directory import feed_directory
 from exporter.recorder import RECORDER
-from exporter.recording.definition import check_label, require
+from exporter.recording.definition import check_labels, require
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.notices import tell_once
@@ -38,32 +38,21 @@ def configure(
 ) -> None:
     """Say who this process is, before what its launcher put into the environment.
 
-    What was recorded before under another run or rank stays with it, and counting begins anew.
-
-    Args:
-        run: The run's name, the label `run` of every family.
-        rank: Global rank.
-        labels: What describes the process; published on `training_process_labels_info` only.
-
-    Raises:
-        DefinitionError: A value is not fit for a label.
+    What was recorded before under another run or rank stays with it, and counting begins anew. The labels describe the
+    process and are published on `training_process_labels_info` only. A value that is not fit is a DefinitionError.
     """
     good = run is None or (isinstance(run, str) and run and clean_text(run) == run)
     require(bool(good), "run", run, "printable text of 1 to 256 characters")
     good = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
     require(good, "rank", rank, "a whole number from 0")
-    for name, value in (labels or {}).items():
-        check_label(name, value)
-    PROCESS.configure(run, rank, None if labels is None else tuple(sorted(labels.items())))
+    PROCESS.configure(run, rank, None if labels is None else check_labels(labels))
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
     """Publish everything recorded so far, values of this thread's CUDA tensors included; never raises.
 
-    Event handlers and exporters of spans are given the same time to take what was logged before.
-
-    Returns:
-        Whether it arrived in the feed within the time; with `EXPORTER_DISABLED=1` there is nothing that could.
+    Event handlers and exporters of spans are given the same time to take what was logged before. Says whether it arrived
+    in the feed within the time; with `EXPORTER_DISABLED=1` there is nothing that could.
     """
     if not REGISTRY.recording:
         return True
@@ -120,21 +109,19 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
     """Start the sidecar, with flags of `python -m exporter`, as a child process that ends with this one; never raises.
 
     Every process of a node may ask: one sidecar serves a feed directory, the others find it owned and end at once. It may
-    outlive this process by `linger_seconds`, so that a last scrape sees the final values.
-
-    Returns:
-        None when it could not be started, the log then says why; and with `EXPORTER_DISABLED=1`.
+    outlive this process by `linger_seconds`, so that a last scrape sees the final values. Gives None when it could not
+    be started, the log then says why; and with `EXPORTER_DISABLED=1`.
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
     import subprocess  # noqa: PLC0415  # two megabytes that only those pay who start a sidecar from the job
 
-    from exporter.feed.runs import ATTACHED_FLAG, register  # noqa: PLC0415  # likewise
+    from exporter.feed.runs import ATTACHED_FLAG, Registration  # noqa: PLC0415  # likewise
 
     registration = None
     try:
         directory = feed_directory(os.environ)
-        registration = register(Path(directory))
+        registration = Registration(Path(directory))
         process = subprocess.Popen(
             [
                 *(sys.executable or "python3", "-c", _START.format(root=str(Path(__file__).parents[1]))),

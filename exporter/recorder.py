@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from time import monotonic, perf_counter, sleep, time
 
 from exporter.errors import FeedError
@@ -23,7 +24,7 @@ from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, number_within
 from exporter.recording.notices import end_notices, tell_once
 from exporter.recording.stat import REGISTRY
-from exporter.recording.state import BUFFER_SAMPLES, StatState
+from exporter.recording.state import BUFFER_SAMPLES, GRAVES, StatState
 from exporter.recording.values import Ending, ProcessIdentity, Recording, StatReading
 from exporter.recording.windows import WindowClock
 from exporter.recording.worker import Worker, end_all
@@ -64,8 +65,6 @@ class Recorder:
         self._flush_seconds = number_within(os.environ, "EXPORTER_FLUSH_SECONDS", usual, 0.1, 60.0)
         self._overrides: OverridesReader | None = None
         self._passive = Worker(_measure, name="passive", bound=1, what="measurements")
-        self._graves = Worker(list.clear, name="graves", bound=1 << 20)
-        REGISTRY.discard = self._graves.put
         self._forked = False
         self._begin()
         # Registered before the job's own exit handlers, which therefore run first: what they add is recorded.
@@ -107,7 +106,7 @@ class Recorder:
 
     def drain(self, timeout_seconds: float) -> bool:
         """Put together, on the caller's thread, what was added to Stats whose windows somebody is told of."""
-        return self._guarded(self._collect, timeout_seconds)
+        return self._guarded(lambda: self._drain_those(lambda state: state.listeners), timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
         """Drain everything and write it, on the caller's thread; says whether it was written in time."""
@@ -192,7 +191,7 @@ class Recorder:
     def _after_fork(self) -> None:
         self._begin()
         self._forked = True
-        for part in (PROCESS, REGISTRY, EVENTS, TRAINING, self._passive, self._graves):
+        for part in (PROCESS, REGISTRY, EVENTS, TRAINING, self._passive, GRAVES):
             part.after_fork()
         if _in_use():
             self.start()
@@ -250,14 +249,7 @@ class Recorder:
         EVENTS.tick()
         TRAINING.tick(self._give_way)
         self._close_windows()
-        self._drain_all(TICK_SECONDS, above=HIGH_WATER)
-        return True
-
-    def _collect(self) -> bool:
-        for state in REGISTRY.states():
-            if state.listeners:
-                self._drain(state)
-        return True
+        return self._drain_those(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
 
     def _close_windows(self) -> bool:
         wall, now = time(), monotonic()
@@ -281,11 +273,11 @@ class Recorder:
                 state.close_window(started, ended, late_windows=late >= seconds, wall=wall)
         return True
 
-    def _publish(self, *, final: bool, within_seconds: float | None = None) -> bool:
+    def _publish(self, *, final: bool, within_seconds: float = inf) -> bool:
         TRAINING.drain(self._give_way)
         if final:
             TRAINING.settle()
-        self._drain_all(within_seconds)
+        self._drain_those(lambda state: state.buffer, within_seconds)
         states, wall, last = REGISTRY.states(), time(), final and self._stopping
         for state in states:
             state.expire(wall=wall)
@@ -305,7 +297,7 @@ class Recorder:
             PROCESS.claim_rank(trains=claim > 1)
             EVENTS.renew()
             if self._writer is not None:
-                self._writer.identity = _written_as(self._writer.identity.id, self._writer.identity.started)
+                self._writer.identity = _written_as(self._writer.identity.id, self.began)
         return self._write(recording)
 
     def _write(self, recording: Recording) -> bool:
@@ -330,21 +322,20 @@ class Recorder:
             tell_once(notice, notice)
         return written
 
-    def _drain_all(self, within_seconds: float | None, *, above: int = 0) -> None:
-        """Empty the buffers that hold more than `above` samples.
+    def _drain_those(self, wanted: Callable[[StatState], object], within_seconds: float = inf) -> bool:
+        """Empty some of the buffers.
 
         After `within_seconds` no further one is begun with, and the next time begins there: threads may add faster.
         """
-        states = REGISTRY.states()
-        started = monotonic()
+        states, until = REGISTRY.states(), monotonic() + within_seconds
         first, self._first = min(self._first, len(states)), 0
         for position in (*range(first, len(states)), *range(first)):
-            if len(states[position].buffer) <= above:
-                continue
-            if within_seconds is not None and monotonic() - started > within_seconds:
-                self._first = position
-                return
-            self._drain(states[position])
+            if wanted(states[position]):
+                if monotonic() > until:
+                    self._first = position
+                    break
+                self._drain(states[position])
+        return True
 
     def _drain(self, state: StatState) -> None:
         """Empty a buffer; at most what it held at the start, whatever is added meanwhile."""
@@ -418,18 +409,12 @@ def _written_as(process_id: str, began: float) -> ProcessIdentity:
     return PROCESS.identity().replace(id=process_id, pid=os.getpid(), started=began, version=__version__)
 
 
-def _who() -> tuple[str, int | None]:
-    found = PROCESS.identity()
-    return found.run, found.rank
-
-
 RECORDER = Recorder()
 """That of this process."""
 
 REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
 REGISTRY.on_first(RECORDER.start)
 REGISTRY.flush = RECORDER.flush
-EVENTS.identify = _who
 EVENTS.on_first(RECORDER.start)
 TRAINING.record(on=REGISTRY.recording)
 TRAINING.since(RECORDER.began)

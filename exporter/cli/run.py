@@ -340,7 +340,7 @@ def _register(plan: Plan) -> Registration | None:
     try:
         prepare_directory(plan.feed_directory)
         runs.forget_ends(plan.feed_directory)
-        return runs.register(plan.feed_directory)
+        return runs.Registration(plan.feed_directory)
     except (OSError, FeedError) as error:
         say(f"the job runs without metrics: {error}")
         return None

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from math import isfinite
 from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -59,11 +59,9 @@ class Decoder:
         cost: Bytes that its Stats cost the sidecar.
     """
 
-    __slots__ = ("_definitions", "_identity", "_kept", "_what", "_when", "_windows", "cost")
-
     def __init__(self) -> None:
         self._what = self._when = b""
-        self._identity: ProcessIdentity | None = None
+        self._identity = ProcessIdentity(id="", pid=0, started=0.0, run="", rank=None)
         self._definitions: tuple[StatDefinition, ...] = ()
         self._windows: tuple[WindowReading | None, ...] = ()
         self._kept: tuple[bool, ...] = ()
@@ -76,16 +74,48 @@ class Decoder:
             FeedFormatError: `magic`, `version`, `truncated`, `checksum` or `content`; no other exception leaves.
         """
         process_id, sequence, (what, when, totals) = _sections(data)
-        if self._identity is None or what != self._what or process_id != self._identity.id:
-            self._identity, self._definitions, self._kept, self.cost = _parse(
-                what, lambda body: _who_and_what(body, process_id, room)
-            )
+        if what != self._what or process_id != self._identity.id:
+            _parse(what, lambda body: self._take_definitions(body, process_id, room))
             self._what, self._when = what, b""
         if when != self._when:
-            self._windows = _parse(when, lambda body: _windows(body["windows"], self._kept))
+            _parse(when, self._take_windows)
             self._when = when
-        identity, stats = self._identity, (self._definitions, self._windows, self._kept)
-        return _parse(totals, lambda body: _snapshot(body, identity, sequence, *stats))
+        return _parse(totals, lambda body: self._snapshot(body, sequence))
+
+    def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
+        found = [_object(each) for each in _list(body["stats"])]
+        kept, cost = [False] * len(found), 0
+        for ours in (True, False):  # the exporter's own families before those of users
+            for place, each in enumerate(found):
+                parts = len(each["aggregations"]) + len(each.get("buckets", ()))
+                needed = STAT_BYTES + PART_BYTES * parts
+                if (each.get("kind", "stat") != "stat") is ours and cost + needed <= room:
+                    kept[place] = True
+                    cost += needed
+        known: dict[object, Any] = {}
+        definitions = [_definition(each, known) for each in compress(found, kept)]
+        if len({(each.name, each.labels) for each in definitions}) < len(definitions):
+            _refuse("the same Stat twice")
+        self._identity = ProcessIdentity(id=process_id, **_fields(_object(body["process"]), _PROCESS))
+        self._definitions, self._kept, self.cost = tuple(definitions), tuple(kept), cost
+
+    def _take_windows(self, body: dict[str, Any]) -> None:
+        found = self._of_kept(body["windows"])
+        self._windows = tuple([None if window is None else _window(window) for window in found])
+
+    def _of_kept(self, found: object) -> list[Any]:
+        if len(_list(found)) != len(self._kept):
+            _refuse(f"{len(_list(found))} items of {len(self._kept)} Stats")
+        return list(compress(_list(found), self._kept))
+
+    def _snapshot(self, body: dict[str, Any], sequence: int) -> Snapshot:
+        totals = map(_object, self._of_kept(body["stats"]))
+        readings = tuple(map(_reading, self._definitions, self._windows, totals))
+        recording = Recording(readings, **_fields(body, _RECORDING))
+        snapshot = Snapshot(self._identity, sequence, recording=recording, **_fields(body, _REST))
+        if not all(self._kept):
+            snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": self._kept.count(False)})
+        return snapshot
 
 
 def decode(data: bytes) -> Snapshot:
@@ -226,27 +256,6 @@ _RECORDING = _table(Recording, "stats")
 _REST = _table(Snapshot, "process", "sequence", "recording")
 
 
-def _who_and_what(
-    body: dict[str, Any], process_id: str, room: int
-) -> tuple[ProcessIdentity, tuple[StatDefinition, ...], tuple[bool, ...], int]:
-    found = [_object(each) for each in _list(body["stats"])]
-    costs = [
-        STAT_BYTES + PART_BYTES * (len(each["aggregations"]) + len(each.get("buckets", ()))) for each in found
-    ]
-    kept, cost = [False] * len(found), 0
-    for ours in (True, False):  # the exporter's own families before those of users
-        for place, each in enumerate(found):
-            if (each.get("kind", "stat") != "stat") is ours and cost + costs[place] <= room:
-                kept[place] = True
-                cost += costs[place]
-    known: dict[object, Any] = {}
-    definitions = tuple([_definition(each, known) for each, keep in zip(found, kept, strict=True) if keep])
-    if len({(each.name, each.labels) for each in definitions}) < len(definitions):
-        _refuse("the same Stat twice")
-    identity = ProcessIdentity(id=process_id, **_fields(_object(body["process"]), _PROCESS))
-    return identity, definitions, tuple(kept), cost
-
-
 def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinition:
     found = _fields(body, _DEFINITION)
     # Most Stats have the same ones: kept once for a process, a Stat's memory is a third less.
@@ -270,28 +279,6 @@ def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinitio
     if definition.kind != "stat" and histogram != (definition.kind == "histogram"):
         _refuse("a family without windows, with aggregations that are another kind's")
     return definition
-
-
-def _windows(found: object, kept: tuple[bool, ...]) -> tuple[WindowReading | None, ...]:
-    pairs = zip(_list(found), kept, strict=True)
-    return tuple([None if window is None else _window(window) for window, keep in pairs if keep])
-
-
-def _snapshot(
-    body: dict[str, Any],
-    identity: ProcessIdentity,
-    sequence: int,
-    definitions: tuple[StatDefinition, ...],
-    windows: tuple[WindowReading | None, ...],
-    kept: tuple[bool, ...],
-) -> Snapshot:
-    totals = [_object(each) for each, keep in zip(_list(body["stats"]), kept, strict=True) if keep]
-    readings = tuple(map(_reading, definitions, windows, totals))
-    recording = Recording(readings, **_fields(body, _RECORDING))
-    snapshot = Snapshot(identity, sequence, recording=recording, **_fields(body, _REST))
-    if not all(kept):
-        snapshot = snapshot.replace(dropped={**snapshot.dropped, "memory": kept.count(False)})
-    return snapshot
 
 
 def _reading(definition: StatDefinition, window: WindowReading | None, total: dict[str, Any]) -> StatReading:

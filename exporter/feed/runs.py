@@ -68,7 +68,7 @@ class End:
 
 
 class Registration:
-    """A launch that is active until it is released or its process ends; made by `register`."""
+    """A launch that is active until it is released or its process ends; OSError or FeedError where it cannot be."""
 
     def __init__(self, feed_directory: Path) -> None:
         self._feed_directory = feed_directory
@@ -78,7 +78,10 @@ class Registration:
 
     def _begin(self) -> None:
         directory = self._feed_directory / RUNS
-        _make_like(directory, self._feed_directory)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+            # As its parent, which may be shared by several users.
+            directory.chmod(stat.S_IMODE(self._feed_directory.stat().st_mode))
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         beginning, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
         # Readable by a sidecar of another user, where the directory lets it in.
@@ -114,13 +117,12 @@ class Registration:
         self._job = job
         self._write(JOB, dataclasses.asdict(job))
 
-    def tell_end(self, job: Job, wait_status: int, *, clock: Callable[[], float] = time.time) -> None:
+    def tell_end(self, job: Job, wait_status: int) -> None:
         """Leave word of how the job ended, its status as `os.waitpid` gave it; never raises."""
         self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
-        self._write(
-            ENDED, {"pid": job.pid, "status": status, "at": clock(), "run": job.run, "started": job.started}
-        )
+        ended = {"pid": job.pid, "status": status, "at": time.time(), "run": job.run, "started": job.started}
+        self._write(ENDED, ended)
 
     def _write(self, suffix: str, content: Mapping[str, object]) -> None:
         path = os.fspath(self._path.with_suffix(suffix))
@@ -135,27 +137,11 @@ class Registration:
                 self._lock.release()
 
 
-def register(feed_directory: Path) -> Registration:
-    """Make this process an active run.
-
-    Raises:
-        OSError: The directory cannot be written.
-        FeedError: Somebody plays with its files.
-    """
-    return Registration(feed_directory)
-
-
-def any_active(
-    feed_directory: Path, writers_alive: Callable[[], bool] | None = None, *, launcher: int | None = None
-) -> bool:
+def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
     """Whether a run still needs the sidecar: it is alive, or was killed and leaves a job that still records.
 
-    Args:
-        feed_directory: Where runs register.
-        writers_alive: Whether anybody writes the feed; asked only when a run was killed. None asks for the
-            locks of the feed's files. What is left of a killed run is removed when nobody records any more.
-        launcher: The process that has started this one. While it lives, it registers again in a directory that was
-            emptied; None where nobody does.
+    What is left of a killed run is removed when nobody records any more. While `launcher` lives, the process that has
+    started this one, it registers again in a directory that was emptied; None where nobody does.
     """
     registered = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in registered):
@@ -164,9 +150,7 @@ def any_active(
         return True
     # A run may have ended in order since the directory was listed: its file is gone, not abandoned.
     abandoned = [path for path in registered if path.exists()]
-    if abandoned and (
-        bool(recording_processes(feed_directory)) if writers_alive is None else writers_alive()
-    ):
+    if abandoned and recording_processes(feed_directory):
         return True
     for path in abandoned:
         _remove_registration(path)
@@ -261,12 +245,3 @@ def _holder(path: Path) -> int | None:
         return holder(os.fspath(path))
     except OSError:
         return None
-
-
-def _make_like(directory: Path, parent: Path) -> None:
-    """Make a directory with the permissions of its parent, which may be shared by several users."""
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        return
-    directory.chmod(stat.S_IMODE(parent.stat().st_mode))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import isfinite
+from typing import Any
 
 from exporter.errors import DefinitionError
 from exporter.recording.values import Aggregation, StatDefinition
@@ -26,7 +27,7 @@ MOST_LABELS = 16
 MOST_BUCKETS = 200
 _MOST_SAMPLES = 1_000_000_000
 
-DEFAULT_AGGREGATIONS = frozenset(map(Aggregation, ("mean", "max", "p50", "p90", "p95", "p99")))
+DEFAULT_AGGREGATIONS = ("mean", "max", "p50", "p90", "p95", "p99")
 _STEP_BUCKETS = "0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 300"
 DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
     "seconds": tuple(map(float, _STEP_BUCKETS.split())),
@@ -44,80 +45,38 @@ Rule = Mapping[str, object]
 
 
 def check_definition(
-    name: str,
-    aggregations: Iterable[Aggregation | str] | None = None,
-    *,
-    window_seconds: float | None = 60.0,
-    window_samples: int | None = None,
-    unit: str | None = None,
-    help: str = "",
-    labels: Mapping[str, str] | None = None,
-    buckets: Iterable[float] | None = None,
-    stale_seconds: float = 300.0,
-    min_samples: int = 1,
+    name: str, aggregations: Iterable[Aggregation | str] | None = None, **fields: Any
 ) -> StatDefinition:
-    """Make a definition, or raise a DefinitionError that names the value and the allowed ones."""
+    """Make a definition of the arguments of `Stat`, or raise a DefinitionError that names the value and the allowed ones."""
     good: object = isinstance(name, str) and len(name) <= LONGEST_NAME and _NAME.fullmatch(name)
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
     require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
-    wanted = DEFAULT_AGGREGATIONS if aggregations is None else check_aggregations(aggregations)
-    seconds, samples = check_window_seconds(window_seconds), check_window_samples(window_samples)
-    if seconds is None and samples is None:
+    wanted = _check_aggregations(DEFAULT_AGGREGATIONS if aggregations is None else aggregations)
+    buckets, least = fields.pop("buckets", None), fields.pop("min_samples", 1)
+    checked = {field: _CHECKS[field](value) for field, value in fields.items()}
+    definition = StatDefinition(name, wanted, **checked)
+    if definition.window_seconds is None and definition.window_samples is None:
         allowed = f"at least {SHORTEST_WINDOW_SECONDS} seconds, or at least 1 sample"
         told = "a Stat needs window_seconds, window_samples or both, not None for both"
         raise DefinitionError(told, field="window_seconds", found=None, allowed=allowed)
-    if unit is not None and unit not in UNITS:
-        told = f"unit must be a base unit (seconds for ms, ratio for %) or None, not {_shown(unit)}; known: "
-        raise DefinitionError(told + ", ".join(UNITS), field="unit", found=unit, allowed=UNITS)
     if buckets is not None and Aggregation.HISTOGRAM not in wanted:
         told = "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations"
         raise DefinitionError(told, field="buckets", found=buckets, allowed="buckets only with HISTOGRAM")
-    good = isinstance(help, str) and len(help) <= LONGEST_HELP and help.isprintable()
-    require(good, "help", help, f"one printable line of at most {LONGEST_HELP} characters")
-    most = samples or _MOST_SAMPLES
-    allowed = f"a whole number from 1 to {most}" + (", the window_samples" if samples else "")
-    require(type(min_samples) is int and 1 <= min_samples <= most, "min_samples", min_samples, allowed)
-    return StatDefinition(
-        name=name,
-        aggregations=wanted,
-        window_seconds=seconds,
-        window_samples=samples,
-        unit=unit,
-        help=help,
-        labels=_check_labels(labels),
-        buckets=_default_buckets(wanted, unit) if buckets is None else check_buckets(buckets),
-        stale_seconds=_check_number("stale_seconds", stale_seconds, at_least=1.0),
-        min_samples=min_samples,
-    )
+    most = definition.window_samples or _MOST_SAMPLES
+    allowed = f"a whole number from 1 to {most}" + (", the window_samples" if most < _MOST_SAMPLES else "")
+    require(type(least) is int and 1 <= least <= most, "min_samples", least, allowed)
+    bounds = _default_buckets(wanted, definition.unit) if buckets is None else check_buckets(buckets)
+    return definition.replace(buckets=bounds, min_samples=least)
 
 
-def check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[Aggregation]:
-    """Take a collection of members of Aggregation or their lower-case values, else raise DefinitionError."""
-    allowed = [member.value for member in Aggregation]
-    good = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
-    require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
-    found = set()
-    for each in aggregations:
-        value = each.value if isinstance(each, Aggregation) else each
-        if value not in allowed:
-            told = f"unknown aggregation {each!r}; allowed: {', '.join(allowed)}"
-            raise DefinitionError(told, field="aggregations", found=each, allowed=allowed)
-        found.add(Aggregation(value))
-    return frozenset(found)
-
-
-def check_window_seconds(seconds: float | None) -> float | None:
-    """Take a length of at least a tenth of a second, or None, else raise DefinitionError."""
-    if seconds is None:
-        return None
-    return _check_number("window_seconds", seconds, at_least=SHORTEST_WINDOW_SECONDS)
-
-
-def check_window_samples(samples: int | None) -> int | None:
-    """Take a whole number of at least 1, or None, else raise DefinitionError."""
-    good = samples is None or (type(samples) is int and 1 <= samples <= _MOST_SAMPLES)
-    require(good, "window_samples", samples, f"a whole number from 1 to {_MOST_SAMPLES}, or None")
-    return samples
+def require(good: object, field: str, found: object, allowed: str, what: str = "") -> None:
+    """Raise DefinitionError unless a value is good."""
+    if not good:
+        text = repr(found)
+        text = text if len(text) <= 80 else f"{text[:77]}..."
+        raise DefinitionError(
+            f"{what or field} must be {allowed}, not {text}", field=field, found=found, allowed=allowed
+        )
 
 
 def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
@@ -132,27 +91,90 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
     return bounds
 
 
-def check_label(name: str, value: str) -> None:
-    """Accept a constant label, else raise DefinitionError."""
-    good: object = isinstance(name, str) and len(name) <= LONGEST_NAME and _LABEL.fullmatch(name)
-    require(good, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
-    if name in _TAKEN_LABELS:
-        taken = ", ".join(sorted(_TAKEN_LABELS))
-        told = f"the label name {name!r} is taken; not allowed are: {taken}"
-        raise DefinitionError(told, field="labels", found=name, allowed=f"not one of {taken}")
-    good = isinstance(value, str) and 0 < len(value) <= LONGEST_LABEL_VALUE and value.isprintable()
-    allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
-    require(good, "labels", value, allowed, f"the value of label {name}")
+def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Take constant labels, sorted by name, else raise DefinitionError."""
+    good: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MOST_LABELS)
+    require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
+    for name, value in (labels or {}).items():
+        good = isinstance(name, str) and len(name) <= LONGEST_NAME and _LABEL.fullmatch(name)
+        require(good, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
+        if name in _TAKEN_LABELS:
+            taken = ", ".join(sorted(_TAKEN_LABELS))
+            told = f"the label name {name!r} is taken; not allowed are: {taken}"
+            raise DefinitionError(told, field="labels", found=name, allowed=f"not one of {taken}")
+        good = isinstance(value, str) and 0 < len(value) <= LONGEST_LABEL_VALUE and value.isprintable()
+        allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
+        require(good, "labels", value, allowed, f"the value of label {name}")
+    return tuple(sorted((labels or {}).items()))
+
+
+def _check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[Aggregation]:
+    allowed = [member.value for member in Aggregation]
+    good = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
+    require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
+    found = set()
+    for each in aggregations:
+        value = each.value if isinstance(each, Aggregation) else each
+        if value not in allowed:
+            told = f"unknown aggregation {each!r}; allowed: {', '.join(allowed)}"
+            raise DefinitionError(told, field="aggregations", found=each, allowed=allowed)
+        found.add(Aggregation(value))
+    return frozenset(found)
+
+
+def _check_number(field: str, value: float, *, at_least: float) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
+    except OverflowError:
+        number = -1.0
+    good = isfinite(number) and number >= at_least
+    require(good, field, value, f"a finite number of at least {at_least:g}")
+    return number
+
+
+def _check_window_seconds(seconds: float | None) -> float | None:
+    if seconds is None:
+        return None
+    return _check_number("window_seconds", seconds, at_least=SHORTEST_WINDOW_SECONDS)
+
+
+def _check_window_samples(samples: int | None) -> int | None:
+    good = samples is None or (type(samples) is int and 1 <= samples <= _MOST_SAMPLES)
+    require(good, "window_samples", samples, f"a whole number from 1 to {_MOST_SAMPLES}, or None")
+    return samples
+
+
+def _check_unit(unit: str | None) -> str | None:
+    known = f"a base unit (seconds for ms, ratio for %) or None; known are {', '.join(UNITS)}"
+    require(unit is None or unit in UNITS, "unit", unit, known)
+    return unit
+
+
+def _check_help(text: str) -> str:
+    good = isinstance(text, str) and len(text) <= LONGEST_HELP and text.isprintable()
+    require(good, "help", text, f"one printable line of at most {LONGEST_HELP} characters")
+    return text
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "aggregations": _check_aggregations,
+    "buckets": check_buckets,
+    "help": _check_help,
+    "labels": check_labels,
+    "stale_seconds": lambda value: _check_number("stale_seconds", value, at_least=1.0),
+    "unit": _check_unit,
+    "window_samples": _check_window_samples,
+    "window_seconds": _check_window_seconds,
+}
+_BY_RULES = ("aggregations", "buckets", "window_samples", "window_seconds")
+"""What the configuration may change."""
+
+
+def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
+    return DEFAULT_BUCKETS.get(unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in aggregations else ()
 
 
 # Rules of the configuration ------------------------------------------------------------------------------------
-
-_RULE_CHECKS: Mapping[str, Callable[..., object]] = {
-    "aggregations": check_aggregations,
-    "buckets": check_buckets,
-    "window_samples": check_window_samples,
-    "window_seconds": check_window_seconds,
-}
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
@@ -161,9 +183,7 @@ def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
     wrong: list[str] = []
     for number, rule in enumerate(rules, 1):
         try:
-            checked = {
-                key: _RULE_CHECKS[key](value) if key in _RULE_CHECKS else value for key, value in rule.items()
-            }
+            checked = {key: _CHECKS[key](value) if key in _BY_RULES else value for key, value in rule.items()}
         except DefinitionError as error:
             wrong.append(f"rule {number} for {rule.get('match')!r}: {error}")
             continue
@@ -180,50 +200,16 @@ def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[Stat
     enabled = True
     for rule in rules:
         if fnmatchcase(definition.name, str(rule["match"])):
-            changes.update({key: value for key, value in rule.items() if key in _RULE_CHECKS})
+            changes.update({key: value for key, value in rule.items() if key in _BY_RULES})
             enabled = bool(rule.get("enabled", enabled))
     if not changes or definition.kind != "stat":
         return definition, enabled
     changed = definition.replace(**changes)
     if changed.window_seconds is None and changed.window_samples is None:
-        before = definition.window_seconds, definition.window_samples
-        changed = changed.replace(window_seconds=before[0], window_samples=before[1])
+        kept = definition.window_seconds, definition.window_samples
+        changed = changed.replace(window_seconds=kept[0], window_samples=kept[1])
     if changed.window_samples is not None and changed.window_samples < changed.min_samples:
         changed = changed.replace(min_samples=changed.window_samples)
     if Aggregation.HISTOGRAM not in changed.aggregations or not changed.buckets:
         changed = changed.replace(buckets=_default_buckets(changed.aggregations, changed.unit))
     return changed, enabled
-
-
-def require(good: object, field: str, found: object, allowed: str, what: str = "") -> None:
-    """Raise DefinitionError unless a value is good."""
-    if not good:
-        told = f"{what or field} must be {allowed}, not {_shown(found)}"
-        raise DefinitionError(told, field=field, found=found, allowed=allowed)
-
-
-def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
-    return DEFAULT_BUCKETS.get(unit, OTHER_BUCKETS) if Aggregation.HISTOGRAM in aggregations else ()
-
-
-def _check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    good = labels is None or (isinstance(labels, Mapping) and len(labels) <= MOST_LABELS)
-    require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
-    for name, value in (labels or {}).items():
-        check_label(name, value)
-    return tuple(sorted((labels or {}).items()))
-
-
-def _check_number(field: str, value: float, *, at_least: float) -> float:
-    try:
-        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else -1.0
-    except OverflowError:
-        number = -1.0
-    good = isfinite(number) and number >= at_least
-    require(good, field, value, f"a finite number of at least {at_least:g}")
-    return number
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

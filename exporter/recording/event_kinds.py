@@ -36,13 +36,13 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of the events whose types match a shell pattern."""
+    """What becomes of the events whose types match a shell pattern; see `KindTable.limit`."""
 
     match: str = "*"
     enabled: bool = True
-    severity: str = "debug"  # the least that is recorded
-    sample: float = 1.0  # the share that handlers are told, 0 to 1
-    per_second: float | None = DEFAULT_PER_SECOND  # how many of a kind they are told; None for any number
+    severity: str = "debug"
+    sample: float = 1.0
+    per_second: float | None = DEFAULT_PER_SECOND
 
 
 class Occurrences:
@@ -144,7 +144,7 @@ class KindTable:
         self._wake: Callable[[], None] = lambda: None
         self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
         self._rules: dict[str, Rule] = {}
-        self._recording = True
+        self.recording = True  # False with `EXPORTER_DISABLED=1`
         self._begin_counts()
 
     def _begin_counts(self) -> None:
@@ -155,10 +155,7 @@ class KindTable:
             kind.restart(self._occurrences_of(kind.type, kind.severity))
 
     def kind(self, type: str, severity: str) -> Kind:
-        """Find or make what is decided about a type and a severity, which are checked as for faces.
-
-        One that is known is found without a lock.
-        """
+        """Find, without a lock, or make what is decided about a type and a severity, which are checked as for faces."""
         try:
             return self._kinds[type, severity]
         except (KeyError, TypeError):
@@ -169,11 +166,11 @@ class KindTable:
                 return kind
             kind = Kind(*pair)
             kind.restart(self._occurrences_of(*pair))
-            kind.obey(list(self._rules.values()), recording=self._recording)
+            kind.obey(list(self._rules.values()), recording=self.recording)
             kind.route(self.active)
             if len(self._kinds) < MOST_KINDS:
                 self._kinds[pair] = kind
-        if self._recording:
+        if self.recording:
             self._wake()
         return kind
 
@@ -186,7 +183,7 @@ class KindTable:
         try:
             return self.kind(str(type), find_severity(severity) or "info").enabled
         except Exception:  # noqa: BLE001  # whatever the job's own object is
-            return self._recording
+            return self.recording
 
     def limit(
         self,
@@ -199,18 +196,14 @@ class KindTable:
     ) -> None:
         """Say what becomes of the events whose types match a shell pattern; of several that match, the latest call holds.
 
-        Sampled and limited events still count. Without a rule the pattern is forgotten.
+        Sampled and limited events still count. A value that cannot be is a TypeError or ValueError.
 
         Args:
-            match: The pattern.
+            match: The pattern; without a rule it is forgotten.
             enabled: Whether they are recorded at all.
             severity: The least that is recorded.
             sample: The share that handlers are told, 0 to 1.
             per_second: How many of a kind they are told each second; None for any number.
-
-        Raises:
-            TypeError: A value is of the wrong type.
-            ValueError: A value is out of range.
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a pattern such as 'checkpoint.*', not {match!r}")
@@ -243,7 +236,7 @@ class KindTable:
     def _obey(self) -> None:
         rules = list(self._rules.values())
         for kind in list(self._kinds.values()):
-            kind.obey(rules, recording=self._recording)
+            kind.obey(rules, recording=self.recording)
             kind.route(self.active)
 
     def _refuse(self, type: str, what: str) -> None:

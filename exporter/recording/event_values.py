@@ -38,11 +38,6 @@ class Severity(str, enum.Enum):
     ERROR = "error"
     CRITICAL = "critical"
 
-    @property
-    def level(self) -> int:
-        """The number that `logging` gives it."""
-        return LEVELS[self.value]
-
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 """Every severity, and the number that `logging` gives it."""
@@ -63,14 +58,10 @@ _OTHER_WORDS = {
 class Event(Value):
     """One event, as handlers are given it; nothing in it changes any more."""
 
-    type: (
-        str  # what happened: `checkpoint.saved`. A value of the label `type`, so there should be few of them
-    )
+    type: str  # what happened: `checkpoint.saved`; a label value, so there should be few different ones
     message: str | None = None  # for people; None where the type says it all
     severity: str = "info"  # one of `Severity`, as plain text
-    data: Mapping[str, Datum] = field(
-        default_factory=dict, hash=False
-    )  # what programs look at. A bool stays a bool
+    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)  # what programs look at
     timestamp: float = 0.0  # when it happened, Unix time, seconds
     logged_at: float = 0.0  # when it was logged, Unix time, seconds
     monotonic_ns: int = 0  # when it was logged, on a clock of this machine that is never set, nanoseconds
@@ -246,12 +237,7 @@ def check_type(type_: str) -> str:
 
 
 def check_timestamp(timestamp: object) -> float:
-    """Take Unix time, or a datetime: an aware one as the instant it is, a naive one as local time.
-
-    Raises:
-        TypeError: It is neither.
-        ValueError: It is not finite, or beyond what the clock can be.
-    """
+    """Take Unix time, or a datetime: an aware one as the instant it is, a naive one as local time; raises for others."""
     if isinstance(timestamp, int | float) and not isinstance(timestamp, bool):
         seconds = float(timestamp)
     else:

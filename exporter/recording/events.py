@@ -26,8 +26,8 @@ from exporter.recording.event_values import (
     convert_data,
     find_severity,
 )
-from exporter.recording.identity import clean_text
-from exporter.recording.values import EventsReading
+from exporter.recording.identity import PROCESS, clean_text
+from exporter.recording.values import EventsReading, ProcessIdentity
 from exporter.recording.worker import Adapt, EventHandler, Handle, RawEvent, end_all, name_of, shown
 
 RECENT_EVENTS = 256
@@ -42,18 +42,18 @@ _class_of = type
 
 
 class EventLog(KindTable):
-    """The events of one process; its root sets `identify` (run and rank) and `current_span` (of the calling thread)."""
+    """The events of one process, which is `identify`'s; its root sets `current_span` (of the calling thread)."""
 
     def __init__(self) -> None:
         self._companions: tuple[Any, ...] = ()
-        self.identify: Callable[[], tuple[str, int | None]] = lambda: ("", None)
+        self.identify: Callable[[], ProcessIdentity] = PROCESS.identity
         self.current_span: Callable[[], str | None] = lambda: None
         self.active: tuple[Handle, ...] = ()
         self.latest: deque[Any] = deque(maxlen=RECENT_EVENTS)
         super().__init__()
 
     def _begin_counts(self) -> None:
-        self._who: tuple[str, int | None] | None = None
+        self._who: ProcessIdentity | None = None
         self.latest.clear()
         self._leaving: list[Handle] = []  # no longer told, but perhaps still at it
         self._delivered: dict[str, int] = {}
@@ -61,17 +61,6 @@ class EventLog(KindTable):
         for each in self.active:
             self._add_up(each, self._delivered, self._dropped, sign=-1)
         super()._begin_counts()
-
-    @property
-    def recording(self) -> bool:
-        """Whether anything is recorded; False with `EXPORTER_DISABLED=1`."""
-        return self._recording
-
-    @recording.setter
-    def recording(self, recording: bool) -> None:
-        with self._lock:
-            self._recording = recording
-            self._obey()
 
     # What code that logs calls ---------------------------------------------------------------------------
 
@@ -96,11 +85,10 @@ class EventLog(KindTable):
             message: For people.
             severity: A name of `Severity`; words of other libraries (`warn`, `fatal`) and levels of `logging` will do.
             timestamp: When it happened, Unix time in seconds or a datetime; None for now.
-            span_id: The span that it belongs to; None for the innermost that is open here, of those that are
-                objects: `exporter.span`, applications, loops and saves, not the short blocks of an iteration.
+            span_id: The span that it belongs to; None for the innermost open one that is an object (`exporter.span`,
+                applications, loops and saves).
             parent_ids: The ids of the events that led to it.
-            payload: Gives further data. Called only when a handler is told of this event; what it raises is
-                counted, and the event then goes without them.
+            payload: Gives further data; called only when a handler is told of this event.
             data: What programs look at: str, float, int or bool. Numbers of other libraries become plain ones; None is
                 left out; lists, paths and anything else become short text.
         """
@@ -170,8 +158,8 @@ class EventLog(KindTable):
     ) -> Handle:
         """Have a handler told of events, on a thread of its own, in the order in which they were logged.
 
-        The same handler again is told again, by another thread. What it raises is counted; while it is busy,
-        `queue` events wait and the rest is counted as dropped.
+        The same handler again is told again, by another thread. What it raises is counted, and what finds `queue` events
+        waiting. For an argument that cannot be, a TypeError or ValueError is raised.
 
         Args:
             handler: A callable that takes an `Event`, or an object with `handle(event)`. The bound `append` or
@@ -183,10 +171,6 @@ class EventLog(KindTable):
             adapt: For faces: makes what it takes out of an `Event` and the object that was logged.
             own: For faces: the class of the objects that it takes as they were logged.
             answers: For faces: that they wait for it (`answer`), so that the default rate limit need not hold.
-
-        Raises:
-            TypeError: The handler can take no events, or another argument is of the wrong type.
-            ValueError: An argument is out of range.
         """
         a_class = isinstance(handler, type) and hasattr(handler, "handle")  # where an object of it is meant
         if a_class or not (callable(handler) or callable(getattr(handler, "handle", None))):
@@ -211,7 +195,7 @@ class EventLog(KindTable):
             own=own,
             answers=answers,
         )
-        if self._recording:
+        if self.recording:
             with self._lock:
                 self._tell_only((*self.active, handle))
             if not handle.direct:
@@ -220,10 +204,7 @@ class EventLog(KindTable):
         return handle
 
     def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
-        """Tell a handler no more, and wait until it has taken what was logged before; again is harmless.
-
-        What it has not taken by then is dropped and counted. A handler that calls this itself does not wait.
-        """
+        """Tell a handler no more; wait until it has taken what was logged before, and count what it has not by then."""
         if not isinstance(handle, Handle):
             raise TypeError(f"unregister takes what register gave, not {handle!r}")
         with self._lock:
@@ -256,12 +237,9 @@ class EventLog(KindTable):
         self._wake = start
 
     def attach(self, companion: Any, *, wake: bool = False) -> None:
-        """Let a face know of the recording's own times: `tick()` a few times a second, `close()` and `after_fork()`.
-
-        They begin with the first thing that is recorded; now, where `wake`.
-        """
+        """Have `tick()` called a few times a second, `close()` and `after_fork()`, from the first value or, to `wake`, now."""
         self._companions = (*self._companions, companion)
-        if wake and self._recording:
+        if wake and self.recording:
             self._wake()
 
     def tick(self) -> None:
@@ -271,7 +249,7 @@ class EventLog(KindTable):
 
     def in_use(self) -> bool:
         """Whether anything was logged or registered."""
-        return self._recording and bool(self._kinds or self.active)
+        return self.recording and bool(self._kinds or self.active)
 
     def reading(self) -> EventsReading:
         """Tell all; by one thread at a time."""
@@ -319,10 +297,9 @@ class EventLog(KindTable):
         origin: object = None,
         payload: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
-        """Count an event of an enabled kind and hand it on.
+        """Count an event of an enabled kind, and hand it on to handlers, or `origin`, the object of a face that was logged.
 
-        It is made of `late` and `payload` if anybody wants it: a RawEvent, or what a face has in its place, whose `raw()`
-        gives one. Handlers of a face get `origin`, the object that was logged.
+        It is made of `late` and `payload` if anybody wants it: a RawEvent, or what has a `raw()` that gives one.
         """
         kind.count()
         kind.occurrences.last = happened
@@ -372,7 +349,7 @@ class EventLog(KindTable):
         who = self._who
         if who is None:
             who = self._who = self.identify()
-        return Event(*raw[:7], os.urandom(8).hex(), *raw[7:], who[1], who[0])
+        return Event(*raw[:7], os.urandom(8).hex(), *raw[7:], who.rank, who.run)
 
     def _add_up(
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1

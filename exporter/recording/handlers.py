@@ -18,7 +18,7 @@ from pathlib import Path
 from time import gmtime, strftime
 from typing import Any, TextIO
 
-from exporter.recording.event_values import LEVELS, Datum, Event
+from exporter.recording.event_values import LEVELS, Event
 
 # Console -----------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ class ConsoleHandler:
 
 
 def text_line(event: Event) -> str:
-    """Render `2026-01-31T12:00:00.123Z WARNING rank=0 checkpoint.failed "no space" step=100`, without line end."""
+    """Render `2026-01-31T12:00:00.123Z WARNING rank=0 checkpoint.failed 'no space' step=100`, without line end."""
     rank = "" if event.rank is None else f" rank={event.rank}"
     try:
         milliseconds = round(event.timestamp * 1000)
@@ -49,26 +49,13 @@ def text_line(event: Event) -> str:
 
 
 def _summary(event: Event) -> str:
-    message = "" if event.message is None else f" {_quoted(event.message)}"
-    data = "".join(f" {_word(name)}={_shown(value)}" for name, value in event.data.items())
+    message = "" if event.message is None else f" {event.message!r}"
+    data = "".join(f" {_word(name)}={value!r}" for name, value in event.data.items())
     return f"{_word(event.type)}{message}{data}"
 
 
-def _shown(value: Datum) -> str:
-    return _quoted(value) if isinstance(value, str) else repr(value)
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(each if each.isprintable() else _escape(each) for each in escaped) + '"'
-
-
 def _word(text: str) -> str:
-    return text if text.isprintable() and " " not in text and '"' not in text else _quoted(text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return text if text.isprintable() and " " not in text else repr(text)
 
 
 # JSON lines --------------------------------------------------------------------------------------------------
@@ -113,19 +100,14 @@ class LinesFile:
     which so many `backups` are kept. Several processes may write to one file.
 
     Raises:
-        TypeError: An argument is no whole number.
         ValueError: `max_bytes` is below 1024, or `backups` is not 0 to 1000.
     """
 
     def __init__(self, *, max_bytes: int, backups: int) -> None:
-        for name, value, least, most in (
-            ("max_bytes", max_bytes, 1024, 1 << 62),
-            ("backups", backups, 0, 1000),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a whole number, not {value!r}")
-            if not least <= value <= most:
-                raise ValueError(f"{name} must be {least} to {most}, not {value}")
+        if max_bytes < 1024 or not 0 <= backups <= 1000:
+            raise ValueError(
+                f"max_bytes must be at least 1024, backups 0 to 1000, not {max_bytes} and {backups}"
+            )
         self._max_bytes = max_bytes
         self._backups = backups
 

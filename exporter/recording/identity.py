@@ -62,11 +62,11 @@ class Process:
 
     def identity(self) -> ProcessIdentity:
         """Put together what is known now; without what only a feed file has (`id`, `started`, `version`)."""
-        run, given = (self._run, True) if self._run is not None else _run_of(os.environ, self.run_id)
+        run, given = (self._run, True) if self._run is not None else _run_of(self.run_id)
         rank, role = self._rank, "agent"
         if not self.is_agent:
             if rank is None and (self._records or _is_rank_owner()):
-                rank = _first_number(os.environ, _RANKS)
+                rank = _first_number(*_RANKS)
             if rank is None and self._records:
                 rank = 0
             role = "helper" if rank is None else "trainer"
@@ -76,7 +76,7 @@ class Process:
             started=0.0,
             run=run,
             rank=rank,
-            local_rank=_first_number(os.environ, _LOCAL_RANKS) if role == "trainer" else None,
+            local_rank=_first_number(*_LOCAL_RANKS) if role == "trainer" else None,
             role=role,
             node=clean_text(_node()),
             labels=self._labels,
@@ -86,11 +86,11 @@ class Process:
 
     def begin(self) -> None:
         """Leave a made name, and whose the launcher's rank is, to the children that are started from now on."""
-        name, given = _run_of(os.environ, self.run_id)
+        name, given = _run_of(self.run_id)
         if not given:
             os.environ.setdefault(LAUNCH, name)
         if _is_rank_owner():
-            os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable(os.environ)}"
+            os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable()}"
 
     def claim_rank(self, *, trains: bool = True) -> None:
         """Take the rank that a process has which trains, or only records samples of the job's; idempotent and cheap."""
@@ -107,13 +107,11 @@ class Process:
         self._labels = self._labels if labels is None else labels
         self._renew_unless(before)
 
-    def seen(self, run_id: str = "", *, environment: Mapping[str, str] = os.environ) -> None:
+    def seen(self, run_id: str = "") -> None:
         """Note that this process acts as an agent, unless torchelastic has made its environment for a worker."""
-        if (self.is_agent and (not run_id or run_id == self.run_id)) or (
-            not self.is_agent and "TORCHELASTIC_RUN_ID" in environment
-        ):
-            return
-        self.declare(run_id)
+        is_new = run_id not in {"", self.run_id} if self.is_agent else "TORCHELASTIC_RUN_ID" not in os.environ
+        if is_new:
+            self.declare(run_id)
 
     def declare(self, run_id: str = "") -> None:
         """Note it whatever the environment says: an agent may be started by a worker of another."""
@@ -138,11 +136,7 @@ identity = PROCESS.identity
 
 
 def launch_name(script: str, now: float, pid: int | None = None) -> str:
-    """Make a name that people can read: the script's stem, the start to the minute, two letters.
-
-    Launches of one script in different seconds have different names, those in the same second mostly do. None for the
-    pid means this process.
-    """
+    """Make a name that people can read: the script's stem, the start to the minute, two letters of second and pid."""
     path = PurePath(script)
     stem = path.parent.name if path.stem == "__main__" else path.stem
     stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:60].strip("-") or "python"
@@ -167,28 +161,26 @@ def clean_text(text: str) -> str:
     return "".join(kept)
 
 
-def _run_of(environment: Mapping[str, str], agent_run_id: str) -> tuple[str, bool]:
+def _run_of(agent_run_id: str) -> tuple[str, bool]:
     """Find the run's name, and whether it was given."""
-    elastic = agent_run_id or environment.get("TORCHELASTIC_RUN_ID", "")
-    made_up = _MADE_BY_TORCHRUN.fullmatch(elastic) is not None
-    given = (environment.get("EXPORTER_RUN"), environment.get("SLURM_JOB_ID"), "" if made_up else elastic)
-    for name in given:
-        if name and clean_text(name).strip():
+    elastic = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if _MADE_BY_TORCHRUN.fullmatch(elastic):
+        elastic = ""
+    for name in (os.environ.get("EXPORTER_RUN", ""), os.environ.get("SLURM_JOB_ID", ""), elastic):
+        if clean_text(name).strip():
             return clean_text(name), True
-    made = clean_text(environment.get(LAUNCH, ""))
-    return made or _made_name(environment), False
+    return clean_text(os.environ.get(LAUNCH, "")) or _made_name(), False
 
 
-def _made_name(environment: Mapping[str, str]) -> str:
-    script = sys.argv[0] if getattr(sys, "argv", None) else ""
+def _made_name() -> str:
+    environment, script = os.environ, sys.argv[0] if getattr(sys, "argv", None) else ""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     if environment.get("TORCHELASTIC_RUN_ID"):
         if environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE"):  # on several nodes
-            shared = [
-                environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-            ]
-            return f"{PurePath(script).stem or 'python'}-{crc32(' '.join(shared).encode()):08x}"
+            names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+            shared = " ".join(environment.get(name, "") for name in names)
+            return f"{PurePath(script).stem or 'python'}-{crc32(shared.encode()):08x}"
         pid = os.getppid()  # the agent, which outlives its workers' restarts
     else:
         pid = os.getpid() if parent is None else parent.pid or os.getppid()
@@ -212,23 +204,23 @@ _IMPORTED = time.time()
 
 def _is_rank_owner() -> bool:
     """Whether the environment's rank was given to this process, and not inherited from the one that it was given to."""
-    variable = _rank_variable(os.environ)
+    variable = _rank_variable()
     pid, _, owned = os.environ.get(_RANK_OWNER, "").partition(" ")
     return bool(variable) and (owned != variable or pid == str(os.getpid()))
 
 
-def _rank_variable(environment: Mapping[str, str]) -> str:
-    name = next((name for name in _RANKS if _first_number(environment, (name,)) is not None), "")
-    return f"{name}={environment[name].strip()}" if name else ""
+def _rank_variable() -> str:
+    name = next((name for name in _RANKS if _first_number(name) is not None), "")
+    return f"{name}={os.environ[name].strip()}" if name else ""
 
 
 def _node() -> str:
     return os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 
 
-def _first_number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def _first_number(*names: str) -> int | None:
     for name in names:
-        text = environment.get(name, "").strip()
+        text = os.environ.get(name, "").strip()
         if text.isascii() and text.isdigit() and len(text) <= 9:
             return int(text)
     return None

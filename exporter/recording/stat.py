@@ -53,10 +53,8 @@ class Registry:
         self._wake: Callable[[], None] = lambda: None
         self.refused = 0  # Stats that were made beyond `MOST_STATS` and are not recorded
         self.recording = True  # False with `EXPORTER_DISABLED=1`
-        self.flush: Callable[[float], bool] = lambda _seconds: (
-            True
-        )  # drains every Stat, within so many seconds
-        self.discard: Callable[[list[object]], object] = list.clear  # what ends in it may run the job's code
+        # drains every Stat, within so many seconds
+        self.flush: Callable[[float], bool] = lambda _seconds: True
 
     def on_first(self, start: Callable[[], None]) -> None:
         """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
@@ -72,13 +70,14 @@ class Registry:
         identity = (definition.name, definition.labels)
         # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
         known = self._states.get(identity)
+        if known is None and not self.recording:
+            return StatState(definition, wall=time(), samples=0)
+        if known is None and len(self._states) >= MOST_STATS:
+            self.refused += 1
+            told = f"{definition.name!r} and those made after it are not"
+            tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
+            return StatState(definition, wall=time(), samples=0)
         if known is None:
-            if len(self._states) >= MOST_STATS or not self.recording:
-                if self.recording:
-                    self.refused += 1
-                    told = f"{definition.name!r} and those made after it are not"
-                    tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
-                return StatState(definition, wall=time(), samples=0)
             known = self._make(identity, definition, own=own)
             self._wake()
         if known.definition != definition:
@@ -88,7 +87,7 @@ class Registry:
     def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> StatState:
         with self._lock:
             self._claim_names(definition, own=own)
-            state = StatState(definition, wall=time(), own=own, discard=self._discard)
+            state = StatState(definition, wall=time(), own=own)
             self._apply(state)
             # Another thread, or a handler that interrupted this one, may have been first.
             kept = self._states.setdefault(identity, state)
@@ -140,12 +139,9 @@ class Registry:
     ) -> Handle:
         """Have a handler given each window that closes with a sample in it, of the Stats whose names match a pattern.
 
-        It is called with the Stat and the window, on a thread of its own, in order; each window that is closed by its
-        number of samples is given, not the last of a flush alone. What it raises, and what its queue of so many windows
-        has no room for, is counted as for handlers of events. `unregister` of what is returned ends it.
-
-        Raises:
-            TypeError: It cannot be called.
+        It is called with the Stat and the window, on a thread of its own, in order. What it raises, and what its queue
+        has no room for, is counted as for handlers of events. `unregister` of what is returned ends it; a handler that
+        cannot be called is a TypeError.
         """
         return self._listen(handler, lambda state: fnmatchcase(state.definition.name, match), queue)
 
@@ -171,9 +167,6 @@ class Registry:
         self._lock = threading.RLock()
         for state in self._order:
             state.reset(wall=time())
-
-    def _discard(self, objects: list[object]) -> None:
-        self.discard(objects)  # the recorder sets it later
 
     def _apply(self, state: StatState) -> None:
         state.listeners = tuple([handle for wants, handle in self._listeners if wants(state)])
@@ -201,17 +194,16 @@ class Registry:
         self._firsts[definition.name] = definition
 
     def _differs(self, identity: Identity, first: StatDefinition, second: StatDefinition) -> None:
-        found = {
-            each.name: (getattr(first, each.name), getattr(second, each.name))
-            for each in dataclasses.fields(first)
-            if getattr(first, each.name) != getattr(second, each.name) and each.name != "labels"
-        }
-        differences = ", ".join(f"{name} {one!r} and now {other!r}" for name, (one, other) in found.items())
-        field, (_, value) = next(iter(found.items()))
+        names = [each.name for each in dataclasses.fields(first) if each.name != "labels"]
+        found = [name for name in names if getattr(first, name) != getattr(second, name)]
+        told = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
         origin = self._origins.get(identity, "an unknown place")
-        told = f"the Stat {first.name!r} was first made at {origin} with another definition: {differences}"
-        allowed = "the same definition, or another name or labels"
-        raise DefinitionError(told, field=field, found=value, allowed=allowed)
+        raise DefinitionError(
+            f"the Stat {first.name!r} was first made at {origin} with another definition: {', '.join(told)}",
+            field=found[0],
+            found=getattr(second, found[0]),
+            allowed="the same definition, or another name or labels",
+        )
 
 
 REGISTRY = Registry()
@@ -248,11 +240,10 @@ class Stat:
     Source: RFC-0018 (torch.monitor) and what its reviewers asked for.
     """
 
-    __slots__ = ("_state", "_tensors", "add")
+    __slots__ = ("_state", "add")
 
     add: Callable[[float], None]
     _state: StatState
-    _tensors: TensorReader | None
 
     def __new__(
         cls,
@@ -291,7 +282,6 @@ class Stat:
             known = stat = super().__new__(cls)
             stat._state = state
             stat.add = state.buffer.append
-            stat._tensors = None
             if state.buffer.maxlen:  # else beyond the registry's bound, or recording is disabled
                 known = _STATS.setdefault((cls, state), stat)
         return known  # type: ignore[return-value]  # keyed by cls
@@ -312,9 +302,6 @@ class Stat:
 
         What `measure` raises is counted. One that hangs costs the passive Stats, which is said, and nothing else. It must
         not call CUDA. Aggregations of None mean VALUE and MAX; the rest is as for any Stat.
-
-        Raises:
-            DefinitionError: The definition is wrong, or `measure` is not callable.
         """
         require(callable(measure), "measure", measure, "callable")
         wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
@@ -334,16 +321,12 @@ class Stat:
         `exporter.flush()` on it. Refused and counted: more than one element, other devices, a DTensor that is not
         replicated, calls during CUDA graph capture, and values beyond the copies that may be under way.
         """
-        if self._tensors is None:
-            self._tensors = self._state.tensors = TensorReader(self.add, self._state.refusals.append)
-        self._tensors.add(tensor)
+        if self._state.tensors is None:
+            self._state.tensors = TensorReader(self.add, self._state.refusals.append)
+        self._state.tensors.add(tensor)
 
     def time(self) -> Timer:
-        """Time a `with` block or, as a decorator, each call of a function or coroutine function; in seconds.
-
-        Raises:
-            DefinitionError: The Stat's unit is not seconds.
-        """
+        """Time a `with` block or, as a decorator, each call of a function or coroutine function; in seconds."""
         unit = self._state.definition.unit
         if unit not in {None, "seconds"}:
             told = f"the Stat {self.name!r} cannot time: its unit is {unit!r}"
@@ -394,12 +377,6 @@ class Stat:
         """Copy and pickle it as its definition: a copy in this process is the same Stat."""
         return _remade, (type(self), self._state.definition)
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _: object) -> Self:
-        return self
-
     def __repr__(self) -> str:
         definition = self._state.effective
         labels = "".join(f", {name}={value!r}" for name, value in definition.labels)
@@ -428,10 +405,7 @@ def metric(
 
     The kind is `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`; the
     counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. A name of the exporter's own is declared
-    in the sidecar (`exporter.ledger.admission`), which admits nothing else to it.
-
-    Returns:
-        `add`, which takes any int or float, never raises and never waits. A DefinitionError is raised as by `Stat`.
+    in the sidecar (`exporter.ledger.admission`), which admits nothing else to it. Gives `add`; raises as `Stat` does.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)

@@ -15,7 +15,7 @@ from typing import Any
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
-from exporter.recording.worker import Handle
+from exporter.recording.worker import Handle, Worker
 
 BUFFER_SAMPLES = 1 << 19
 """Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
@@ -24,6 +24,8 @@ CHUNK_SAMPLES = 4096
 
 TAPS: list[Callable[[StatState, list[float]], object]] = []
 """What is given every batch of samples of the job's Stats, by whoever drains; it must neither raise nor wait."""
+GRAVES = Worker(list.clear, name="graves", bound=1 << 20)
+"""Where objects that were no numbers end, which may run the job's code."""
 _NUMBERS = frozenset({float, int, bool})
 _OF_NUMPY = frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"})
 """Immutable numbers of numpy: class name without its bits."""
@@ -43,33 +45,11 @@ class StatState:
         listeners: Are given the state and each window of it that closes with a sample in it.
     """
 
-    __slots__ = (
-        *(
-            "_bucket_counts",
-            "_discard",
-            "_last_sample",
-            "_next",
-            "_overflows",
-            "_reading",
-            "_rejected",
-            "_sum",
-        ),
-        *("_summable", "_value", "_window", "_window_started", "buffer", "closed", "count", "definition"),
-        *("effective", "enabled", "kept", "listeners", "measure", "own", "refusals", "tensors"),
-    )
-
     def __init__(
-        self,
-        definition: StatDefinition,
-        *,
-        wall: float,
-        samples: int = BUFFER_SAMPLES,
-        own: bool = False,
-        discard: Callable[[list[object]], object] = list.clear,
+        self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES, own: bool = False
     ) -> None:
         self.definition = self.effective = definition
         self.own = own
-        self._discard = discard
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True
@@ -135,14 +115,9 @@ class StatState:
 
     def expire(self, *, wall: float) -> None:
         """Drop a pure count window that nothing was added to for `stale_seconds`."""
-        silent = wall - (self._last_sample or wall)
-        if (
-            self.effective.window_seconds is None
-            and silent > self.effective.stale_seconds
-            and self.closed.samples
-        ):
-            self.closed = WindowReading(self.closed.ended, wall, 0)
-            self._reading = None
+        is_stale = wall - (self._last_sample or wall) > self.effective.stale_seconds
+        if is_stale and self.effective.window_seconds is None and self.closed.samples:
+            self.closed, self._reading = WindowReading(self.closed.ended, wall, 0), None
 
     def keep(
         self, count: int, total: float | None, bucket_counts: tuple[int, ...] = (), value: float | None = None
@@ -195,7 +170,7 @@ class StatState:
         del value
         accepted.reverse()
         if foreign:
-            self._discard(foreign)
+            GRAVES.put(foreign)
         return accepted
 
     def _reject(self, reason: str) -> None:
@@ -262,8 +237,7 @@ class StatState:
 def _number(value: Any) -> float | str:
     """Turn a value into a finite float, or into the reason why it is none.
 
-    Only subclasses of float and int and the numbers of numpy are asked for their value: anything
-    else could run the user's code on our thread, and a tensor or an array may have changed since it was added.
+    Anything but numbers could run the user's code on our thread, and a tensor may have changed since it was added.
     """
     kind = type(value)  # not isinstance: it asks a foreign object for its `__class__`
     try:

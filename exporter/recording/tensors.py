@@ -85,9 +85,8 @@ class TensorReader:
 
     def _take(self, torch: Any, tensor: Any) -> str | None:
         placements = getattr(tensor, "placements", None)
-        if (
-            placements is not None
-        ):  # a DTensor: its local part is the value only where every rank holds all of it
+        # A DTensor: its local part is the value only where every rank holds all of it.
+        if placements is not None:
             if not all(placement.is_replicate() for placement in placements):
                 return "placement"
             tensor = tensor.to_local()

@@ -86,10 +86,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity(Value):
-    """Who records, and writes a feed file.
-
-    What a process does may change `rank`, `role`, `local_rank` and `trains` once, from none to one, under the same id.
-    """
+    """Who records; `rank`, `role`, `local_rank` and `trains` may change once, from none to one, under the same id."""
 
     id: str  # 32 hexadecimal digits, random per process; the file's name
     pid: int  # in the writer's own pid namespace, which need not be the reader's
@@ -153,12 +150,11 @@ def families_of(definition: StatDefinition) -> StatFamilies:
     base = definition.name.replace(".", "_").removesuffix(suffix)
     if definition.kind != "stat":
         return StatFamilies(base + suffix + ("_total" if definition.kind == "counter" else ""))
-    windowed = sorted(
-        (each for each in definition.aggregations if AGGREGATIONS[each].word), key=lambda each: each.value
-    )
+    wanted = sorted(definition.aggregations, key=lambda each: each.value)
+    words = [(each, AGGREGATIONS[each].word) for each in wanted]
     return StatFamilies(
         base + suffix,
-        tuple((each, f"{base}_window_{AGGREGATIONS[each].word}{suffix}") for each in windowed),
+        tuple((each, f"{base}_window_{word}{suffix}") for each, word in words if word),
         f"{base}_window_samples",
         f"{base}_last_sample_timestamp_seconds",
     )
@@ -218,17 +214,8 @@ class EventsReading(Value):
 
 NO_EVENTS = EventsReading()
 
-_OF_THE_MACHINE = (
-    "oom_kill",
-    "preemption",
-    "gpu",
-    "gpu_memory",
-    "nccl_timeout",
-    "network",
-    "storage",
-    "host",
-)
-END_REASONS = ("exit", "signal", *_OF_THE_MACHINE, "sdc", "user", "unknown")
+_OF_THE_MACHINE = "oom_kill preemption gpu gpu_memory nccl_timeout network storage host"
+END_REASONS = ("exit", "signal", *_OF_THE_MACHINE.split(), "sdc", "user", "unknown")
 """What can end a training before its time: values of the label `reason` of `training_interruptions_total`."""
 
 

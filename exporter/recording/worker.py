@@ -1,10 +1,9 @@
 """Worker: one daemon thread with a bounded queue, for code that is not ours; and the handle of a handler, which is one.
 
 Used in the training process: one for each handler of events, one for all callbacks of passive Stats. What the worker
-calls may raise, hang or be slow, which costs its own items, counted by reason, and nothing else. After a fork the
-child's worker begins anew: its queue is empty, and its thread starts at the first item. A container's own method
-(`list.append`, `deque.append`, `SimpleQueue.put`) can neither hang nor run anybody's code, so it needs no worker: it is
-called at once, on the thread that logs.
+calls may raise, hang or be slow, which costs its own items, counted by reason, and nothing else. A forked child's worker
+begins anew. A container's own method (`list.append`, `deque.append`, `SimpleQueue.put`) can neither hang nor run anybody's
+code, so it is called at once, on the thread that logs.
 """
 
 from __future__ import annotations
@@ -61,12 +60,8 @@ class Marker:
         self._waits.acquire()
         self.set = self._waits.release
 
-    def is_set(self) -> bool:
-        """Whether all before it was taken."""
-        return not self._waits.locked()
-
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until it is; False where that takes longer."""
+        """Wait until all before it was taken; False where that takes longer."""
         if not self._waits.acquire(timeout=timeout_seconds):
             return False
         self._waits.release()
@@ -151,16 +146,11 @@ class Worker:
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until everything that waits now was taken; False if that takes longer, and on the worker's own thread."""
         marker = self.mark()
-        return marker is None or (
-            threading.current_thread() is not self._thread and marker.wait(max(timeout_seconds, 0.0))
-        )
+        own = threading.current_thread() is self._thread
+        return marker is None or (not own and marker.wait(max(timeout_seconds, 0.0)))
 
     def finish(self) -> Callable[[float, str], None]:
-        """Ask the thread to end after what waits now.
-
-        Returns:
-            Waits for that so many seconds, and counts what was not taken by then under the given reason.
-        """
+        """Ask the thread to end after what waits now; gives what waits for that and counts what was not taken by then."""
         marker = self.mark(end=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
@@ -266,10 +256,10 @@ _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
 
 class EventHandler(Protocol):
-    """An object that is given events."""
+    """An object that is given events, or what `adapt` makes of them."""
 
     def handle(self, event: Any) -> object:
-        """Take one `Event`, or what `adapt` has made of it."""
+        """Take one."""
         ...
 
 
@@ -284,7 +274,7 @@ class Handle(Worker):
         answers: Whether a face waits for it; see `answer`.
     """
 
-    _late: Marker | None  # set once it has taken what it was late with
+    _late: Marker | None  # passed once it has taken what it was late with
 
     def __init__(
         self,
@@ -318,7 +308,7 @@ class Handle(Worker):
         own wait: two handlers could wait for each other, so what one logs is told after it.
         """
         is_ours = threading.current_thread().name.startswith("exporter-")
-        if is_ours or not (self._late is None or self._late.is_set()):
+        if is_ours or not (self._late is None or self._late.wait(0)):
             return
         marker = self.mark()
         self._late = None if marker is None or marker.wait(ANSWER_SECONDS) else marker

@@ -16,7 +16,7 @@ REGISTER = """
 import sys
 from pathlib import Path
 from exporter.feed import runs
-registration = runs.register(Path(sys.argv[1]))
+registration = runs.Registration(Path(sys.argv[1]))
 print("registered", flush=True)
 sys.stdin.read()
 registration.release()
@@ -80,8 +80,10 @@ def test_a_killed_run_is_forgotten_once_nobody_records_so_that_later_writers_do_
 ) -> None:
     kill(start_run(tmp_path))
 
-    assert not runs.any_active(tmp_path, writers_alive=lambda: False)
-    assert not runs.any_active(tmp_path, writers_alive=lambda: True)
+    assert not runs.any_active(tmp_path)
+    writer = start(HOLD, tmp_path / f"{'a' * 32}.lock")
+    assert not runs.any_active(tmp_path)
+    kill(writer)
 
 
 def test_writers_without_a_run_keep_no_sidecar(tmp_path: Path) -> None:

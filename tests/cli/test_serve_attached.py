@@ -14,7 +14,7 @@ from waiting import PATIENCE, wait_until
 from exporter.cli.launches import Lingering
 from exporter.feed import runs
 
-RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.register(pathlib.Path(sys.argv[1])); sys.stdin.read()"
+RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.Registration(pathlib.Path(sys.argv[1])); sys.stdin.read()"
 
 
 def active_run(feed: Path) -> subprocess.Popen[bytes]:

@@ -44,21 +44,14 @@ def test_a_process_that_outlives_its_writer_as_a_fork_does_not_keep_it_alive(tmp
             os.kill(worker, 9)
 
 
-def test_a_fork_that_ends_does_not_end_its_parent(tmp_path: Path) -> None:
+def test_a_fork_finds_the_lock_held_by_its_parent_whose_life_does_not_end_with_it(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
+        assert child.tell("ask_in_fork") == str(child.process.pid)
         os.kill(int(child.tell("fork 1")), 9)
 
         assert only_entry(FeedReader(tmp_path)).alive
         assert child.tell("publish") == "True"
-
-
-def test_a_fork_finds_the_lock_held_by_its_parent(tmp_path: Path) -> None:
-    with training_process(tmp_path) as child:
-        child.tell("publish")
-
-        assert child.tell("ask_in_fork") == str(child.process.pid)
-        assert only_entry(FeedReader(tmp_path)).alive
 
 
 def test_a_lock_that_was_taken_is_never_one_that_was_just_removed(tmp_path: Path) -> None:
@@ -111,6 +104,7 @@ def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> Non
 
 def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
+    assert (holder(path), list(tmp_path.iterdir())) == (None, [])
     first = RecordLock.take(path, create_mode=0o600)
     assert first is not None
 
@@ -136,11 +130,6 @@ def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> Non
     assert not moved.keep()
     removed.release()
     moved.release()
-
-
-def test_a_missing_lock_file_is_held_by_nobody_and_not_made(tmp_path: Path) -> None:
-    assert holder(str(tmp_path / "lock")) is None
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "hard link"])
@@ -171,6 +160,7 @@ def test_a_reader_on_a_read_only_mount_sees_who_lives(tmp_path: Path) -> None:
 
         assert only_entry(reader).alive
         assert not reader.acquire_ownership()
+        assert not reader.remove(child.id)
         child.kill()
         assert not only_entry(reader).alive
 

@@ -16,7 +16,6 @@ from feed_support import (
     new_recording,
     only_entry,
     publish_once,
-    read_only_view,
     training_process,
 )
 
@@ -240,21 +239,17 @@ def test_a_process_whose_life_cannot_be_told_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path) == {f"{process}.feed": "lock"}
 
 
-def test_a_refused_file_that_becomes_good_is_read(tmp_path: Path) -> None:
+def test_a_file_that_becomes_good_is_read_and_one_that_becomes_damaged_is_not_shown_as_it_was(
+    tmp_path: Path,
+) -> None:
     reader, process = FeedReader(tmp_path), publish_once(tmp_path)
     path = tmp_path / f"{process}.feed"
     good = path.read_bytes()
     path.write_bytes(good[:-1])
     assert reader.scan().refused
     path.write_bytes(good)
-
     assert only_entry(reader).snapshot.process.id == process
-
-
-def test_a_good_file_that_becomes_damaged_is_not_shown_as_it_was(tmp_path: Path) -> None:
-    reader, process = FeedReader(tmp_path), publish_once(tmp_path)
-    only_entry(reader)
-    (tmp_path / f"{process}.feed").write_bytes(b"x")
+    path.write_bytes(b"x")
 
     assert reader.scan().entries == ()
 
@@ -332,18 +327,6 @@ def test_a_removed_owner_lock_is_made_again(tmp_path: Path) -> None:
     reader.release_ownership()
 
 
-def test_a_read_only_view_is_read_and_never_owned(tmp_path: Path) -> None:
-    feed = tmp_path / "feed"
-    feed.mkdir()
-    process = publish_once(feed)
-    with read_only_view(feed, tmp_path / "view") as view:
-        reader = FeedReader(view)
-
-        assert only_entry(reader).snapshot.process.id == process
-        assert not reader.acquire_ownership()
-        assert not reader.remove(process)
-
-
 def test_the_owner_removes_what_a_dead_process_left(tmp_path: Path) -> None:
     clock = Clock()
     reader = owner_of(tmp_path, clock)
@@ -394,14 +377,6 @@ def test_removal_waits_for_a_job_that_has_only_lost_its_lock(tmp_path: Path) -> 
         assert (lost.alive, too_early) == (False, False)
         assert (found.alive, found.snapshot.sequence) == (True, 2)
         assert much_later
-    reader.release_ownership()
-
-
-def test_removal_does_not_wait_for_a_process_that_has_ended_in_order(tmp_path: Path) -> None:
-    reader, process = owner_of(tmp_path), publish_once(tmp_path, final=True)
-    only_entry(reader)
-
-    assert reader.remove(process)
     reader.release_ownership()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feed_support import mounted
+from feed_support import mounted, new_identity
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ def test_the_console_shows_an_event_as_one_line() -> None:
     ConsoleHandler(stream).handle(event)
 
     assert stream.getvalue() == (
-        '2001-09-09T01:46:40.000Z ERROR rank=2 ckpt.failed "no \\"space\\"\\nleft" step=3 path="/a b"\n'
+        "2001-09-09T01:46:40.000Z ERROR rank=2 ckpt.failed 'no \"space\"\\nleft' step=3 path='/a b'\n"
     )
 
 
@@ -90,7 +90,7 @@ def test_the_console_writes_what_its_encoding_cannot_as_escapes_and_a_closed_str
 
 def test_every_event_is_a_line_of_json_with_all_its_fields(events: EventLog, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "events-{run}-{rank}.jsonl"
-    events.identify = lambda: ("a/b", 7)
+    events.identify = lambda: new_identity(run="a/b", rank=7)
     events.register(JsonLinesHandler(path))
     events.log("a", "m", step=1, ok=True, loss=math.nan)
     events.log("b", severity="error", span_id="s", parent_ids=["p"])
@@ -232,7 +232,7 @@ def test_an_event_becomes_a_log_record(events: EventLog, caplog: pytest.LogCaptu
     assert events.flush(5.0)
 
     (record,) = caplog.records
-    assert (record.levelno, record.getMessage()) == (logging.CRITICAL, 'ckpt.saved "100%" step=3')
+    assert (record.levelno, record.getMessage()) == (logging.CRITICAL, "ckpt.saved '100%' step=3")
     assert vars(record)["exporter_event"].type == "ckpt.saved"
 
 

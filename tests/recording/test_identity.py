@@ -11,13 +11,6 @@ from test_recording_process import run, snapshots
 
 from exporter.recording.identity import script_of
 
-TRAINS = """
-    from exporter import training
-    with training.training_loop(train_iterations_start=0):
-        with training.training_iteration():
-            pass
-"""
-
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Path:
@@ -25,7 +18,7 @@ def feed(tmp_path: Path) -> Path:
 
 
 def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: Path) -> None:
-    program = "from exporter import Stat; Stat('loss').add(1.0)"
+    program = "Stat('loss').add(1.0)"
     run(feed, program)
     time.sleep(1.0)
     run(feed, program)
@@ -50,7 +43,7 @@ def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: 
 def test_the_first_of_these_names_the_run(
     feed: Path, environment: dict[str, str], name: str, given: bool
 ) -> None:
-    run(feed, "from exporter import Stat; Stat('loss').add(1.0)", check=True, **environment)
+    run(feed, "Stat('loss').add(1.0)", check=True, **environment)
 
     (process,) = (each.process for each in snapshots(feed))
     assert (process.run, process.run_given) == (name, given)
@@ -58,9 +51,8 @@ def test_the_first_of_these_names_the_run(
 
 def test_spawned_and_forked_children_share_the_run(feed: Path) -> None:
     program = """
-        import multiprocessing, os
+        import multiprocessing
         def work():
-            from exporter import Stat
             Stat("loss").add(1.0)
         if __name__ == "__main__":
             for method in ("spawn", "fork", "forkserver"):
@@ -77,7 +69,6 @@ def test_spawned_and_forked_children_share_the_run(feed: Path) -> None:
 
 def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
     program = """
-        import os, subprocess, sys
         if "RANK" not in os.environ:
             ranks = [
                 subprocess.Popen([sys.executable, __file__], env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2",
@@ -87,7 +78,6 @@ def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
             for rank in ranks:
                 rank.wait()
         else:
-            from exporter import Stat
             Stat("loss").add(1.0)
     """
     run(feed, program)
@@ -98,13 +88,11 @@ def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
 
 def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
     program = """
-        import os, subprocess, sys, exporter
         exporter.log("began")
         exporter.flush()
         if len(sys.argv) == 1:
             subprocess.run([sys.executable, __file__, "helper"], check=True)
             helper = [path for path in os.listdir(os.environ["EXPORTER_FEED_DIR"])]
-            from exporter import training
             with training.training_loop(train_iterations_start=0):
                 with training.training_iteration():
                     pass
@@ -118,7 +106,6 @@ def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
 
 def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) -> None:
     program = """
-        import subprocess, sys, exporter
         exporter.log("began")
         exporter.flush()
         if len(sys.argv) == 1:
@@ -131,10 +118,8 @@ def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) ->
 
 def test_a_second_living_trainer_of_a_rank_of_a_named_run_is_told_once(feed: Path) -> None:
     program = """
-        import subprocess, sys, time
         import exporter.feed.writer
         exporter.feed.writer.RIVAL_SECONDS = 0.5
-        from exporter import training
         with training.training_loop(train_iterations_start=0):
             with training.training_iteration():
                 time.sleep(1)
@@ -152,7 +137,7 @@ def test_a_second_living_trainer_of_a_rank_of_a_named_run_is_told_once(feed: Pat
 
 
 def test_what_ends_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
-    program = "from exporter import Stat; Stat('loss').add(1.0); {}"
+    program = "Stat('loss').add(1.0); {}"
     for ending in ("raise LookupError('mine')", "raise SystemExit(3)", "pass"):
         run(feed, program.format(ending) if ending != "pass" else program.format(""), check=False)
 

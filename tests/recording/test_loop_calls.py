@@ -125,8 +125,6 @@ def test_what_cannot_be_logged_is_left_out_counted_and_said_once(capsys: pytest.
 
 def test_bad_objects_cost_themselves_and_no_good_sample(feed: Path) -> None:
     program = """
-        import time, threading
-        from exporter import Stat, flush
         loss = Stat("train.loss", ["mean"])
 
         class Odd(type):
@@ -186,7 +184,6 @@ def test_every_stat_that_threads_make_at_once_is_listed() -> None:
 
 def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(feed: Path) -> None:
     program = """
-        from exporter import Stat, flush
         import exporter.recording.stat as registry
         registry.MOST_STATS = 3
         for number in range(5):
@@ -204,7 +201,6 @@ def test_a_sidecar_that_cannot_start_leaves_no_registration_and_one_that_ends_ea
     feed: Path,
 ) -> None:
     program = """
-        import os, sys, time, exporter
         runs = os.path.join(os.environ["EXPORTER_FEED_DIR"], "runs")
         python, sys.executable = sys.executable, "/no/such/python"
         assert exporter.start_sidecar() is None

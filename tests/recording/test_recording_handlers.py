@@ -62,8 +62,7 @@ def test_windows_that_the_clock_closes_reach_them_too_but_for_empty_ones() -> No
 
 def test_a_handler_that_hangs_or_raises_costs_its_own_windows_which_are_counted(tmp_path: Path) -> None:
     program = """
-        import threading
-        from exporter import Stat, registry
+        from exporter import registry
         release = threading.Event()
         stat = Stat("train.loss", ["mean"], window_seconds=None, window_samples=1)
         def hanging(stat, window):
@@ -87,7 +86,6 @@ def test_a_handler_that_hangs_or_raises_costs_its_own_windows_which_are_counted(
 
 def test_windows_of_the_last_samples_before_the_end_are_told(tmp_path: Path) -> None:
     program = """
-        from exporter import Stat
         stat = Stat("train.loss", ["mean"], window_seconds=None, window_samples=20)
         stat.on_window(lambda stat, window: print(window.samples, flush=True))
         for _ in range(60):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from exporter.recording.definition import apply_rules, check_definition, check_rules
+import pytest
+
+from exporter.recording.definition import DEFAULT_BUCKETS, apply_rules, check_definition, check_rules
 from exporter.recording.values import Aggregation
 
 
@@ -23,14 +25,6 @@ def test_the_later_rule_wins_field_by_field() -> None:
     assert not apply_rules(check_definition("val.loss"), rules)[1]
 
 
-def test_a_histogram_that_only_the_configuration_asks_for_gets_the_units_buckets() -> None:
-    rules, _ = check_rules([{"match": "*", "aggregations": ["histogram"]}])
-
-    changed, _ = apply_rules(check_definition("a", ["mean"], unit="ratio"), rules)
-
-    assert changed.buckets[-1] == 1.0
-
-
 def test_rules_that_make_no_sense_are_left_out_and_told() -> None:
     rules, wrong = check_rules(
         [
@@ -48,17 +42,17 @@ def test_rules_that_make_no_sense_are_left_out_and_told() -> None:
     assert "unknown aggregation 'median'" in wrong[0]
 
 
-def test_a_rule_with_shorter_windows_than_a_stat_asks_samples_of_lowers_what_it_asks() -> None:
-    definition = check_definition("a", ["mean"], window_samples=20, min_samples=10)
+@pytest.mark.parametrize(
+    ("rule", "given", "field", "kept"),
+    [
+        ({"aggregations": ["histogram"]}, {"unit": "ratio"}, "buckets", DEFAULT_BUCKETS["ratio"]),
+        ({"window_samples": 5}, {"window_samples": 20, "min_samples": 10}, "min_samples", 5),
+        ({"window_seconds": None}, {"window_seconds": 5}, "window_seconds", 5),
+    ],
+)
+def test_what_a_rule_does_not_say_is_made_to_fit(
+    rule: dict[str, object], given: dict[str, object], field: str, kept: object
+) -> None:
+    rules, _ = check_rules([{"match": "a", **rule}])
 
-    changed, _ = apply_rules(definition, [{"match": "a", "window_samples": 5}])
-
-    assert (changed.window_samples, changed.min_samples) == (5, 5)
-
-
-def test_a_rule_that_takes_both_windows_away_leaves_them_as_they_were() -> None:
-    rules, _ = check_rules([{"match": "a", "window_seconds": None}])
-
-    changed, _ = apply_rules(check_definition("a", window_seconds=5), rules)
-
-    assert changed.window_seconds == 5
+    assert getattr(apply_rules(check_definition("a", ["mean"], **given), rules)[0], field) == kept

@@ -17,19 +17,22 @@ from exporter.feed.decoder import Decoder
 from exporter.feed.snapshot import Snapshot
 from exporter.recording.values import Aggregation, StatReading
 
+IMPORTS = """
+import atexit, gc, os, signal, subprocess, sys, threading, time
+import exporter
+from exporter import Stat, flush, log, training
+"""
+
 
 def run(
     feed: Path, program: str, *, check: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a training program to its end."""
+    """Run a training program, in front of which stand `IMPORTS`, to its end."""
     script = feed.parent / "train.py"
-    script.write_text(textwrap.dedent(program), encoding="utf-8")
+    script.write_text(IMPORTS + textwrap.dedent(program), encoding="utf-8")
     feed.mkdir(exist_ok=True)
-    base = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in {"RANK", "EXPORTER_RUN", "EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"}
-    }
+    ours = {"RANK", "EXPORTER_RUN", "EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"}
+    base = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", str(script)],
         env=base | {"EXPORTER_FEED_DIR": str(feed), "EXPORTER_FLUSH_SECONDS": "0.2"} | environment,
@@ -61,9 +64,6 @@ def feed(tmp_path: Path) -> Path:
 
 
 WRITES = """
-        import os, signal, sys, time
-        import exporter
-        from exporter import Stat, log
         from exporter.recording.handlers import JsonLinesHandler
         FILE = os.environ["EXPORTER_FEED_DIR"] + "/../events.jsonl"
         exporter.events.register(JsonLinesHandler(FILE), name="file", queue=100_000)
@@ -107,7 +107,6 @@ def test_an_orderly_end_loses_no_sample_and_no_event_and_tells_every_handler(fee
 
 def test_a_handler_that_hangs_holds_up_the_exit_for_two_seconds_at_most(feed: Path) -> None:
     program = """
-        import time, exporter
         exporter.events.register(lambda event: time.sleep(1000), name="hanging")
         for _ in range(10):
             exporter.log("a")
@@ -120,10 +119,17 @@ def test_a_handler_that_hangs_holds_up_the_exit_for_two_seconds_at_most(feed: Pa
     assert snapshot.recording.events.dropped == {("hanging", "exit"): 10}
 
 
-def test_a_process_of_events_alone_leaves_a_file_and_one_without_any_does_not(feed: Path) -> None:
-    run(feed, "import exporter\n")
+def test_a_process_of_events_alone_leaves_a_file_and_one_without_any_or_its_fork_does_not(feed: Path) -> None:
+    program = """
+        log('a')
+        if os.fork() == 0:
+            time.sleep(1.0)
+            raise SystemExit
+        os.wait()
+    """
+    run(feed, "")
     assert snapshots(feed) == []
-    run(feed, "import exporter\nexporter.log('a')\n")
+    run(feed, program)
 
     assert [each.recording.events.counts for each in snapshots(feed)] == [{("a", "info"): 1}]
 
@@ -131,8 +137,6 @@ def test_a_process_of_events_alone_leaves_a_file_and_one_without_any_does_not(fe
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_an_abrupt_end_loses_at_most_one_flush_interval(feed: Path, ending: str) -> None:
     program = f"""
-        import os, signal, time
-        from exporter import Stat, log
         loss = Stat("train.loss", ["mean"])
         for step in range(100):
             loss.add(1.0)
@@ -166,8 +170,6 @@ def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) 
 
 def test_a_daemon_thread_that_never_stops_adding_does_not_hold_up_the_exit(feed: Path) -> None:
     program = """
-        import threading
-        from exporter import Stat
         loss = Stat("train.loss", ["mean"])
         def forever():
             while True:
@@ -212,29 +214,12 @@ def test_a_forked_child_counts_its_own_and_tells_its_own_handlers(feed: Path) ->
     assert sorted(written(feed)) == [*range(11), 100, 101]
 
 
-def test_a_forked_child_that_records_nothing_leaves_no_file(feed: Path) -> None:
-    program = """
-        import os, time
-        from exporter import Stat
-        loss = Stat("train.loss", ["mean"])
-        loss.add(1.0)
-        if os.fork() == 0:
-            time.sleep(1.0)
-            raise SystemExit
-        os.wait()
-    """
-    run(feed, program)
-
-    assert len(snapshots(feed)) == 1
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_of_multiprocessing_lose_nothing_though_they_skip_exit_handlers(
     feed: Path, method: str
 ) -> None:
     program = f"""
         import multiprocessing
-        from exporter import Stat, log
         loss = Stat("train.loss", ["mean"])
         def work(number):
             for _ in range(1000):
@@ -264,9 +249,6 @@ def test_children_of_multiprocessing_lose_nothing_though_they_skip_exit_handlers
 
 def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
     program = """
-        import os, threading
-        import exporter
-        from exporter import Stat
         stats = [Stat(f"train.s{number}", ["mean", "p99"]) for number in range(20)]
         exporter.events.register(lambda event: None)
         stop = False
@@ -296,8 +278,6 @@ def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
 @pytest.mark.parametrize("wait", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
 def test_a_fork_while_another_thread_begins_to_record_never_hangs(feed: Path, wait: float) -> None:
     program = f"""
-        import os, threading, time
-        import exporter
         def begin():
             with exporter.training.model_forward():  # loads it, and starts the recording thread
                 exporter.log("begun")
@@ -321,8 +301,6 @@ def test_a_fork_while_another_thread_begins_to_record_never_hangs(feed: Path, wa
 
 def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
     program = """
-        import threading, time
-        from exporter import Stat
         loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
         busy = Stat("train.busy", ["mean"], window_seconds=0.5)
         loss.add(7.0)
@@ -355,9 +333,6 @@ def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(
 
 def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: Path) -> None:
     program = """
-        import time
-        import exporter
-        from exporter import Stat
         exporter.recorder.STUCK_SECONDS = 0.5
         loss = Stat("train.loss", ["mean"])
         Stat.passive("train.good", lambda: 3.0, unit="bytes")
@@ -403,9 +378,6 @@ def test_who_a_process_is_comes_from_its_launcher_and_configure_begins_anew(feed
 
 def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
     program = """
-        import threading
-        import exporter
-        from exporter import Stat, log, training
         loss = Stat("train.loss", ["mean"])
         for _ in range(1000):
             loss.add(1.0)
@@ -431,8 +403,6 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_and_harms_nothing(
     feed: Path, directory: str
 ) -> None:
     program = """
-        import time
-        from exporter import Stat, flush
         loss = Stat("train.loss", ["mean"])
         for _ in range(5):
             loss.add(1.0)
@@ -450,9 +420,7 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_and_harms_nothing(
 
 def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_output(feed: Path) -> None:
     program = """
-        import sys
         sys.stderr = None  # as Python has it when it is started with 2>&-
-        from exporter import Stat
         Stat("train.loss", ["mean"]).add(1.0)
         print("done")
     """
@@ -463,8 +431,6 @@ def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_o
 
 def test_a_notice_is_not_written_again_by_a_forked_child(feed: Path) -> None:
     program = """
-        import os, sys, time
-        from exporter import Stat, flush
         sys.stderr = open(2, "w", closefd=False)  # writes when its buffer is full, or the process ends
         Stat("train.loss", ["mean"]).add(1.0)
         flush()
@@ -478,8 +444,6 @@ def test_a_notice_is_not_written_again_by_a_forked_child(feed: Path) -> None:
 
 def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Path) -> None:
     program = """
-        import threading, time
-        from exporter import Stat
         loss = Stat("train.loss", ["mean"])
         start = threading.Thread.start
         def refused(thread):
@@ -502,15 +466,13 @@ def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Pa
 
 def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on(feed: Path) -> None:
     program = """
-        import time
-        from exporter import Stat
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
         loss.add(1.0)
         print("ready", flush=True)
         time.sleep(60)
     """
     script = feed.parent / "train.py"
-    script.write_text(textwrap.dedent(program), encoding="utf-8")
+    script.write_text(IMPORTS + textwrap.dedent(program), encoding="utf-8")
     feed.mkdir()
     environment = os.environ | {"EXPORTER_FEED_DIR": str(feed), "EXPORTER_FLUSH_SECONDS": "0.2"}
     job = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
@@ -534,9 +496,6 @@ def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on
 
 def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path) -> None:
     program = """
-        import os, time
-        import exporter
-        from exporter import Stat
         from exporter.feed.directory import write_overrides
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
         other = Stat("train.other", ["mean"], window_seconds=0.5)
@@ -565,8 +524,6 @@ def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path)
 
 def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes_one(feed: Path) -> None:
     program = """
-        import gc, os, signal, threading, time
-        from exporter import Stat
         def handler(*_):
             Stat("sig.usr1", ["mean"]).add(1.0)
             Stat(f"sig.fresh{len(made)}", ["mean"]).add(1.0)
@@ -600,8 +557,6 @@ def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes
 
 def test_a_normal_exit_leaves_no_thread_of_ours_to_die_in_the_interpreters_end(feed: Path) -> None:
     program = """
-        import atexit, threading, time
-        import exporter
         def left():
             print(sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("exporter")))
         atexit.unregister(exporter.process.RECORDER.shutdown)
@@ -619,8 +574,6 @@ def test_a_normal_exit_leaves_no_thread_of_ours_to_die_in_the_interpreters_end(f
 
 def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it(feed: Path) -> None:
     program = """
-        import threading, time
-        import exporter
         from exporter.feed.writer import FeedWriter
         hang, publish = threading.Event(), FeedWriter.publish
         def slow(self, recording):
@@ -648,8 +601,7 @@ def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it
 
 def test_a_child_that_is_ended_by_a_signal_soon_after_its_work_has_flushed(feed: Path) -> None:
     program = """
-        import multiprocessing, time
-        from exporter import Stat
+        import multiprocessing
         loss = Stat("train.loss", ["mean"])
         def work():
             for _ in range(100):

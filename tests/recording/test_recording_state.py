@@ -109,22 +109,17 @@ def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
     assert (state.closed.started, state.closed.ended, state.closed.samples) == (110.0, 120.0, 1)
 
 
-def test_an_empty_window_is_no_data() -> None:
+def test_an_empty_window_is_no_data_and_nor_is_one_before_a_suspension() -> None:
     state = StatState(check_definition("a", SIMPLE), wall=100.0)
     drained(state, 5.0)
     state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
     assert state.closed.samples == 1
 
     state.close_window(120.0, 180.0, late_windows=False, wall=180.0)
-
     assert (state.closed.samples, dict(state.closed.values)) == (0, {})
-
-
-def test_windows_that_passed_during_a_suspension_leave_no_data_behind() -> None:
-    state = StatState(check_definition("a", SIMPLE), wall=100.0)
     drained(state, 5.0)
 
-    state.close_window(60.0, 120.0, late_windows=True, wall=900.0)
+    state.close_window(180.0, 240.0, late_windows=True, wall=900.0)
 
     assert state.closed.samples == 0
 

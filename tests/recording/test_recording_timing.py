@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 import pytest
 
@@ -103,9 +103,6 @@ def test_a_stat_times_in_seconds_and_refuses_other_units() -> None:
 
 
 def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> None:
-    import asyncio
-    from collections.abc import AsyncGenerator
-
     seconds: list[float] = []
 
     @Timer(seconds.append)
