@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from math import floor, isfinite
+from math import floor, inf, isfinite
 from time import monotonic
 from typing import NoReturn, SupportsFloat, SupportsIndex
 
@@ -72,7 +72,7 @@ class Stat:
 
     The windows are torch's: aligned to multiples of their length on the machine's monotonic clock, in
     milliseconds; the first is shorter. With `max_samples` a window closes inside the `add` that fills it, and what is
-    added later in the same window is discarded.
+    added later in the same window is discarded. Without a `window_size` the next window begins at once instead.
 
     Besides, samples that count in a window are recorded as those of the `exporter.Stat` of this name (characters
     that a name cannot have become `_`); Stats of one name share it.
@@ -80,7 +80,7 @@ class Stat:
     Args:
         name: Free text.
         aggregations: Members of Aggregation.
-        window_size: A timedelta, or seconds as a float.
+        window_size: A timedelta, or seconds as a float; None, which torch refuses, for windows of `max_samples` alone.
         max_samples: Samples that close a window.
 
     Attributes:
@@ -88,7 +88,7 @@ class Stat:
 
     Raises:
         TypeError: An argument is of the wrong type (an int is no window_size: torch refuses it, too).
-        ValueError: The window is not finite, or shorter than a millisecond.
+        ValueError: The window is not finite, or shorter than a millisecond; or `max_samples` is 0 or less and nothing else ends it.
     """
 
     _ends: float  # of the open window, on the monotonic clock
@@ -104,13 +104,13 @@ class Stat:
         self,
         name: str,
         aggregations: Iterable[Aggregation],
-        window_size: dt.timedelta | float,
+        window_size: dt.timedelta | float | None,
         max_samples: int = _MOST_SAMPLES,
     ) -> None:
         self._name = check_name(name, "a Stat")
         self._aggregations = _check_aggregations(aggregations)
-        self._window_ms = _milliseconds(window_size)
         self._max_samples = _whole(max_samples)
+        self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for no end in time
         self._lock = threading.Lock()
         self._values: list[float] = []
         self._append = self._values.append  # for life: a sample that comes late is part of the next window
@@ -118,7 +118,7 @@ class Stat:
         self._closed: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
         self._empty()
         self._begin(monotonic())
-        self._record = _recorded(self._name, self._aggregations, self._window_ms)
+        self._record = _recorded(self._name, self._aggregations, self._window_ms, self._max_samples)
         EVENTS.kind(STAT_EVENT, "info")
         _live[id(self)] = weakref.ref(self)
 
@@ -183,7 +183,10 @@ class Stat:
             self._put_together()
             if self._count >= self._max_samples:
                 closed.append(self._close())
-                self._full, self._room = True, -1
+                if self._window_ms:
+                    self._full, self._room = True, -1
+                else:
+                    self._make_room()
         finally:
             self._lock.release()
             self._log(closed)
@@ -218,7 +221,8 @@ class Stat:
 
     def _begin(self, now: float) -> None:
         self._full = False
-        self._ends = (floor(now * 1000.0 / self._window_ms) + 1) * self._window_ms / 1000.0
+        length = self._window_ms
+        self._ends = (floor(now * 1000.0 / length) + 1) * length / 1000.0 if length else inf
         self._make_room()
 
     def _make_room(self) -> None:
@@ -304,7 +308,11 @@ def _number(v: object) -> float:
     raise TypeError(f"a Stat takes numbers, not {kind.__name__}")
 
 
-def _milliseconds(window_size: object) -> int:
+def _milliseconds(window_size: object, max_samples: int) -> int:
+    if window_size is None and max_samples != _MOST_SAMPLES:
+        if max_samples < 1:
+            raise ValueError(f"a window without window_size needs max_samples above 0, not {max_samples}")
+        return 0
     if isinstance(window_size, dt.timedelta):
         whole = window_size // dt.timedelta(milliseconds=1)
     elif isinstance(window_size, float):
@@ -330,14 +338,19 @@ def _whole(max_samples: object) -> int:
     return number
 
 
-def _recorded(name: str, aggregations: Iterable[Aggregation], window_ms: int) -> Callable[[float], None]:
+def _recorded(
+    name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
+) -> Callable[[float], None]:
     """Find where Prometheus' share of the samples goes; nowhere where no family can have this name."""
     own = stat_name(name)
     try:
         return RecordedStat(
             own,
             [RecordedAggregation[each.name] for each in aggregations],
-            window_seconds=min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0),
+            window_seconds=min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0)
+            if window_ms
+            else None,
+            window_samples=None if window_ms else max_samples,
             help=f"torch.monitor Stat {own}.",
         ).add
     except DefinitionError as error:

@@ -221,6 +221,25 @@ print(all(answered))
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
+def test_d17_without_a_length_every_window_of_max_samples_is_logged_and_nothing_discarded(
+    told: list[Event],
+) -> None:
+    stat = Stat("d17.counted", [Aggregation.SUM, Aggregation.COUNT], None, 20)
+    for number in range(105):
+        stat.add(float(number))
+
+    sums = [event.data["d17.counted.sum"] for event in told]
+    assert sums == [sum(range(first, first + 20)) for first in range(0, 100, 20)]
+    assert {event.data["d17.counted.count"] for event in told} == {20.0}
+    assert (stat.count, stat.discarded) == (5, 0)
+
+
+@pytest.mark.parametrize("max_samples", [0, -1])
+def test_d17_a_window_without_a_length_needs_samples_that_close_it(max_samples: int) -> None:
+    with pytest.raises(ValueError, match="max_samples"):
+        Stat("d17.endless", [Aggregation.SUM], None, max_samples)
+
+
 def test_d17_what_is_discarded_is_counted() -> None:
     stat = Stat("d17", [Aggregation.COUNT], HOUR, 3)
     for _ in range(10):
