@@ -71,14 +71,10 @@ def plan_of(definition: StatDefinition) -> Plan | None:
 
 
 class Admission:
-    """Makes plans of definitions, settles who may use which names, and counts what is admitted.
-
-    Attributes:
-        version: Of the claims; they are the same as long as this is.
-    """
+    """Makes plans of definitions, settles who may use which names, and counts what is admitted."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = 0  # of the claims; they are the same as long as this is
         self._claims: dict[str, Claim] = {}
         self._names: dict[str, Claim] = {}
         self._lists: list[list[Plan | None]] = []

@@ -51,8 +51,7 @@ class JobCollector:
     """Publishes what the processes of the job have recorded.
 
     Attributes:
-        loaded: True once the state has been loaded and one pass over the feed was made (or was not possible: then there
-            is nothing of the job to publish, and the rest of the page need not wait).
+        loaded: True once a pass has loaded the state and seen the feed, or could not read it: the page need not wait.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
         work: What the processes do, as of the last pass.
         gpus: What is known of GPUs; set by the composition root, as are the peaks that are configured of them.
@@ -99,11 +98,7 @@ class JobCollector:
         self._told_of_no_feed = False
 
     def collect(self) -> Collected:
-        """Make one pass.
-
-        Raises:
-            CollectError: `directory`: the feed directory cannot be read.
-        """
+        """Make one pass; raises a CollectError where the feed directory cannot be read."""
         now = Moment(self._clock(), self._monotonic())
         try:
             owner = self._feed.acquire_ownership()

@@ -75,7 +75,7 @@ def file_name(key: StateKey) -> str:
 
 
 class StateStore:
-    """Reads and writes state files; the ledger's only contact with storage.
+    """Reads and writes state files; raises a StateError where the directory or a file cannot be used now.
 
     Attributes:
         directory: Where the files are; made, as `ledger` in the directory given, when it is first needed.
@@ -111,11 +111,7 @@ class StateStore:
         self._guard = threading.Lock()
 
     def claim(self, key: StateKey) -> bool:
-        """Become the keeper of a key, until `release` or death; False while another sidecar keeps it.
-
-        Raises:
-            StateError: The directory cannot be used.
-        """
+        """Become the keeper of a key, until `release` or death; False while another sidecar keeps it."""
         name = file_name(key)
         with self._using(name):
             if key not in self._claimed and self._lock(name):
@@ -140,9 +136,6 @@ class StateStore:
         """Read what was last saved under a key; None when nothing was, or when it was damaged.
 
         A ValueError of `decode` means damage; a damaged file is moved aside only by its keeper.
-
-        Raises:
-            StateError: There may be a file, but it cannot be read now.
         """
         if not os.path.lexists(self.directory):
             return None
@@ -161,11 +154,7 @@ class StateStore:
         return None
 
     def save(self, key: StateKey, content: bytes) -> None:
-        """Replace the file of a claimed key.
-
-        Raises:
-            StateError: The old file is still there, unchanged, or the key is not claimed.
-        """
+        """Replace the file of a claimed key, or leave it as it was."""
         path = self.directory / file_name(key)
         with self._using(path.name):
             self._renew_locks()
@@ -181,11 +170,7 @@ class StateStore:
             replace_file(str(path), data, temporary=str(temporary), mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
-        """List the keys of a kind that this keeper saved in the last so many seconds.
-
-        Raises:
-            StateError: The directory cannot be read.
-        """
+        """List the keys of a kind that this keeper saved in the last so many seconds."""
         keys: list[StateKey] = []
         if not os.path.lexists(self.directory):
             return keys
@@ -338,11 +323,7 @@ def dumps(value: object) -> bytes:
 
 
 def loads(kind: Any, content: bytes) -> Any:
-    """Read a value of a type back.
-
-    Raises:
-        ValueError: It is not what `dumps` writes.
-    """
+    """Read a value of a type back; raises a ValueError where it is not what `dumps` writes."""
     try:
         return from_json(kind, json.loads(content))
     except (LookupError, TypeError, AttributeError) as error:

@@ -219,11 +219,7 @@ class Slot:
         return total
 
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
-        """Move the oldest departed processes into the base, but for `keep` of them and those whose files are `present`.
-
-        Yields:
-            The ids that no longer have a record.
-        """
+        """Move the oldest departed processes into the base, but for `keep` and those whose files are `present`; their ids."""
         for _ in range(sum(not each.living for each in self.processes) - keep):
             first = self.processes[0]
             if first.living or first.identity.id in present:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,24 @@ from exporter.ledger.goodput.run_state import Witnesses
 
 
 def killed(
-    tmp_path: Path,
-    witnesses: Witnesses,
+    directory: Path,
     *,
     failure: str = "",
     final: bool = False,
-    others: tuple[str, ...] = (),
+    others: Sequence[str] = (),
     others_final: bool = False,
+    status: int | None = None,
+    pid: int = 7,
+    oom_kills: Sequence[float] = (),
 ) -> dict[str, float]:
     """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
-    sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.witnesses = witnesses
+    directory.mkdir(exist_ok=True)
+    sidecar, counts = Sidecar(directory), iter(oom_kills)
+    ends = [] if status is None else [End(directory, pid, status, Clock().wall + 6.0)]
+    sidecar.collector.sessions.witnesses = Witnesses(lambda: next(counts, None), lambda: ends)
     first = Watched(sidecar, job=a_job())
     first.job.hold(0.5)
-    peers = [Watched(sidecar, rank=rank) for rank in range(1, 1 + len(others))]
-    for peer in peers:
-        peer.job = a_job()
+    peers = [Watched(sidecar, rank=rank, job=a_job()) for rank in range(1, 1 + len(others))]
     first.see()
     for peer, why in zip(peers, others, strict=True):
         peer.job.failure = why
@@ -38,83 +41,52 @@ def killed(
     return reasons(first.die())
 
 
-def test_a_process_says_itself_why_it_ends(tmp_path: Path) -> None:
-    assert killed(tmp_path, Witnesses(), failure="gpu_memory", final=True) == {"gpu_memory": 1}
-
-
-def test_another_rank_may_have_been_the_cause(tmp_path: Path) -> None:
-    assert killed(tmp_path, Witnesses(), failure="nccl_timeout", others=("gpu", "network")) == {"gpu": 1}
-
-
-@pytest.mark.parametrize("consequence", ["network", "nccl_timeout", ""])
+@pytest.mark.parametrize("failure", ["network", "nccl_timeout", ""])
 def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
-    tmp_path: Path, consequence: str
+    tmp_path: Path, failure: str
 ) -> None:
-    assert killed(tmp_path, Witnesses(), failure=consequence, final=True, others=("",)) == {"signal": 1}
+    assert killed(tmp_path, failure=failure, final=True, others=[""]) == {"signal": 1}
 
 
-def test_a_rank_that_left_in_order_before_is_the_cause_of_a_lost_connection(tmp_path: Path) -> None:
-    ended = killed(tmp_path, Witnesses(), failure="network", final=True, others=("",), others_final=True)
+def test_what_the_processes_say_is_believed_the_most_telling_first(tmp_path: Path) -> None:
+    said = killed(tmp_path / "a", failure="gpu_memory", final=True)
+    by_others = killed(tmp_path / "b", failure="nccl_timeout", others=["gpu", "network"])
+    left_before = killed(tmp_path / "c", failure="network", final=True, others=[""], others_final=True)
 
-    assert ended == {"exit": 1}
-
-
-def test_a_process_whose_end_nobody_saw_ended_for_an_unknown_reasons(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    first.see()
-    sidecar.feed.files.clear()
-    sidecar.restart()
-    page = Watched(sidecar, job=a_job()).see()
-
-    assert reasons(page) == {"unknown": 1}
+    assert [said, by_others, left_before] == [{"gpu_memory": 1}, {"gpu": 1}, {"exit": 1}]
 
 
 def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
-    counts = iter([3.0, 4.0])  # while it lives, and after its end
-
-    assert killed(tmp_path, Witnesses(oom_kills=lambda: next(counts))) == {"oom_kill": 1}
+    assert killed(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}  # while it lives, and after its end
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"), [(-9, "signal"), (137, "signal"), (-2, "user"), (-11, "signal"), (1, "exit")]
+    ("status", "pid", "expected"),
+    [
+        *((-9, 7, "signal"), (137, 7, "signal"), (-2, 7, "user"), (-11, 7, "signal"), (1, 7, "exit")),
+        # A shell or a launcher around it passes on a signal and nothing else.
+        *((137, 99, "signal"), (1, 99, "signal")),
+    ],
 )
-def test_run_has_seen_the_exit_status(tmp_path: Path, status: int, expected: str) -> None:
-    sidecar_time = Clock().wall + 6.0
-    end = End(tmp_path / "x", 7, status, sidecar_time)
-
-    assert killed(tmp_path, Witnesses(ends=lambda: [end])) == {expected: 1}
-
-
-def test_a_shell_around_the_job_passes_on_its_signal_and_nothing_else(tmp_path: Path) -> None:
-    time = Clock().wall + 6.0
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    shell, launcher = End(tmp_path, 99, 137, time), End(tmp_path, 99, 1, time)
-
-    assert killed(tmp_path / "a", Witnesses(ends=lambda: [shell])) == {"signal": 1}
-    assert killed(tmp_path / "b", Witnesses(ends=lambda: [launcher])) == {"signal": 1}
+def test_run_has_seen_the_exit_status(tmp_path: Path, status: int, pid: int, expected: str) -> None:
+    assert killed(tmp_path, status=status, pid=pid) == {expected: 1}
 
 
 def test_a_process_that_exited_normally_is_believed_unless_its_status_says_otherwise(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    failed = Witnesses(ends=lambda: [End(tmp_path, 7, 3, Clock().wall + 6.0)])
-
-    assert killed(tmp_path / "a", Witnesses(), final=True) == {}
-    assert killed(tmp_path / "b", failed, final=True) == {"exit": 1}
+    assert killed(tmp_path / "a", final=True) == {}
+    assert killed(tmp_path / "b", final=True, status=3) == {"exit": 1}
 
 
-def test_a_machine_that_began_anew_took_the_job_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("boot", "expected"), [("boot-1", "unknown"), ("boot-2", "host")])
+def test_who_ended_while_nobody_looked_ended_with_the_machine_if_that_began_anew(
+    tmp_path: Path, boot: str, expected: str
+) -> None:
     sidecar = Sidecar(tmp_path)
     sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-1"))
-    first = Watched(sidecar, job=a_job())
-    first.see()
+    Watched(sidecar, job=a_job()).see()
     sidecar.feed.files.clear()
     sidecar.restart()
-    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-2"))
-    second = Watched(sidecar, job=a_job())
-    page = second.see()
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", boot))
+    page = Watched(sidecar, job=a_job()).see()
 
-    assert reasons(page) == {"host": 1}
-    assert reasons(page, "restarts") == {"host": 1}
+    assert reasons(page) == reasons(page, "restarts") == {expected: 1}

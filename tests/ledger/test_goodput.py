@@ -21,29 +21,6 @@ def killed_at_100() -> Books:
     return books
 
 
-def test_a_restart_at_the_save_loses_the_steps_after_it() -> None:
-    books = killed_at_100()
-    at_risk, interrupted = books.goodput.uncommitted, dict(books.goodput.interruptions)
-    books.now += 30.0
-    again = a_job(90, load=1.0)
-    books.begin(again)
-
-    assert at_risk == 10
-    assert interrupted["oom_kill"] == 1
-    assert books.lost() == {
-        "init": 8,
-        "checkpoint_save": 2,
-        "checkpoint_load": 1,
-        "lost_progress": 0.5 + 0.25 + 10,
-        "downtime": 30,
-    }
-    assert books.goodput.lost_steps == 10
-    assert books.goodput.restarts["oom_kill"] == 1
-    assert books.goodput.productive == 90
-    assert books.goodput.uncommitted == 0
-    assert books.goodput.wall == books.now - 1000.0
-
-
 def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice() -> None:
     books = killed_at_100()
     again = a_job(50)

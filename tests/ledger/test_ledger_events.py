@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from ledger_support import Sidecar, a_process, a_snapshot
 
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.ranks import Rank, decode
-from exporter.ledger.totals import RankKey, Slot, Totals, added_events
+from exporter.ledger.totals import added_events
 from exporter.recording.values import EventsReading, Recording
 
 WHO = {"run": "r", "rank": "0"}
@@ -86,10 +85,3 @@ def test_adding_is_associative_and_adds_up(a: EventsReading, b: EventsReading, c
     for name in ("counts", "suppressed", "delivered", "dropped"):
         parts = [sum(getattr(part, name).values()) for part in (a, b, c)]
         assert sum(getattr(total, name).values()) == sum(parts)
-
-
-@given(readings())
-def test_the_state_file_keeps_them_exactly(events: EventsReading) -> None:
-    slots, _ = decode(Rank(RankKey("r", 0, ""), {0: Slot(0, Totals(events=events))}).encode())
-
-    assert slots[0].base.events == events

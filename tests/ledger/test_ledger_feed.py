@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from feed_support import Child, needs_root, read_only_view, training_process
 from ledger_support import Page
 from waiting import wait_until
 
+from exporter.errors import CollectError
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
@@ -108,21 +111,34 @@ while True:
 """
 
 
+@contextmanager
+def sidecar_process(feed: Path, *state: Path) -> Iterator[subprocess.Popen[str]]:
+    """A sidecar in a process of its own, which is ready, and killed at the end."""
+    command = [sys.executable, "-c", SIDECAR, str(feed), *map(str, state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert line_of(process) == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
 @pytest.mark.timeout(60)
 def test_a_sidecar_that_is_killed_at_any_instant_publishes_no_total_that_falls(tmp_path: Path) -> None:
     published: list[int] = []
     said, lives = 0, 8
     for life in range(lives):
-        sidecar = subprocess.Popen(
-            [sys.executable, "-c", SIDECAR, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        assert sidecar.stdout is not None
-        assert sidecar.stdout.readline() == "ready\n"
-        with training_process(tmp_path) as child:
-            said += flood(child, 0.3)
-        time.sleep(0.01 * life)
-        sidecar.kill()
-        published += [int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()]
+        with sidecar_process(tmp_path) as sidecar:
+            with training_process(tmp_path) as child:
+                said += flood(child, 0.3)
+            time.sleep(0.01 * life)
+            sidecar.kill()
+            published += [int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()]
 
     final = look(a_sidecar(tmp_path)).count("train_stat0", **RANK_0)
 
@@ -137,50 +153,38 @@ def test_a_sidecar_that_is_killed_at_any_instant_publishes_no_total_that_falls(t
 def test_a_second_sidecar_looks_on_and_takes_over_when_the_first_is_killed(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
-        first = subprocess.Popen(
-            [sys.executable, "-c", SIDECAR, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        assert first.stdout is not None
-        assert [first.stdout.readline(), first.stdout.readline()] == ["ready\n", "1\n"]
-        second = a_sidecar(tmp_path)
-        page = look(second)
-        assert page.get("exporter_feed_owner") == 0
-        assert page.count("train_stat0", **RANK_0) == 1
+        with sidecar_process(tmp_path) as first:
+            assert line_of(first) == "1\n"
+            second = a_sidecar(tmp_path)
+            looks_on = look(second)
+        takes_over = look(second)
 
-        first.kill()
-        first.communicate()
-
-        page = look(second)
-        assert page.get("exporter_feed_owner") == 1
-        assert page.count("train_stat0", **RANK_0) == 1
+    assert [page.get("exporter_feed_owner") for page in (looks_on, takes_over)] == [0, 1]
+    assert [page.count("train_stat0", **RANK_0) for page in (looks_on, takes_over)] == [1, 1]
 
 
 def test_a_rank_that_moves_to_another_node_continues_there_once_the_first_has_let_go(tmp_path: Path) -> None:
     here, there, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
     for each in (here, there, shared):
         each.mkdir()
-    other = subprocess.Popen(
-        [sys.executable, "-c", SIDECAR, str(there), str(shared)], stdout=subprocess.PIPE, text=True
-    )
-    assert other.stdout is not None
     sidecar = a_sidecar(here, shared)
-    try:
-        with training_process(there) as before, training_process(here) as after:
-            before.tell("publish")
-            assert [other.stdout.readline(), other.stdout.readline()] == ["ready\n", "1\n"]
-            after.tell("publish")
-            collected = sidecar.collect()
-            assert "another sidecar keeps the totals of run 'r', rank 0" in collected.problems[0][1]
-            page = Page(collected)
-            assert page.count("train_stat0", **RANK_0) is None
-            assert page.get("training_feed_alive", **RANK_0) == 1
-            before.tell("finish")
-            before.kill()
-            while page.count("train_stat0", **RANK_0) is None:
-                page = look(sidecar)
-    finally:
-        other.kill()
-        other.communicate()
+    with (
+        sidecar_process(there, shared) as other,
+        training_process(there) as before,
+        training_process(here) as after,
+    ):
+        before.tell("publish")
+        assert line_of(other) == "1\n"
+        after.tell("publish")
+        collected = sidecar.collect()
+        assert "another sidecar keeps the totals of run 'r', rank 0" in collected.problems[0][1]
+        page = Page(collected)
+        assert page.count("train_stat0", **RANK_0) is None
+        assert page.get("training_feed_alive", **RANK_0) == 1
+        before.tell("finish")
+        before.kill()
+        while page.count("train_stat0", **RANK_0) is None:
+            page = look(sidecar)
 
     assert page.count("train_stat0", **RANK_0) == 2
     assert page.get("exporter_ledger_withheld_ranks") == 0
@@ -218,8 +222,6 @@ def test_an_owner_lock_that_somebody_else_made_first_is_said() -> None:
 
 
 def test_a_missing_feed_directory_costs_the_feed_only(tmp_path: Path) -> None:
-    from exporter.errors import CollectError
-
     sidecar = a_sidecar(tmp_path / "gone")
 
     with pytest.raises(CollectError) as raised:

@@ -43,21 +43,6 @@ def records(
     sidecar.feed.put(snapshot, alive=alive)
 
 
-def test_a_rank_that_restarts_continues_its_totals(sidecar: Sidecar) -> None:
-    first, second = a_process(), a_process(started=START + 10)
-    records(sidecar, first, 3)
-    sidecar.collect()
-    records(sidecar, first, 5, sequence=2, alive=False)
-    assert sidecar.after(1).count("loss", **RANK_0) == 5
-    assert sidecar.feed.files == {}
-
-    records(sidecar, second, 1)
-
-    page = sidecar.after(1)
-    assert page.count("loss", **RANK_0) == 6
-    assert page.count("loss", **RANK_0, worker="1") is None
-
-
 def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
     ghost = a_process()
     records(sidecar, ghost, 5)

@@ -20,7 +20,6 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, Ru
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse
 from exporter.ledger.energy.collector import Sources
 from exporter.ledger.energy.measured import PowerSplitter, Stay, gone_on
-from exporter.recording.values import TrainingReading
 from exporter.training.span_kinds import kind_named
 
 FAMILY = "training_phase_energy_joules_total"
@@ -231,13 +230,6 @@ def test_stays_that_overlapping_snapshots_tell_are_each_known_once() -> None:
     assert spent == pytest.approx(20 * 0.25, abs=1e-4)
     assert all(one[1] == pytest.approx(two[0], abs=1e-5) for one, two in itertools.pairwise(known))
     assert len(known) == 41
-
-
-@pytest.mark.parametrize("history", [(0,), (1, 5), (-1, 5)])
-def test_a_history_that_no_writer_makes_is_left_out(history: tuple[int, ...]) -> None:
-    reading = TrainingReading(history_until=10.0, history_phases=("forward",), history=history)
-
-    assert gone_on((), reading) == ()
 
 
 def test_ranks_that_share_a_card_share_its_power() -> None:

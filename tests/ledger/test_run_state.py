@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from goodput_support import PaperJob, Watched, told
+from goodput_support import PaperJob, Watched, steps, told
+from goodput_support import a_job as new_job
 from ledger_support import Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
 from exporter.feed.runs import End
@@ -29,12 +30,9 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def a_job(steps: int = 5, seconds: float = 1.0) -> PaperJob:
-    job = PaperJob()
-    job.spend("init", 4.0)
-    job.begin_loop(0)
-    for _ in range(steps):
-        job.train(seconds)
+def a_job(count: int = 5, seconds: float = 1.0) -> PaperJob:
+    job = new_job()
+    steps(job, count, seconds)
     return job
 
 
@@ -86,7 +84,7 @@ def ended(sidecar: Sidecar, *ends: End) -> None:
 
 
 def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job(steps=0))
+    watched = Watched(sidecar, job=a_job(0))
     put(watched)
     before = sidecar.collect()
     watched.job.hold(600.0)  # the first step compiles
@@ -114,12 +112,8 @@ def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
     put(watched)
     again = sidecar.collect()
 
-    assert [state(each) for each in (running, not_yet, hung, again)] == [
-        "running",
-        "running",
-        "hung",
-        "running",
-    ]
+    states = [state(each) for each in (running, not_yet, hung, again)]
+    assert states == ["running", "running", "hung", "running"]
     assert shown(running) == shown(not_yet) == shown(again) == set(GAUGES)
     assert shown(hung) == {"training_step"}
 
@@ -197,11 +191,7 @@ def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
 
 @pytest.mark.parametrize(
     ("final", "ending", "expected"),
-    [
-        (True, None, "finished"),
-        (True, Ending("ValueError", 1.0), "failed"),
-        (False, None, "lost"),
-    ],
+    [(True, None, "finished"), (True, Ending("ValueError", 1.0), "failed"), (False, None, "lost")],
 )
 def test_without_run_the_end_is_deduced_and_that_is_said(
     sidecar: Sidecar, final: bool, ending: Ending | None, expected: str
@@ -230,16 +220,12 @@ def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar) -> Non
     assert [state(lost), state(sidecar.after(1.0))] == ["lost", "failed"]
 
 
-def a_helper(**changes: object) -> ProcessIdentity:
-    return a_process(rank=None, role="helper").replace(**changes)
-
-
 def records(sidecar: Sidecar, process: ProcessIdentity, samples: int, *, sequence: int = 1) -> None:
     sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * samples), sequence=sequence))
 
 
 def test_a_helper_takes_no_rank_and_one_that_begins_to_train_is_counted_once(sidecar: Sidecar) -> None:
-    helper = a_helper()
+    helper = a_process(rank=None, role="helper")
     records(sidecar, helper, 3)
     before = sidecar.collect()
     records(sidecar, helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)

@@ -345,7 +345,5 @@ def test_a_process_begins_when_the_kernel_says_so(tmp_path: Path) -> None:
 
     assert began(7, 960.0) == 950.0
     assert [began(None, 960.0), began(8, 960.0)] == [960.0, 960.0]
-    assert [began(7, 940.0), began(7, 2000.0)] == [
-        940.0,
-        2000.0,
-    ]  # a later process of that number; a notebook
+    assert began(7, 940.0) == 940.0, "a later process of that number"
+    assert began(7, 2000.0) == 2000.0, "a notebook"

@@ -125,18 +125,6 @@ def test_work_waits_until_it_is_known_what_became_of_it() -> None:
     run.check()
 
 
-def test_a_sidecar_that_is_killed_goes_on_with_what_was_saved() -> None:
-    run = Run()
-    run.energy.settle(flows())
-    run.divide(1000.0, {"forward": 10.0})
-    run.restart()
-    run.energy.settle(flows(productive=5.0, uncommitted=5.0))
-
-    assert run.productive() == 500
-    assert run.pool() == pytest.approx(500)
-    run.check()
-
-
 def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
     run = Run()
     run.energy.settle(flows())

@@ -40,11 +40,7 @@ def shares_of(
     gpu_use: Sequence[GpuProcessUse],
     whole: str | None = None,
 ) -> list[Share]:
-    """Divide one device by what was used between two moments, or give it to the one run that has the `whole` machine.
-
-    Returns:
-        One for each run with a part in it; empty where that is not known.
-    """
+    """Divide one device among the runs with a part in it by what was used between two moments; empty is not known."""
     if whole is not None:
         return [Share(whole, "whole", 1.0)]
     if reading.component == "gpu":

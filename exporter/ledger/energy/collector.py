@@ -1,16 +1,9 @@
 """EnergyCollector: from the devices' joules to the energy, carbon, water and cost of every run.
 
-Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Readings of energy, the use
-that runs make of the machine and of its GPUs, and the tariffs come in; families go out.
-
-One pass:
-
-1. Ask for the machine's lock: of all exporters on it one counts.
-2. Add up what every device has used since the last pass.
-3. When the runs' use is known anew, divide what has come together among them, at the tariffs in force now.
-4. Save: first what was divided, then what the runs got. A sidecar that is killed between the two loses a few
-   seconds of energy; the other way round it would count them twice.
-5. Publish what is saved.
+Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Each pass adds up what every device
+has used, and divides it among the runs at the tariffs in force when their use is known anew. Then it saves: first what was
+divided, then what the runs got. A sidecar that is killed between the two loses a few seconds of energy; the other way
+round it would count them twice. What is saved is published.
 
 Energy that no run can be shown to have used is nobody's, and in no `training_` family: a machine that waits for a
 job, a GPU that a stranger holds. What was used while no sidecar ran goes to the runs that lived before and after.
@@ -55,7 +48,6 @@ class _Run:
     """A run in memory."""
 
     page: Page
-    seen: float  # monotonic time at which it last lived
     counters: RunEnergy
     kept: bool = False  # what was saved before is part of the counters
     saved: bool = False  # they may be shown as they are
@@ -63,12 +55,7 @@ class _Run:
 
 
 class EnergyCollector:
-    """Counts the energy of the runs.
-
-    Args:
-        whole_machine: Whether the machine serves one run, so that all of it is that run's while it is alone.
-        linger_seconds: How long the counters of a run are shown after its end.
-    """
+    """Counts the energy of the runs; with `whole_machine` all of it is that of the one run which is alone on it."""
 
     name = "energy"
     specs = families.SPECS
@@ -137,7 +124,6 @@ class EnergyCollector:
         self._runs = {}
         self._devices = Devices(self._boot)
         self._kept = False  # what was saved before is part of the devices
-        self._saved = False
         self._last_pass: float | None = None  # of the sidecar before this one, in this boot
         self._divided: MachineUse | None = None
         self._divided_at: float | None = None
@@ -157,9 +143,9 @@ class EnergyCollector:
                 collected.unsupported.append(told)
         return self._kept
 
-    def _open_run(self, name: str, now: float, collected: Collected) -> _Run:
+    def _open_run(self, name: str, collected: Collected) -> _Run:
         """Learn what was counted of a run before; raises a CollectError where it cannot be read now."""
-        run = self._runs.get(name) or _Run(self._keeper.page("energy", name), now, RunEnergy(self._boot))
+        run = self._runs.get(name) or _Run(self._keeper.page("energy", name), RunEnergy(self._boot))
         rows = None if run.kept else run.page.load()
         if rows is not None:
             run.counters.resume(rows)
@@ -203,7 +189,7 @@ class EnergyCollector:
                 run.counters.settle(work.flow(name, run.counters.session))
         self._save(collected)
         for name, run in list(self._runs.items()):
-            if now - run.seen > self._linger_seconds:
+            if now - (run.counters.alive_at or 0.0) > self._linger_seconds:
                 run.page.close()
                 del self._runs[name]
 
@@ -219,13 +205,13 @@ class EnergyCollector:
     ) -> None:
         """Give every run its part of what was used since the last time; it waits where a run's page cannot be read."""
         names = {run.run for run in use.runs} if whole is None else {whole}
-        runs = {name: self._open_run(name, now, collected) for name in sorted(names)}
+        runs = {name: self._open_run(name, collected) for name in sorted(names)}
         tariffs, intensity = self._tariffs, self._intensity
         before, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
         # The first time it is what was used since the sidecar's first reading.
         seconds = now - self._began_at if before is None else use.at - before.at
         for name, run in runs.items():
-            run.seen = run.counters.alive_at = now
+            run.counters.alive_at = now
             run.counters.begin([each for each in work.processes if each.run == name])
             run.counters.hold(None, 1 / len(runs), seconds, tariffs)
         for device in self._devices:
@@ -255,13 +241,13 @@ class EnergyCollector:
         return self._splitter.split(uuid, ranks, now)
 
     def _save(self, collected: Collected) -> None:
-        self._saved = False
+        saved = False
         with collected.part():
             self._page.save(self._devices.rows())
-            self._saved = True
+            saved = True
         for run in self._runs.values():
-            run.saved = run.saved and self._saved and not run.counters.changed
-            if run.kept and self._saved and not run.saved:
+            run.saved = run.saved and saved and not run.counters.changed
+            if run.kept and saved and not run.saved:
                 with collected.part():
                     run.page.save(run.counters.rows())
                     run.saved, run.counters.changed = True, False

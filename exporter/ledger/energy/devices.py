@@ -77,14 +77,10 @@ class Device:
 
 
 class Devices:
-    """All devices of the machine in this boot; those that are present, in order.
-
-    Attributes:
-        passed_at: Monotonic time of the last pass, in this boot; None before one.
-    """
+    """All devices of the machine in this boot; those that are present, in order."""
 
     def __init__(self, boot: str) -> None:
-        self.passed_at: float | None = None
+        self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
         self._boot = boot
         self._devices: dict[tuple[str, ...], Device] = {}  # by component, device, source
         self._rows: Rows = {}

@@ -63,17 +63,11 @@ def gone_on(stays: tuple[Stay, ...], reading: TrainingReading) -> tuple[Stay, ..
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What one GPU drew in an interval, in joules.
+    """What one GPU drew in an interval, in joules."""
 
-    Attributes:
-        joules: By phase.
-        blurred: Of them, those in stays of fewer samples than `CLEAR_SAMPLES`, mixed with their neighbours'.
-        waiting: Drawn after the interval.
-    """
-
-    joules: Mapping[str, float]
-    blurred: Mapping[str, float]
-    waiting: float
+    joules: Mapping[str, float]  # by phase
+    blurred: Mapping[str, float]  # of them, those in stays of fewer samples than `CLEAR_SAMPLES`
+    waiting: float  # drawn after the interval
 
 
 class PowerSplitter:
@@ -103,8 +97,7 @@ class PowerSplitter:
     def split(self, uuid: str, ranks: Sequence[tuple[Stay, ...]], now: float) -> Split | None:
         """Divide what a GPU drew since the last time among the phases of the ranks on it.
 
-        Returns:
-            None where that cannot be: nothing is waiting then. Where there are no joules, all of them wait.
+        None where that cannot be: nothing is waiting then. Where there are no joules, all of them wait.
         """
         drawn, began = self._drawn.pop(uuid, []), self._divided.pop(uuid, None)
         if not drawn and began is None:

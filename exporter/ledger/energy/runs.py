@@ -49,16 +49,11 @@ POWER_SAMPLES, EXCLUSIVE, TIME_SHARE = "power_samples", "exclusive", "time_share
 
 
 class RunEnergy:
-    """The counters of one run.
-
-    Attributes:
-        alive_at: Monotonic time of the last pass in which the run lived, in this boot; None when it did not.
-        changed: Whether there is something that was not yet saved.
-    """
+    """The counters of one run."""
 
     def __init__(self, boot: str) -> None:
-        self.alive_at: float | None = None
-        self.changed = False
+        self.alive_at: float | None = None  # monotonic time of the last pass in which it lived, in this boot
+        self.changed = False  # there is something that was not yet saved
         self._boot = boot
         self._counters: dict[tuple[str, ...], float] = {}
         self._tells = False  # of its training

@@ -127,11 +127,7 @@ class CarbonFile:
         self._entries: list[tuple[float, float]] = []
 
     def look(self) -> None:
-        """Read it.
-
-        Raises:
-            CollectError: `carbon_file`: it cannot be read or understood; what was in force stays so.
-        """
+        """Read it; raises a CollectError where it cannot be read or understood, and what was in force stays so."""
         try:
             found = self._path.stat()
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:  # nobody waits for a pipe

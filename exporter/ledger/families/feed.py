@@ -84,13 +84,7 @@ SPECS = (*OF_PROCESSES.values(), *OF_LEDGER.values())
 def tell_processes(
     collected: Collected, slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]
 ) -> None:
-    """Fill the families about the processes that write the feed.
-
-    Args:
-        collected: Where they go.
-        slots: All that may be shown.
-        gpu_of: Gives index and UUID of the GPU that a process holds, by process id.
-    """
+    """Fill the families about the processes that write the feed; `gpu_of` gives index and UUID, by process id."""
     names = sorted({name for each in slots for name, _ in each.process.identity.labels})
     info = OF_LEDGER["training_rank_info"]
     info = replace(info, labels=info.labels + tuple([f"label_{name}" for name in names]))

@@ -172,11 +172,7 @@ _TYPES: tuple[tuple[str, str], ...] = (
 
 
 def data_type(precision: str) -> str:
-    """Tell the data type in which a run multiplies matrices, from its framework's word (`16-mixed`, `torch.float16`, ...).
-
-    Returns:
-        `bf16`, `fp16`, `fp8` or `tf32`; "" where that is not clear, or is one without a row in the table.
-    """
+    """Tell the data type of matrix products from a framework's word (`16-mixed`, `torch.float16`); "" is not clear."""
     return next((name for pattern, name in _TYPES if re.search(pattern, precision.lower())), "")
 
 

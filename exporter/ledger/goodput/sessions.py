@@ -49,14 +49,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GoodputOptions:
-    """What is to be counted as what.
+    """What is to be counted as what."""
 
-    Attributes:
-        new_after_seconds: Without a session tag, a process that begins so long after the end of the last one of its
-            run, at step 0 and without a checkpoint, begins another task.
-    """
-
-    validation_is_productive: bool = False
+    validation_is_productive: bool = False  # from the next attempt on
+    # without a session tag, a process that begins so long after the end of the last one of its run, at step 0 and
+    # without a checkpoint, begins another task
     new_after_seconds: float = 3600.0
     hang_seconds: float = 60.0  # no step for so long, and for `hang_steps` usual steps, is a hang
     hang_steps: float = 10.0
@@ -203,18 +200,10 @@ class Session:
 
 
 class Sessions:
-    """All sessions that this sidecar keeps.
-
-    Args:
-        shared: Whether other sidecars may go on with the state files, so that a session is let go of at its end.
-
-    Attributes:
-        options: May be replaced from any thread; those of validation hold from the next attempt on.
-        witnesses: Who is asked for the ends of processes; set by the composition root.
-    """
+    """All sessions that this sidecar keeps; of `shared` state it lets go at a session's end, for another to go on."""
 
     def __init__(self, state: StateStore, *, shared: bool = False) -> None:
-        self.options = GoodputOptions()
+        self.options = GoodputOptions()  # may be replaced from any thread, as may the witnesses
         self.witnesses = Witnesses()
         self._state = state
         self._linger_seconds = 0.0
@@ -298,9 +287,8 @@ class Sessions:
             return
         if not process.living and not reading.loop and not reading.failure and process.final:
             return  # it came and went in order without training: no attempt at anything
-        since = self._first_told.setdefault(identity.id, now.monotonic)
+        waited = now.monotonic - self._first_told.setdefault(identity.id, now.monotonic) >= TAG_SECONDS
         tag = dict(reading.facts).get("session_tag", "")
-        waited = now.monotonic - since >= TAG_SECONDS
         if tag or reading.loop or reading.finished or waited or not process.living:
             name, kind = (tag, "session") if tag else (identity.run, "run")
             # That of another rank than 0 is not the run's: it only tells this node what has become of its work.
