@@ -9,6 +9,7 @@ from typing import Any
 from exporter import training
 from exporter.one_logger.provider import forget
 from exporter.one_logger.records import current
+from exporter.recording.identity import PROCESS
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training.buffers import Anchor, SpanBuffer
 from exporter.training.interpreter import Interpreter
@@ -152,6 +153,7 @@ def begun_anew() -> Iterator[None]:
 def _begin_anew() -> None:
     forget()
     TRAINING.after_fork()
+    PROCESS.after_fork()  # it has no rank until it trains
 
 
 def configured(*, telemetry: dict[str, Any] | None = None, export_all: bool = False, **base: Any) -> Memory:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,7 +92,6 @@ class BaseJsonExporter(BaseExporter):
     def __init__(self) -> None:
         super().__init__()
         self._record_count = 0
-        self._lock = threading.RLock()  # for those that are used by hand, from several threads
         self._held_back: Span | None = None
 
     def export_start(self, span: Span) -> None:
@@ -166,10 +164,9 @@ class BaseJsonExporter(BaseExporter):
         whose: dict[str, Any] = {} if who.rank is None else {"rank": who.rank, "node_name": who.node}
         if name is not None:
             whose["application_name"] = name
-        with self._lock:
-            count = self._record_count + 1
-            self._write({"type": kind.value, **fields, "count": count, "pid": os.getpid(), **whose})
-            self._record_count = count  # a record that is offered again keeps its number
+        count = self._record_count + 1
+        self._write({"type": kind.value, **fields, "count": count, "pid": os.getpid(), **whose})
+        self._record_count = count  # a record that is offered again keeps its number
 
 
 def _json_of(event: Event | None) -> dict[str, Any] | None:

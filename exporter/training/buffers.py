@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from time import monotonic
@@ -77,7 +78,7 @@ class SpanBuffer:
     """
 
     def __init__(self, anchor: Anchor, parent: SpanBuffer | None = None) -> None:
-        self.items: list[Any] = []
+        self.items: Any = []
         self.thread = threading.get_ident()
         self.parent = parent
         self.anchor = weakref.ref(anchor)
@@ -90,9 +91,9 @@ class SpanBuffer:
         """Drain up to so many items, an even number, after those that wait."""
         waiting, self.waiting = self.waiting, []
         more = max(most - len(waiting), 0)
-        taken = waiting + self.items[:more]
+        waiting += self.items[:more]
         del self.items[:more]
-        return taken
+        return waiting
 
     def drop(self) -> None:
         """Drop the older half: by whoever interprets, or on its own thread, when nobody can."""
@@ -190,13 +191,6 @@ class Handle:
         return f"<{self.kind.call}>"
 
 
-class _Nowhere(list[Any]):
-    """The items of a process in which nothing is recorded: none are kept."""
-
-    def extend(self, _items: object) -> None:
-        """Forget them."""
-
-
 # Places: whose buffer a call belongs to -----------------------------------------------------------------------
 
 
@@ -233,7 +227,7 @@ class Place:
         self._anchor = Anchor()
         self.buffer = SpanBuffer(self._anchor, parent)
         if not recorded:
-            self.buffer.items = _Nowhere()
+            self.buffer.items = deque(maxlen=0)  # keeps nothing
         self.extend: Callable[[Any], None] = self.buffer.items.extend
         self.handles = Handles(self.buffer)
         self.opened: list[Span] = []

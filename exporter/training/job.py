@@ -117,7 +117,6 @@ class Job:
             self.open_loop = opened
             loop = self._enter(mark.values["train_iterations_start"], mark.values)
             self.checkpoints.loop_begins()
-            self.facts.target(loop.values.get("train_iterations_target"))
             self.facts.ask(mark.values)
             if opened.known:
                 self.telemetry.loop_began(opened, loop, mark.span.start_event.timestamp.seconds_since_epoch)
@@ -133,14 +132,14 @@ class Job:
     def application_began(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
         """Take what is configured when an application begins; after the start of its span was told."""
         if self.telemetry.configured:
-            self.facts.application(values.get("application_name", ""), values.get("settings") or {})
+            self.facts.ask({**values, **(values.get("settings") or {})})
             self.telemetry.application_began(opened, values)
             self.training_configured(opened, values.get("training"))
 
     def training_configured(self, opened: OpenSpan, values: Mapping[str, Any] | None) -> None:
         """Take the configuration of the training within an application."""
         if self.telemetry.trains and values:
-            self.facts.training(values)
+            self.facts.ask(values)
             (self.loop or self._before_loops).ask(values)
             self.telemetry.training_configured(opened, values)
 

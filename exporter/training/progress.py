@@ -277,32 +277,21 @@ class Facts:
         """Give all texts, sorted by name."""
         return tuple(sorted(self._texts.items()))
 
-    def application(self, name: str, values: Mapping[str, Any]) -> None:
-        """Take what the configuration says of the application, callables asked."""
-        self._say("application", name)
-        self._say("session_tag", values.get("session_tag"))
-        if values.get("is_baseline_run") is not None:
-            self._say("is_baseline", str(bool(values["is_baseline_run"])).lower())
-        self._set_world_size(values.get("world_size"))
-
-    def training(self, values: Mapping[str, Any]) -> None:
-        """Take what the configuration says of the training."""
-        tag = values.get("perf_tag")
-        self._say("perf_tag", ",".join(tag) if isinstance(tag, list) else tag)
-        self.ask(values)
-        self.target(values.get("train_iterations_target"))
-
     def ask(self, values: Mapping[str, Any]) -> None:
-        """Take what the job's callables say."""
+        """Take what the configuration says, and the job's callables; what they do not say stays as it was."""
+        tag, baseline = values.get("perf_tag"), values.get("is_baseline_run")
+        self._say("application", values.get("application_name"))
+        self._say("session_tag", values.get("session_tag"))
+        self._say("perf_tag", ",".join(tag) if isinstance(tag, list) else tag)
+        self._say("is_baseline", "" if baseline is None else str(bool(baseline)).lower())
         if values.get("flops_per_sample"):
             self.flops_per_sample = float(values["flops_per_sample"])
-        self._set_world_size(values.get("world_size"))
-
-    def target(self, step: object) -> None:
-        """Take the step at which the training is to end."""
-        number = amount(step, 1e308)
-        if number:
-            self._families.gauge("training.step_target").set(number)
+        world, target = values.get("world_size"), amount(values.get("train_iterations_target"), 1e308)
+        if isinstance(world, int) and world > 0:
+            self.world_size = world
+            self._say("world_size", world)
+        if target:
+            self._families.gauge("training.step_target").set(target)
 
     def describe(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Take what the job says by itself; gives what is wrong: the field, and what was expected."""
@@ -314,23 +303,16 @@ class Facts:
             elif not number or (name not in RATES and not isinstance(value, int)):
                 what = {"step_target": "a step above 0", "world_size": "a number of ranks"}
                 wrong.append((name, f"to be {what.get(name, 'a number above 0')}"))
-            elif name == "step_target":
-                self.target(value)
-            elif name == "world_size":
-                self._set_world_size(value)
-            else:
+            elif name in RATES:
                 setattr(self, name, number)
+            else:
+                self.ask({"train_iterations_target" if name == "step_target" else name: value})
         return wrong
 
     def _say(self, name: str, value: object) -> None:
         text = value if isinstance(value, str) else shown(value) if isinstance(value, int | float) else ""
         if clean_text(text):
             self._texts[name] = clean_text(text)
-
-    def _set_world_size(self, value: object) -> None:
-        if isinstance(value, int) and value > 0:
-            self.world_size = value
-            self._texts["world_size"] = str(value)
 
 
 def reason_of(exception: BaseException) -> str:

@@ -57,7 +57,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path: Path) -> None:
-    told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
+    with begun_anew():
+        told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
 
     start, inner, event, error, stop, gap = lines_of(tmp_path / "deep" / "telemetry.json")
     assert [each["type"] for each in (start, inner, event, error, stop, gap)] == TYPES
@@ -96,7 +97,8 @@ def test_d24_an_environment_that_makes_no_sense_is_a_job_without_ranks(
     rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", rank)
-    told(FileExporter(tmp_path / "t.json"))
+    with begun_anew():
+        told(FileExporter(tmp_path / "t.json"))
 
     assert not any({"rank", "node_name"} & set(record) for record in lines_of(tmp_path / "t.json"))
 
