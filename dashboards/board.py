@@ -5,14 +5,15 @@ The model is Grafana's first, at the version of Grafana 10.4: Grafana 10 reads i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dashboards.palette import BLUE, PURPLE, VERMILION
 from dashboards.panels import Json, Panel
 from dashboards.queries import DATASOURCE, expand
-from dashboards.texts import texts_of
 
 SCHEMA_VERSION = 39
 TAG = "training-exporter"
@@ -33,6 +34,7 @@ class Variable:
     every: str | None = ".+"  # what All stands for in a matcher; None for the list of all of them
     regex: str = ""  # what of each result is the value; "" for all of it
     sort: int = 1  # Grafana's number for the order; 0 leaves it as the query has it
+    hidden: bool = False  # it follows from the others
     what: str = ""  # its description
 
     def model(self) -> Json:
@@ -43,6 +45,7 @@ class Variable:
             "definition": query,
             "description": self.what,
             "includeAll": self.several and self.all_of_them,
+            "hide": 2 if self.hidden else 0,
             "label": self.label,
             "multi": self.several,
             "name": self.name,
@@ -79,7 +82,6 @@ NODE = Variable(
     'label_values(exporter_build_info{@cluster, job=~"$job"}, instance)',
     what="The exporter's address; in Kubernetes the node.",
 )
-SOME_NODES = Variable(NODE.name, NODE.label, NODE.query, all_of_them=False, what=NODE.what)
 ONE_NODE = Variable(NODE.name, NODE.label, NODE.query, several=False, what=NODE.what)
 RUN = Variable(
     "run",
@@ -169,9 +171,7 @@ class Board:
         model: Json = _exact(self._model(), single)
         texts = texts_of(self.uid)
         for panel in panels_of(model):
-            text = texts[panel["title"]]
-            panel["description"] = text.description
-            panel["fieldConfig"]["defaults"]["noValue"] = text.empty
+            panel["description"], panel["fieldConfig"]["defaults"]["noValue"] = texts[panel["title"]]
         return model
 
     def _model(self) -> Json:
@@ -319,3 +319,36 @@ def panels_of(model: dict[str, Any]) -> list[Json]:
         for panel in (outer, *outer.get("panels", ()))
         if panel["type"] != "row"
     ]
+
+
+TEXTS = Path(__file__).resolve().parent / "text"
+GAP = "nothing was measured then: the exporter was down, or its source was; no line is drawn over it."
+PARTS = ("**Bad:** ", "**What to do:** ", "**A gap or no data:** ", "**Empty:** ")
+
+
+def texts_of(uid: str, directory: Path = TEXTS) -> dict[str, tuple[str, str]]:
+    """Read the description of each panel of a dashboard, as Markdown, and what the panel says when it is empty, by title.
+
+    A panel has a paragraph on what it shows, one on what a bad value looks like, one on what to do then, and one on what a
+    gap means where it means more than that nothing was measured.
+
+    Raises:
+        ValueError: A panel lacks one of its parts.
+    """
+    content = (directory / f"{uid}.md").read_text(encoding="utf-8")
+    parts = re.split(r"^### (.+)\n", content, flags=re.MULTILINE)
+    return {
+        title: _text(title, re.split(r"^## ", body, flags=re.MULTILINE)[0])
+        for title, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def _text(title: str, body: str) -> tuple[str, str]:
+    paragraphs = [" ".join(paragraph.split()) for paragraph in body.strip().split("\n\n")]
+    found = {part: paragraph for part in PARTS for paragraph in paragraphs if paragraph.startswith(part)}
+    found.setdefault("**A gap or no data:** ", f"**A gap or no data:** {GAP}")
+    missing = [part.strip("* ") for part in PARTS if part not in found]
+    if missing or paragraphs[0] in found.values():
+        raise ValueError(f"{title}: missing {', '.join(missing) or 'what it shows'}")
+    description = "\n\n".join([paragraphs[0], *(found[part] for part in PARTS[:3])])
+    return description, found["**Empty:** "].removeprefix("**Empty:** ")

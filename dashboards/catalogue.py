@@ -5,11 +5,4 @@ from __future__ import annotations
 from dashboards import energy, fleet, gpus, node, ranks, run
 from dashboards.board import Board
 
-BOARDS: tuple[Board, ...] = (
-    run.board(),
-    ranks.board(),
-    gpus.board(),
-    energy.board(),
-    node.board(),
-    fleet.board(),
-)
+BOARDS: tuple[Board, ...] = tuple(each.board() for each in (run, ranks, gpus, energy, node, fleet))

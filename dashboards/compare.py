@@ -58,6 +58,11 @@ def _joules(run: str) -> str:
 
 
 LOSS = 'max by (run) (training_loss{{{}, mode="train"}})'
+STEP = "max by (run) (training_step{@run})"
+LAST_STEPS = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
+UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEPS}))) - 1))"
+STRIDE = f"scalar(ceil(max({LAST_STEPS}) / 10 / {UNIT}) * {UNIT})"
+"""A tenth of the way, of two digits."""
 THESE, THAT = "@run", 'cluster=~"$cluster", run="$baseline"'
 
 
@@ -70,6 +75,11 @@ def _compared(
         Column(of(THESE), title, unit, 100, decimals=decimals),
         Column(f"({of(THESE)}) / scalar({of(THAT)}) - 1", delta, "percentunit", 100, better, decimals=1),
     )
+
+
+def _at_common_step(value: str) -> str:
+    """Give a number of each run as it was at the last step that all of them have reached."""
+    return f"last_over_time(({value} and on (run) {STEP} <= scalar(min({LAST_STEPS})))[$__range:$__interval])"
 
 
 def comparison() -> tuple[Panel, ...]:
@@ -98,16 +108,25 @@ def comparison() -> tuple[Panel, ...]:
                 width=100,
                 decimals=3,
             ),
+            Column(LAST_STEPS, "At step", unit="locale", width=100),
+            Column(_at_common_step(LOSS.format(THESE)), "Loss at the common step", width=100, decimals=3),
             Column(
-                "max by (run) (last_over_time(training_step{@run}[$__range]))",
-                "At step",
-                unit="locale",
+                _at_common_step("sum by (run) (training_cost_total{@run})"),
+                "Cost to it",
                 width=100,
+                decimals=2,
+            ),
+            Column(
+                "sum by (run) (last_over_time(training_cost_total{@run}[$__range]))",
+                "Cost so far",
+                width=100,
+                decimals=2,
             ),
             Column(
                 "sum by (run) (last_over_time(training_restarts_total{@run}[$__range]))", "Restarts", width=90
             ),
             sort="Tokens/s",
+            points=100,
             h=9,
         ),
         matrix(
@@ -123,8 +142,22 @@ def comparison() -> tuple[Panel, ...]:
             w=14,
             h=11,
         ),
+        matrix(
+            "Loss by step",
+            rows(
+                f"avg_over_time(({LOSS.format(THESE)} * on (run) group_left (step)"
+                f' count_values by (run) ("step", floor({STEP} / {STRIDE}) * {STRIDE}))[$__range:$__interval])'
+            ),
+            across="run",
+            down="step",
+            unit="none",
+            decimals=3,
+            numbers=True,
+            w=10,
+            h=11,
+        ),
         lines(
-            "Loss",
+            "Loss by time",
             Query(LOSS.format('@run, run!="$baseline"'), "{{run}}", BLUE),
             Query(LOSS.format(THAT), "{{run}} (baseline)"),
             unit="none",

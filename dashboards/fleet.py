@@ -69,6 +69,7 @@ def _glance() -> tuple[Panel, ...]:
             now("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
             unit="none",
             text="value_and_name",
+            w=5,
         ),
         stat(
             "Goodput, 6 h",
@@ -83,6 +84,7 @@ def _glance() -> tuple[Panel, ...]:
             now("sum(cluster:gpu_missing:sum{@cluster}) > 0", "missing", BAD),
             unit="none",
             text="value_and_name",
+            w=5,
         ),
         stat(
             "Exporters",
@@ -95,6 +97,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
             unit="none",
             text="value_and_name",
+            w=6,
         ),
         stat(
             "Mean SM activity",
@@ -103,16 +106,6 @@ def _glance() -> tuple[Panel, ...]:
             decimals=0,
             thresholds=below(0.5, 0.2),
         ),
-        stat(
-            "Firing alerts",
-            now('count(ALERTS{@cluster, alertstate="firing", severity="critical"})', "critical", BAD),
-            now(
-                'count(ALERTS{@cluster, alertstate="firing", severity!="critical"}) or 0 * max(cluster:exporter_up:count{@cluster})',
-                "others",
-            ),
-            unit="none",
-            text="value_and_name",
-        ),
     )
 
 
@@ -120,7 +113,7 @@ def _alerts() -> tuple[Panel, ...]:
     of = "alertname, severity, run, instance, rank, gpu"
     return (
         table(
-            "Firing alerts, in detail",
+            "Firing alerts",
             Column(
                 "severity",
                 "Severity",

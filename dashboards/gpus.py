@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from dashboards.board import ALERTS_OF_NODE, JOB, NUMERICAL, SOME_NODES, Board, Row, Variable
+from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL, RUN, Board, Row, Variable
 from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, PLAIN, PURPLE, THROTTLES, WARNING, fixed, named
 from dashboards.panels import YES_NO, Panel, above, bars, below, lines, stat, states, to, words
 from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
 
 UID = "training-gpus"
+HELD = (
+    'last_over_time(training_rank_info{@run, uuid!=""}[$__range])'
+    " or last_over_time(training_process_gpu_memory_bytes{@run}[$__range])"
+    ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range]) > 0,'
+    ' "uuid", "$1", "device", "(.+)")'
+)
+"""The cards of the run, as the rules `run_gpu:…` find them."""
+RUNS = Variable(RUN.name, RUN.label, RUN.query, every=".*", what="Its GPUs; All is every GPU.")
+NODES = Variable(
+    NODE.name,
+    NODE.label,
+    # What has no label `run` is what All, `.*`, matches as well.
+    'query_result(group by (instance) (last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range])'
+    f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range]) and on (uuid) ({HELD})))',
+    every=None,
+    regex='/instance="([^"]+)"/',
+    what=NODE.what,
+)
+CARDS = Variable(
+    "uuid",
+    "Card",
+    f'query_result(group by (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range]) or {HELD}))',
+    every=None,
+    regex='/uuid="([^"]+)"/',
+    hidden=True,
+    what="The cards of the chosen run and nodes.",
+)
 GPU = Variable(
     "gpu",
     "GPU",
-    "label_values(gpu_up{@node}, gpu)",
+    'label_values(gpu_up{@node, uuid=~"$uuid"}, gpu)',
     sort=NUMERICAL,
     what="The GPU's number, as the job counts.",
 )
@@ -25,8 +52,8 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / GPUs",
-        what="Use, memory, power, heat, clocks, links and errors of the GPUs of some nodes.",
-        variables=(JOB, SOME_NODES, GPU),
+        what="Use, memory, power, heat, clocks, links and errors of the GPUs of a run, or of some nodes.",
+        variables=(JOB, RUNS, NODES, CARDS, GPU),
         rows=(
             Row("At a glance", _glance()),
             Row("Use", _use()),
@@ -45,10 +72,10 @@ def _glance() -> tuple[Panel, ...]:
     return (
         states(
             "Exporter, driver and GPUs",
-            Query("up{@node}", "{{instance}} exporter"),
+            Query("min by (instance) (up{@node})", "{{instance}} exporter"),
             Query(
-                "gpu_nvml_up{@node} == 1 or on (instance) max by (instance)"
-                ' (2 * gpu_nvml_error_info{@node, reason="library_not_found"}) or on (instance) gpu_nvml_up{@node}',
+                "max by (instance) (gpu_nvml_up{@node}) == 1 or on (instance) max by (instance) (2 *"
+                ' gpu_nvml_error_info{@node, reason="library_not_found"}) or max by (instance) (gpu_nvml_up{@node})',
                 "{{instance}} driver",
             ),
             Query("gpu_up{@gpu}", LEGEND),
@@ -89,9 +116,9 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "Reason for a missing driver or GPU",
             now(
-                "max by (instance, reason) (gpu_nvml_error_info{@node})"
+                "max by (instance, reason) (gpu_nvml_error_info{@node}) unless on (instance) gpu_nvml_up{@node} == 1"
                 " or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu})"
-                ' unless on (instance) gpu_nvml_error_info{@node}, "what", "GPU $1: ", "gpu", "(.+)")'
+                ' and on (instance) gpu_nvml_up{@node} == 1, "what", "GPU $1: ", "gpu", "(.+)")'
                 ' or label_replace(min(gpu_up{@gpu}) == 1, "reason", "all GPUs answer", "", "")'
                 ' or label_replace(max(up{@node}) == 0, "reason", "exporter down", "", "")',
                 "{{instance}} {{what}}{{reason}}",
@@ -147,7 +174,7 @@ def _memory() -> tuple[Panel, ...]:
         bars(
             "GPU memory by rank",
             now(
-                "sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@node})",
+                "sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@here})",
                 "{{run}} rank {{rank}} on {{gpu}}",
             ),
             unit="bytes",

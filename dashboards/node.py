@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, Board, Row
-from dashboards.itself import itself
 from dashboards.node_io import disks, network, processes, shared
-from dashboards.palette import BLUE, BROWN, GREEN, GREY, KHAKI, ORANGE, PALE, PURPLE, SKY, VERMILION, named
-from dashboards.panels import Panel, above, lines, stat
-from dashboards.queries import Query, now
+from dashboards.palette import (
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    KHAKI,
+    ORANGE,
+    PALE,
+    PLAIN,
+    PURPLE,
+    SKY,
+    VERMILION,
+    WARNING,
+    named,
+)
+from dashboards.panels import YES_NO, Panel, above, lines, stat, steps
+from dashboards.queries import Query, events, now
+from dashboards.tables import Column, table
 
 UID = "training-node"
 MODES = {
@@ -162,6 +176,101 @@ def _memory() -> tuple[Panel, ...]:
                 BLUE,
             ),
             unit="Bps",
+            w=8,
+        ),
+    )
+
+
+def itself() -> tuple[Panel, ...]:
+    """Give the panels about the exporter: whether it tells the truth, is complete, and what it costs."""
+    return (
+        table(
+            "Collectors",
+            Column("collector", "Collector"),
+            Column(
+                "min by (collector) (exporter_collector_success{@node})", "Success", width=90, mappings=YES_NO
+            ),
+            Column(
+                "max by (collector) (time() - exporter_collector_last_success_timestamp_seconds{@node})",
+                "Age",
+                unit="s",
+                decimals=1,
+                width=90,
+            ),
+            Column(
+                "max by (collector) (exporter_collector_last_duration_seconds{@node})",
+                "Last pass",
+                unit="s",
+                width=110,
+            ),
+            Column(
+                "sum by (collector) (exporter_collector_errors_total{@node})",
+                "Errors",
+                width=90,
+                thresholds=above(1),
+            ),
+            Column(
+                "sum by (collector) (exporter_collector_timeouts_total{@node})",
+                "Timeouts",
+                width=100,
+                thresholds=above(1),
+            ),
+            sort="Success",
+            descending=False,
+            w=12,
+        ),
+        lines(
+            "Age of the feed",
+            Query(
+                "time() - max by (run, rank) (training_feed_last_update_timestamp_seconds{@node})",
+                "{{run}} rank {{rank}}",
+            ),
+            unit="s",
+            thresholds=steps((None, PLAIN), (10, WARNING)),
+            legend="hidden",
+            w=6,
+            h=9,
+        ),
+        lines(
+            "Samples and files lost",
+            Query(events("training_feed_dropped_total{@node}", "reason", born=True) + " > 0", "{{reason}}"),
+            Query(
+                events("exporter_feed_refused_total{@node}", "reason", born=True) + " > 0",
+                "refused: {{reason}}",
+            ),
+            unit="none",
+            bars=True,
+            w=6,
+            h=9,
+        ),
+        lines(
+            "Series, and those dropped",
+            Query("max(exporter_series{@node})", "series", BLUE),
+            Query("max(exporter_series_limit{@node})", "limit", bound=True),
+            Query(
+                events("exporter_series_dropped_total{@node}", "reason", born=True),
+                "dropped: {{reason}}",
+                VERMILION,
+            ),
+            unit="none",
+            w=8,
+        ),
+        lines(
+            "CPU of the exporter",
+            Query("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))", "exporter", BLUE),
+            Query(
+                "max(rate(exporter_nvml_child_cpu_seconds_total{@node}[$__rate_interval]))", "NVML", ORANGE
+            ),
+            unit="percentunit",
+            w=8,
+        ),
+        lines(
+            "Errors of NVIDIA's library",
+            Query(
+                events("exporter_nvml_errors_total{@node}", "call, error", born=True), "{{call}}: {{error}}"
+            ),
+            unit="none",
+            bars=True,
             w=8,
         ),
     )

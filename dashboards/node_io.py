@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.palette import BAD, BLUE, KHAKI, ORANGE, PURPLE, VERMILION
-from dashboards.panels import Panel, above, bars, lines, to, words
+from dashboards.panels import Panel, above, bars, lines, steps, to, words
 from dashboards.queries import Query, now
 from dashboards.tables import Column, table
 
@@ -48,14 +48,7 @@ def disks() -> tuple[Panel, ...]:
             unit="percentunit",
             most=1,
             decimals=0,
-            thresholds={
-                "mode": "absolute",
-                "steps": [
-                    {"value": None, "color": BLUE},
-                    {"value": 0.8, "color": ORANGE},
-                    {"value": 0.95, "color": VERMILION},
-                ],
-            },
+            thresholds=steps((None, BLUE), (0.8, ORANGE), (0.95, VERMILION)),
             w=12,
         ),
         table(

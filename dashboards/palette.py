@@ -1,8 +1,7 @@
 """Colours that stay apart for colour-blind eyes, on a dark and on a light ground.
 
-After Okabe and Ito's set, with the blue lightened and the yellow and the black replaced, so that each can be seen on
-both of Grafana's grounds and any two of them are told apart with each kind of colour blindness (a test computes it). Meaning never rests on the difference between red and green: good is blue or
-plain text, bad is vermilion, and a word or a number says it too.
+After Okabe and Ito's set, with yellow and black replaced: each can be seen on both of Grafana's grounds, and all are told
+apart with each kind of colour blindness. Good is blue or plain, bad is vermilion, and a word or a number says it too.
 """
 
 from __future__ import annotations

@@ -110,16 +110,14 @@ def lines(
     thresholds: Json | None = None,
     decimals: int | None = None,
     soft: bool = True,
-    logarithmic: bool = False,
     links: Sequence[Json] = (),
 ) -> Panel:
     """Series over time.
 
     Colours are those of the queries, then what `overrides` say, then `color`; without any of them a series' colour is that
-    of the last character of its name. The legend is a `list` below, a `table` below with last and maximum, one to the
-    `right`, or `hidden`; thresholds are dashed lines; with `steps_drawn` a value holds until the next one. The axis reaches
-    `most`, or with `soft` what is usual for the unit, and further where values do: a line that leaves the picture would look
-    like a gap.
+    of the last character of its name. The legend is a `list` below, a table to the `right`, or `hidden`; thresholds are dashed
+    lines; with `steps_drawn` a value holds until the next one. The axis reaches `most`, or with `soft` what is usual for the
+    unit, and further where values do: a line that leaves the picture would look like a gap.
     """
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
@@ -128,15 +126,15 @@ def lines(
         "lineInterpolation": "stepAfter" if steps_drawn else "linear",
         "lineWidth": 0 if stacked else 1,
         "pointSize": 4,
-        "scaleDistribution": {"type": "log", "log": 10} if logarithmic else {"type": "linear"},
+        "scaleDistribution": {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
         "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
     }
     shown: Json = {
-        "calcs": ["lastNotNull", "max"] if legend in {"table", "right"} else [],
-        "displayMode": "table" if legend in {"table", "right"} else "list",
+        "calcs": ["lastNotNull", "max"] if legend == "right" else [],
+        "displayMode": "table" if legend == "right" else "list",
         "placement": "right" if legend == "right" else "bottom",
         "showLegend": legend != "hidden",
     }
@@ -144,7 +142,7 @@ def lines(
         most = SOFT_MOST.get(unit)
     if most is not None:
         custom["axisSoftMax"] = most
-    defaults = defaults_of(unit, thresholds or NEUTRAL, None if logarithmic else least, None, decimals)
+    defaults = defaults_of(unit, thresholds or NEUTRAL, least, None, decimals)
     defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
     own = [
@@ -175,14 +173,13 @@ def stat(
     w: int = 4,
     h: int = 4,
     thresholds: Json | None = None,
-    mappings: Sequence[Json] = (),
     decimals: int | None = None,
     text: str = "value",
     color: Json | None = None,
 ) -> Panel:
     """One number, or one for each series, as it is at the end of the time range; `text` is `value`, `name` or both."""
     defaults = defaults_of(unit, thresholds or NEUTRAL, None, None, decimals)
-    defaults |= {"color": color or {"mode": "thresholds"}, "mappings": list(mappings), "links": []}
+    defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
         "colorMode": "value",
         "graphMode": "none",
@@ -255,15 +252,13 @@ def heatmap(
     query: Query,
     *,
     unit: str,
-    axis: str = "none",
-    w: int = 12,
-    h: int = 8,
-    between: tuple[float, float] | None = None,
+    w: int,
+    h: int,
+    between: tuple[float, float],
 ) -> Panel:
-    """Where values lie over time: colour says how many, or how much, from blue to yellow in either theme; a gap has none.
+    """A row for each series over time: colour says how much, `between` two values, from blue to yellow; a gap has none.
 
-    `unit` is that of the colour and `axis` that of the rows; the colours go in proportion `between` two values, or so that
-    small ones stay apart. A query costs a value for each row and each of its `POINTS`.
+    A query costs a value for each row and each of its `POINTS`.
     """
     defaults = defaults_of(unit, NEUTRAL, None, None, None)
     options: Json = {
@@ -271,22 +266,23 @@ def heatmap(
         "cellGap": 0,
         "cellValues": {"unit": unit},
         "color": {
-            "exponent": 1 if between else 0.5,
+            "exponent": 1,
             "fill": BLUE,
+            "max": between[1],
+            "min": between[0],
             "mode": "scheme",
             "reverse": False,
             "scale": "exponential",
             "scheme": "Cividis",
             "steps": 64,
-        }
-        | (dict(zip(("min", "max"), between, strict=True)) if between else {}),
+        },
         "exemplars": {"color": BAD},
-        "filterValues": {"le": 1e-9 if query.heatmap else -1},
+        "filterValues": {"le": -1},
         "legend": {"show": True},
         "rowsFrame": {"layout": "auto"},
         "showValue": "never",
         "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
-        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": axis},
+        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": "none"},
     }
     made = assembled("heatmap", title, (query,), w, h, defaults, (), options)
     made.body["maxDataPoints"] = POINTS

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dashboards.catalogue import BOARDS
+from dashboards.scenario import DEFAULT_SECONDS, Timeline
 from dashboards.scenario.cluster import BASELINE, RUN, Cluster
-from dashboards.scenario.timeline import DEFAULT_SECONDS, Timeline
 
 WIDE, NARROW = 1600, 1000
 AS_SCRAPED_EVERY = "5s"

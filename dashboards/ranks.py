@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
 from dashboards.palette import BAD, BLUE, GREEN, ORANGE, PHASES, PLAIN, VERMILION, WARNING, named
 from dashboards.panels import Panel, above, heatmap, lines, stat, steps, to, words
-from dashboards.queries import GPU_OF, Query, now
+from dashboards.queries import GPU_OF, Query, held, now
 from dashboards.tables import Column, percent, table
 
 UID = "training-ranks"
@@ -131,8 +131,7 @@ def _slow() -> tuple[Panel, ...]:
                 f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:$__interval])", "Slow, of the time", 160
             ),
             percent(
-                f"max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu)"
-                " (rate(gpu_clocks_event_seconds_total{@heat}[$__rate_interval])))",
+                held("rate(gpu_clocks_event_seconds_total{@heat}[$__rate_interval])"),
                 "Held back",
                 100,
                 above(0.01, 0.1),
@@ -158,13 +157,13 @@ def _slow() -> tuple[Panel, ...]:
                 above(0.1),
             ),
             Column(
-                f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_clock_hertz{{clock="sm"}}))',
+                held('gpu_clock_hertz{clock="sm"}'),
                 "SM clock",
                 unit="hertz",
                 width=100,
             ),
             Column(
-                f'max by (instance, rank) ({GPU_OF} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_temperature_celsius{{sensor="gpu"}}))',
+                held('gpu_temperature_celsius{sensor="gpu"}'),
                 "Heat",
                 unit="celsius",
                 width=80,
@@ -274,8 +273,11 @@ def together() -> tuple[Panel, ...]:
 
 def chosen() -> tuple[Panel, ...]:
     """Give the panels about the ranks that the reader has chosen."""
-    gpu = GPU_OF.replace("@run", "@rank")
     name = "rank {{rank}}"
+
+    def of_chosen(family: str) -> str:
+        return f"max by (rank) ({held(family).replace('@run', '@rank')})"
+
     return (
         lines(
             "Compute time of a step",
@@ -285,19 +287,13 @@ def chosen() -> tuple[Panel, ...]:
         ),
         lines(
             "SM clock of their GPUs",
-            Query(
-                f'max by (rank) ({gpu} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_clock_hertz{{clock="sm"}}))',
-                name,
-            ),
+            Query(of_chosen('gpu_clock_hertz{clock="sm"}'), name),
             unit="hertz",
             w=8,
         ),
         lines(
             "SM activity of their GPUs",
-            Query(
-                f"max by (rank) ({gpu} * on (instance, gpu) group_left () max by (instance, gpu) (gpu_sm_activity_ratio))",
-                name,
-            ),
+            Query(of_chosen("gpu_sm_activity_ratio"), name),
             unit="percentunit",
             most=1,
             w=8,

@@ -20,7 +20,7 @@ from dashboards.palette import (
     shades,
 )
 from dashboards.panels import Panel, above, below, lines, stat, to
-from dashboards.queries import GPU_OF, Query, events, now
+from dashboards.queries import UUID_OF, Query, events, now
 from dashboards.tables import Column, table
 
 UID = "training-run"
@@ -34,8 +34,6 @@ MFU = (
 )
 """Of the ranks whose peak is known: totals of dead ones linger, their peak does not."""
 COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
-HELD = f" * on (instance, gpu) group_left () max by (instance, gpu) ({GPU_OF})"
-"""Times 1 for the GPUs that the run's ranks hold."""
 MEAN = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{past}))'
@@ -168,8 +166,13 @@ def _glance() -> tuple[Panel, ...]:
         ),
         lines(
             "GPUs of the run",
-            Query(f"avg(gpu_sm_activity_ratio{HELD})", "SM activity", BLUE),
-            Query(f"sum(gpu_power_watts{HELD})", "power, W (right)", ORANGE, right=True),
+            Query(f"avg(max by (uuid) (gpu_sm_activity_ratio) and on (uuid) {UUID_OF})", "SM activity", BLUE),
+            Query(
+                f"sum(max by (uuid) (gpu_power_watts) and on (uuid) {UUID_OF})",
+                "power, W (right)",
+                ORANGE,
+                right=True,
+            ),
             unit="percentunit",
             most=1,
             w=8,
@@ -320,7 +323,7 @@ def checkpoints() -> tuple[Panel, ...]:
         ),
         lines(
             "Checkpoints by result",
-            Query(events("training_checkpoints_total{@run}", "result"), "{{result}}"),
+            Query(events("training_checkpoints_total{@run}", "result", born=True), "{{result}}"),
             unit="none",
             bars=True,
             overrides=named({"ok": BLUE, "failed": VERMILION}),

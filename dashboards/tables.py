@@ -104,8 +104,12 @@ def matrix(
     w: int = 12,
     h: int = 9,
     decimals: int | None = None,
+    numbers: bool = False,
 ) -> Panel:
-    """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows."""
+    """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows.
+
+    Rows are in the order of the `numbers` that name them, or as Prometheus has them.
+    """
     defaults = defaults_of(unit, NEUTRAL, None, None, decimals)
     overrides = [
         {
@@ -114,7 +118,15 @@ def matrix(
         }
     ]
     made = _assembled(title, (query,), w, h, defaults, overrides)
+    ordered = [
+        {
+            "id": "convertFieldType",
+            "options": {"conversions": [{"targetField": down, "destinationType": "number"}], "fields": {}},
+        },
+        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": down}]}},
+    ]
     made.body["transformations"] = [
+        *(ordered if numbers else ()),
         {
             "id": "groupingToMatrix",
             "options": {"columnField": across, "rowField": down, "valueField": "Value", "emptyValue": "null"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import urllib.error
@@ -22,6 +23,8 @@ from dashboards.catalogue import BOARDS
 MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARDS}
 
 BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
+FEW_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
+"""In what the exporters of one machine differ."""
 CHOSEN = {
     "cluster": ".*",
     "job": ".+",
@@ -29,6 +32,7 @@ CHOSEN = {
     "run": ".+",
     "rank": ".+",
     "gpu": ".+",
+    "uuid": ".+",
     "perf_tag": ".+",
     "baseline": "a",
 }
@@ -149,6 +153,21 @@ class Served:
                 value not in {"NaN", "+Inf", "-Inf"} for _, value in series.get("values") or [series["value"]]
             )
         ]
+
+    def shown(self, one: Asked, values: Mapping[str, str]) -> dict[str, float]:
+        """The sum of each series of a query, by its labels without those of the target.
+
+        Raises:
+            AssertionError: Two series differ by their target only.
+        """
+        found: dict[str, float] = {}
+        for series in self.answer(one, values):
+            labels = {name: text for name, text in series["metric"].items() if name not in FEW_LABELS}
+            key = json.dumps(labels, sort_keys=True)
+            assert key not in found, f"{one}: {key} is shown twice"
+            points = series.get("values") or [series["value"]]
+            found[key] = sum(float(value) for _, value in points if math.isfinite(float(value)))
+        return found
 
     def lacks(self, one: Asked) -> bool:
         """Whether a query asks for a family of which no exporter has had a single series."""

@@ -20,8 +20,8 @@ RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 CASES = sorted((PROMETHEUS / "tests").glob("*.yaml"))
 
 FUNCTIONS = frozenset(
-    """abs absent and atan2 avg avg_over_time bool bottomk by clamp_max clamp_min count count_over_time group group_left group_right
-    histogram_quantile ignoring increase label_replace last_over_time max max_over_time min min_over_time offset on or predict_linear
+    """abs absent and atan2 avg avg_over_time bool bottomk by ceil clamp_max clamp_min count count_over_time count_values end floor group group_left group_right
+    histogram_quantile ignoring increase label_replace last_over_time log10 max max_over_time min min_over_time offset on or predict_linear
     present_over_time quantile quantile_over_time rate round scalar sort_desc sqrt sum time topk unless vector without""".split()  # noqa: SIM905 - forty words in quotes each would be read by nobody
 )
 """Words of PromQL that our rules use; another one is taken for the name of a family, and fails there."""

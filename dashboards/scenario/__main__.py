@@ -12,8 +12,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from dashboards.scenario import DEFAULT_SECONDS, Timeline
 from dashboards.scenario.cluster import Cluster
-from dashboards.scenario.timeline import DEFAULT_SECONDS, Timeline
 
 
 def main(arguments: Sequence[str]) -> int:

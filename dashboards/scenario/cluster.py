@@ -27,8 +27,7 @@ from typing import Any
 import yaml
 from typing_extensions import Self
 
-from dashboards.scenario import machine
-from dashboards.scenario.timeline import Timeline
+from dashboards.scenario import Timeline, machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules"

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dashboards.scenario.timeline import Timeline
+from dashboards.scenario import Timeline
 from exporter import log, training
 
 STEP_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012

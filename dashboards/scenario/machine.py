@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dashboards.scenario.timeline import Timeline
+from dashboards.scenario import Timeline
 from exporter import replay
 
 MACHINES = Path(replay.__file__).parent / "described"

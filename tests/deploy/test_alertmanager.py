@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,19 +57,19 @@ class Receiver:
     """A webhook: what Alertmanager sends, by path."""
 
     def __init__(self) -> None:
-        alerts: list[tuple[str, dict[str, Any]]] = []
+        self.messages: list[tuple[str, list[dict[str, Any]]]] = []
+        messages = self.messages
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                alerts.extend((self.path, alert) for alert in json.loads(body)["alerts"])
+                messages.append((self.path, json.loads(body)["alerts"]))
                 self.send_response(200)
                 self.end_headers()
 
             def log_message(self, format: str, *arguments: object) -> None:
                 pass
 
-        self._alerts = alerts
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -78,7 +80,8 @@ class Receiver:
         def found() -> list[tuple[str, dict[str, Any]]]:
             return [
                 (path, alert)
-                for path, alert in list(self._alerts)
+                for path, alerts in list(self.messages)
+                for alert in alerts
                 if (alert["labels"]["alertname"], alert["status"]) == (name, status)
             ]
 
@@ -112,6 +115,28 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+def test_a_switch_that_is_lost_is_one_page_for_all_its_nodes_and_a_lost_run_another(tmp_path: Path) -> None:
+    nodes = [f"node{number}:20909" for number in range(64)]
+    links = [{"alertname": "IbLinkDown", "severity": "critical", "instance": node} for node in nodes]
+    flaps = [{"alertname": "IbErrors", "severity": "warning", "instance": node} for node in nodes]
+    hang = {"alertname": "TrainingHang", "severity": "critical", "run": "a"}
+    receiver = Receiver()
+    with contextlib.closing(receiver), alertmanager(tmp_path, receiver) as address:
+        body = json.dumps([{"labels": labels} for labels in [*links, *flaps, hang]]).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, headers)
+        urllib.request.urlopen(request, timeout=10).close()
+        wait_for(lambda: len(receiver.messages) >= 3, seconds=30)
+        time.sleep(2)
+        told = [(path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages]
+
+    assert sorted(told) == [
+        ("/chat", "IbErrors", 64),
+        ("/pager", "IbLinkDown", 64),
+        ("/pager", "TrainingHang", 1),
+    ]
 
 
 def test_a_gpu_that_is_lost_reaches_the_pager_and_is_called_off_when_it_returns(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from training_support import ByHand, entered, left
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.training import span_kinds as kinds
 
+NODES = [f"n{number}" for number in range(1, 5)]  # behind one switch; the job is on the first
 INTERVAL = 60
 FAULT, END = 80, 110  # in scrapes
 LOSS = kinds.NUMBERS + kinds.FIELDS.index("loss")
@@ -82,6 +83,8 @@ class World:
         self.ranks = [Rank(a_process(rank=rank, started=1.0).replace(trains=True), 1.0) for rank in (0, 1)]
         self.alive = True
         self.scrapable = True
+        self.lost_cards = 0
+        self.switch_is_lost = False
         self.series: dict[str, list[str]] = {}
         self.scrapes = 0
 
@@ -102,6 +105,8 @@ class World:
 
     def scrape(self) -> None:
         found: dict[str, float] = {'up{instance="n1",job="training"}': float(self.scrapable)}
+        for node in NODES:
+            found |= self.hardware(node) if self.scrapable or node != "n1" else {}
         if self.scrapable:
             for rank in self.ranks:
                 up = f'training_process_up{{instance="n1",job="training",rank="{rank.process.rank}",run="r"}}'
@@ -114,6 +119,27 @@ class World:
             gone = "stale" if told and told[-1] not in {"_", "stale"} else "_"
             told.append(gone if value is None else repr(value))
         self.scrapes += 1
+
+    def hardware(self, node: str) -> dict[str, float]:
+        """What a node tells of its link to the switch, and the first node of its two cards."""
+        of = f'instance="{node}",job="training"'
+        port = f'{of},device="mlx5_0",port="1"'
+        told = {
+            f"host_rdma_port_state{{{port}}}": 1.0 if self.switch_is_lost else 4.0,
+            f"host_rdma_link_downed_total{{{port}}}": float(self.switch_is_lost),
+        }
+        if node == "n1":
+            told |= {f"gpu_nvml_up{{{of}}}": 1.0, f"gpu_devices_expected{{{of}}}": 2.0}
+            told[f"gpu_devices{{{of}}}"] = 2.0 - self.lost_cards
+            for card in (0, 1):
+                told[f'gpu_up{{{of},gpu="{card}",uuid="GPU-{card}"}}'] = float(card >= self.lost_cards)
+            if self.lost_cards:
+                xid = f'{of},gpu="0",uuid="GPU-0",xid="79"'
+                told |= {
+                    f"gpu_xid_errors_total{{{xid}}}": 1.0,
+                    f"gpu_xid_last_timestamp_seconds{{{xid}}}": float(FAULT * INTERVAL),
+                }
+        return told
 
     def firing(self, directory: Path) -> set[str]:
         """Every alert that fired at any time."""
@@ -205,6 +231,16 @@ def save_that_hangs(world: World) -> Callable[[Rank], None]:
     return lambda rank: rank.enter(kinds.CHECKPOINT_SAVE)
 
 
+def card_lost(world: World) -> Callable[[Rank], None]:
+    world.lost_cards = 1
+    return train
+
+
+def switch_lost(world: World) -> Callable[[Rank], None]:
+    world.switch_is_lost = True
+    return train
+
+
 Fault = Callable[[World], Callable[[Rank], None]]
 FAULTS: dict[Fault, set[str]] = {
     healthy: set(),
@@ -215,6 +251,8 @@ FAULTS: dict[Fault, set[str]] = {
     job_killed: {"RunDied"},
     slower: {"RunSlower"},
     save_that_hangs: {"CheckpointHangs"},
+    card_lost: {"GpuLost", "GpuMissing", "GpuXidCritical"},
+    switch_lost: {"IbLinkDown"},
 }
 
 
