@@ -30,35 +30,41 @@ WATCH_SECONDS = 0.25
 EASE_SECONDS = 5.0
 """How far the passes of a collector that eases may be apart: as far as most others' are."""
 
-MAX_TOLD_PROBLEMS = 5
-"""How many problems a log line names."""
-
 Problems = Sequence[tuple[str, str]]
 """(reason, message) of what failed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """One scheduled collector; guarded by the scheduler's lock."""
+    """A collector's name with its thread, over whatever is scheduled under it; guarded by the scheduler's lock."""
 
-    collector: AnyCollector
-    interval_seconds: float
-    deadline_seconds: float
-    eases: bool
-    totals: Totals
+    name: str
     wake: threading.Condition
-    predecessor: _Task | None
+    collector: AnyCollector | None = None  # None while there is none
+    interval_seconds: float = 0.0
+    deadline_seconds: float = 0.0
+    eases: bool = False
+    totals: Totals = field(default_factory=Totals)
     delivery: threading.Lock = field(default_factory=threading.Lock)  # around publishing and withdrawing
     thread: threading.Thread | None = None
     due: float = -math.inf
     running_since: float | None = None
     expired: bool = False
-    removed: bool = False
     published_at: float | None = None
+    published_by: AnyCollector | None = None
     problems: Problems | None = None  # of the last pass; None before the first has ended
     duration_seconds: float | None = None  # of the last pass that returned
     unsupported: tuple[str, ...] = ()
     told: set[str] = field(default_factory=set)
+
+    def schedule(self, collector: AnyCollector, interval: float, deadline: float, *, eases: bool) -> None:
+        """Begin with a collector; the counters of the name go on."""
+        self.collector, self.eases = collector, eases
+        self.interval_seconds, self.deadline_seconds = interval, deadline
+        self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()
+        self.told.clear()
+        hangs = self.expired and self.running_since is not None
+        self.problems = [("timeout", "a previous pass has not returned")] if hangs else None
 
     def next_due(self, origin: float, now: float, unwatched_seconds: float) -> float:
         """Find the next moment of a grid that all of one interval share; not so early that a rate over it is noise."""
@@ -76,17 +82,18 @@ class _Task:
         return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
     def is_stale(self, now: float) -> bool:
-        """Whether the published block is too old to be shown."""
+        """Whether the published block is too old to be shown, or of a collector that was removed."""
         interval = max(self.interval_seconds, EASE_SECONDS if self.eases else 0.0)
         longest = max(3 * interval, interval + self.deadline_seconds)
-        return self.published_at is not None and now - self.published_at >= longest
+        late = self.published_at is not None and now - self.published_at >= longest
+        return late or self.published_by is not self.collector
 
     def note_unsupported(self, unsupported: Sequence[str]) -> None:
         self.unsupported = tuple(unsupported)
         for what in dict.fromkeys(unsupported):
             if what not in self.told:
                 self.told.add(what)
-                LOG.info("collector %s: %s", self.collector.name, what)
+                LOG.info("collector %s: %s", self.name, what)
 
     def judge(self, problems: Problems) -> None:
         """Pass the verdict on a pass; a change of state is told once, the same reasons in other words are none."""
@@ -97,17 +104,17 @@ class _Task:
         if not problems:
             self.totals.last_success = time.time()
             if before:
-                LOG.info("collector %s works again", self.collector.name)
+                LOG.info("collector %s works again", self.name)
         elif before is None or {reason for reason, _ in before} != reasons:
-            LOG.warning("collector %s fails: %s", self.collector.name, _message(problems, MAX_TOLD_PROBLEMS))
+            LOG.warning("collector %s fails: %s", self.name, _message(problems))
 
     def status(self, now: float) -> CollectorStatus:
         running, problems = self.running_since, self.problems or ()
         return CollectorStatus(
-            name=self.collector.name,
+            name=self.name,
             success=None if self.problems is None else not problems,
             reason=",".join(sorted({reason for reason, _ in problems})),
-            message=_message(problems, len(problems)),
+            message=_message(problems),
             age_seconds=None if self.published_at is None else now - self.published_at,
             last_success=self.totals.last_success,
             duration_seconds=now - running if running and self.is_late(now) else self.duration_seconds,
@@ -139,9 +146,7 @@ class Scheduler:
         self._unwatched = unwatched
         self._lock = threading.Lock()  # everything below; never held while foreign code runs
         self._origin = time.monotonic()
-        self._tasks: dict[str, _Task] = {}
-        self._leaving: dict[str, _Task] = {}
-        self._totals: dict[str, Totals] = {}
+        self._tasks: dict[str, _Task] = {}  # by name, also those that were removed
         self._watchdog = threading.Thread(target=self._watch, name="exporter-watchdog", daemon=True)
         self._started = False
         self._stopping = threading.Event()
@@ -162,29 +167,24 @@ class Scheduler:
         Raises:
             ValueError: The name is taken.
         """
-        name = collector.name
         with self._lock:
-            if name in self._tasks:
-                raise ValueError(f"a collector {name} is already scheduled")
-            before = self._leaving.pop(name, None)
-            totals = self._totals.setdefault(name, Totals())
-            wake = threading.Condition(self._lock)
-            task = _Task(collector, interval_seconds, deadline_seconds, eases, totals, wake, before)
-            if before is not None and before.expired and before.running_since is not None:
-                task.problems = [("timeout", "a previous pass has not returned")]
-            self._tasks[name] = task
-            if self._started:
+            task = self._tasks.setdefault(
+                collector.name, _Task(collector.name, threading.Condition(self._lock))
+            )
+            if task.collector is not None:
+                raise ValueError(f"a collector {task.name} is already scheduled")
+            task.schedule(collector, interval_seconds, deadline_seconds, eases=eases)
+            if self._started and task.thread is None:
                 self._start_task(task)
+            task.wake.notify()
 
     def remove(self, name: str) -> None:
         """End a collector's schedule and withdraw its block; a pass under way ends in nothing."""
         with self._lock:
-            task = self._tasks.pop(name, None)
+            task = self._tasks.get(name)
             if task is None:
                 return
-            task.removed = True
-            task.wake.notify()
-            self._leaving[name] = task
+            task.collector = None
         self._take_back(task)
 
     def start(self) -> None:
@@ -194,7 +194,7 @@ class Scheduler:
             StartError: The system gives no threads.
         """
         with self._lock:
-            started = [self._start_task(task) for task in self._tasks.values()]
+            started = [self._start_task(task) for task in self._scheduled()]
             self._started = True
         try:
             self._watchdog.start()
@@ -225,21 +225,25 @@ class Scheduler:
     def run_soon(self, name: str) -> None:
         """Collect now, or as soon as the present pass has ended; nothing for a name that is not there."""
         with self._lock:
-            if name in self._tasks:
-                self._tasks[name].due = -math.inf
-                self._tasks[name].wake.notify()
+            for task in self._scheduled():
+                if task.name == name:
+                    task.due = -math.inf
+                    task.wake.notify()
 
     def statuses(self) -> Sequence[CollectorStatus]:
         """Describe all collectors, in the order of their names."""
         with self._lock:
             now = time.monotonic()
-            return [task.status(now) for _, task in sorted(self._tasks.items())]
+            return [task.status(now) for task in self._scheduled()]
 
     def families(self) -> Sequence[Metric]:
         """Make the families about the collectors."""
-        statuses = self.statuses()
         with self._lock:
-            return status_families((status, self._totals[status.name]) for status in statuses)
+            now = time.monotonic()
+            return status_families((task.status(now), task.totals) for task in self._scheduled())
+
+    def _scheduled(self) -> list[_Task]:
+        return [task for _, task in sorted(self._tasks.items()) if task.collector is not None]
 
     def _start_task(self, task: _Task) -> bool:
         thread = threading.Thread(target=self._run, args=(task,), name="exporter-collect", daemon=True)
@@ -252,33 +256,31 @@ class Scheduler:
         return True
 
     def _run(self, task: _Task) -> None:
-        if task.predecessor is not None and task.predecessor.thread is not None:
-            task.predecessor.thread.join()
-            task.predecessor = None
         while True:
             with self._lock:
-                while (seconds := task.due - time.monotonic()) > 0 and not self._has_ended(task):
+                while not self._stopping.is_set():
+                    seconds = math.inf if task.collector is None else task.due - time.monotonic()
+                    if seconds <= 0:
+                        break
                     task.wake.wait(min(seconds, threading.TIMEOUT_MAX))
-                if self._has_ended(task):
+                collector = task.collector
+                if collector is None or self._stopping.is_set():
                     return
                 now = task.running_since = time.monotonic()
                 task.expired = False
                 task.due = math.inf  # until the pass has ended, or somebody wants another one
-            self._pass(task, now)
+            self._pass(task, collector, now)
             unwatched_seconds = self._unwatched() if task.eases else 0.0
             with self._lock:
                 task.due = min(task.due, task.next_due(self._origin, now, unwatched_seconds))
 
-    def _has_ended(self, task: _Task) -> bool:
-        return task.removed or self._stopping.is_set()
-
-    def _pass(self, task: _Task, began: float) -> None:
+    def _pass(self, task: _Task, collector: AnyCollector, began: float) -> None:
         families: Sequence[Metric] = ()
         problems: list[tuple[str, str]] = []
         unsupported: list[str] = []
         try:
             # What comes from a collector is taken apart here, where a fault in it is still its own.
-            collected = task.collector.collect()
+            collected = collector.collect()
             families = tuple(map(_checked, collected))
             if isinstance(collected, Collected):
                 problems, unsupported = [*collected.problems], collected.unsupported
@@ -288,11 +290,11 @@ class Scheduler:
             problems = [_unexpected(error)]
         with task.delivery:
             with self._lock:
-                wanted = not (task.expired or self._has_ended(task))
+                wanted = not (task.expired or task.collector is not collector or self._stopping.is_set())
             published = wanted and bool(families or not problems)
             if published:
                 try:
-                    self._publish(task.collector.name, families)
+                    self._publish(task.name, families)
                 except Exception as error:  # noqa: BLE001 - border to the page: a block it cannot take is the collector's failure
                     published = False
                     problems.append(_unexpected(error))
@@ -302,30 +304,30 @@ class Scheduler:
                 task.duration_seconds = now - began
                 task.totals.duration_seconds += task.duration_seconds
                 if published:
-                    task.published_at = now
+                    task.published_at, task.published_by = now, collector
                     task.note_unsupported(unsupported)
                 if wanted and not task.expired:
                     task.judge(problems)
-        if task.removed:
+        if task.collector is not collector:
             self._take_back(task)
 
     def _take_back(self, task: _Task) -> None:
-        """Withdraw the block of a task that was removed or is stale, unless a new one is just coming."""
+        """Withdraw the block of a task that is stale, unless a new one is just coming."""
         if task.delivery.acquire(blocking=False):
             try:
                 with self._lock:
-                    if task.published_at is None or not (task.removed or task.is_stale(time.monotonic())):
+                    if task.published_at is None or not task.is_stale(time.monotonic()):
                         return
                     task.published_at = None
                 if not self._stopping.is_set():
-                    self._withdraw(task.collector.name)
+                    self._withdraw(task.name)
             finally:
                 task.delivery.release()
 
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_SECONDS):
             with self._lock:
-                now, tasks = time.monotonic(), list(self._tasks.values())
+                now, tasks = time.monotonic(), self._scheduled()
                 for task in tasks:
                     if task.is_late(now) and not task.expired:
                         task.expired = True
@@ -342,11 +344,8 @@ def _checked(metric: Metric) -> Metric:
     return metric
 
 
-def _message(problems: Problems, limit: int) -> str:
-    parts = [f"{message} ({reason})" for reason, message in problems[:limit]]
-    if len(problems) > limit:
-        parts.append(f"and {len(problems) - limit} more")
-    return "; ".join(parts)
+def _message(problems: Problems) -> str:
+    return "; ".join(f"{message} ({reason})" for reason, message in problems)
 
 
 def _unexpected(error: BaseException) -> tuple[str, str]:

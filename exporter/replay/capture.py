@@ -78,12 +78,6 @@ class Card:
         by_number = ({str(key): value for key, value in found.items()} for found in (fields, metrics))
         return {"values": values, **dict(zip(("fields", "gpm"), by_number, strict=True))}
 
-    def processes(self) -> list[dict[str, int]]:
-        """Who computes on it."""
-        running = self._ask("nvmlDeviceGetComputeRunningProcesses_v3") or []
-        known = [{"pid": each.pid, "memory": each.usedGpuMemory} for each in running if each.pid]
-        return [{name: value for name, value in each.items() if value is not None} for each in known]
-
     def instances(self) -> list[dict[str, Any]]:
         """Its instances while it is divided."""
         mig, out = Mig(self._device), Out()
@@ -182,7 +176,7 @@ def capture(
         }
         usual = models.setdefault(key, model)["values"]
         differs = {name: values.get(name) for name in usual | values if usual.get(name) != values.get(name)}
-        gpus.append({"model": key, "values": differs, "processes": card.processes()})
+        gpus.append({"model": key, "values": differs})
     return {**described, "models": models, "gpus": gpus}
 
 

@@ -27,8 +27,8 @@ from exporter.ledger.store import StateStore
 
 TRAINER = ("r", "0", "trainer")
 LOADER = ("r", "0", "dataloader")
-CPU = "training_process_cpu_seconds_total"
-STATE = "training_process_state"
+PROCESS = "training_process"
+CPU, STATE = f"{PROCESS}_cpu_seconds_total", f"{PROCESS}_state"
 
 # Each line of standard input is a command; each line of standard output says that it was done.
 JOB = """
@@ -152,17 +152,15 @@ def test_the_numbers_are_those_of_the_kernel_s_own_tools(job: Job) -> None:
         ["ps", "-o", "rss=,nlwp=,pss=", "-p", str(pid)], capture_output=True, text=True, check=True
     ).stdout.split()
 
-    assert value(collected, "training_process_resident_bytes", *TRAINER) == pytest.approx(
-        int(ps[0]) * 1024, rel=0.05
+    resident, threads, proportional = (int(number) for number in ps)
+    assert value(collected, f"{PROCESS}_resident_bytes", *TRAINER) == pytest.approx(resident * 1024, rel=0.05)
+    assert value(collected, f"{PROCESS}_threads", *TRAINER) == threads
+    assert value(memory, f"{PROCESS}_proportional_bytes", *TRAINER) == pytest.approx(
+        proportional * 1024, rel=0.2
     )
-    assert value(collected, "training_process_threads", *TRAINER) == int(ps[1])
-    assert value(memory, "training_process_proportional_bytes", *TRAINER) == pytest.approx(
-        int(ps[2]) * 1024, rel=0.2
-    )
-    assert value(memory, "training_process_unique_bytes", *TRAINER) <= int(ps[0]) * 1024
-    assert value(collected, "training_process_open_fds", *TRAINER) == len(
-        list(Path(f"/proc/{pid}/fd").iterdir())
-    )
+    assert value(memory, f"{PROCESS}_unique_bytes", *TRAINER) <= resident * 1024
+    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    assert value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
 
 
 def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None:

@@ -220,7 +220,7 @@ def test_counters_are_written_down_with_their_pace() -> None:
 
 
 def test_a_card_that_does_not_answer_is_left_out() -> None:
-    lost = small("\ntimeline:\n  - {gpus: [0], lost: true}\n")
+    lost = small("gpus: [0], lost: true")
 
     assert len(machine(captured(lost)).plain()["gpus"]) == 1
 

@@ -50,30 +50,6 @@ def test_energy_is_absent_while_another_exporter_counts_and_nothing_else_is(tmp_
         assert len(shown(gpus, ENERGY)) == 2
 
 
-def test_power_samples_are_had_once_by_whoever_asks_with_the_last_time(tmp_path: Path) -> None:
-    with kept(tmp_path, StateStore(tmp_path)) as gpus:
-        had: dict[str, list[tuple[float, float]]] = {}
-
-        def took() -> int:
-            gpus.collect()
-            new = gpus.registry.power_samples({uuid: samples[-1][0] for uuid, samples in had.items()})
-            for uuid, samples in new.items():
-                had.setdefault(uuid, []).extend(samples)
-            return min(map(len, had.values()), default=0)
-
-        wait_until(lambda: took() > 200)
-        at_once = gpus.registry.power_samples({})
-
-    assert len(had) == 2
-    for uuid, samples in had.items():
-        times = [at for at, _ in samples]
-        assert times == sorted(set(times))
-        assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 0.021
-        assert {watts for _, watts in samples} == {100.0}
-        assert abs(times[-1] - time.time()) < 10.0
-        assert at_once[uuid][: len(samples)] == samples
-
-
 def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_path: Path) -> None:
     state = StateStore(tmp_path)
     with kept(tmp_path, state) as gpus:

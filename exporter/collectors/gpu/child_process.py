@@ -100,9 +100,10 @@ class NvmlChild:
         self._heard(self, None)
 
     def end(self) -> None:
-        """Kill it, unless it has ended; does not wait for one that cannot be killed now."""
+        """Kill it, unless it has ended; hardly waits for one that cannot be killed now."""
         self._process.kill()  # none that has ended, says subprocess
         self.close()
+        self.wait(0.2)
 
     def ended(self) -> bool:
         """Whether it has ended."""

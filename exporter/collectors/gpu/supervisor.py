@@ -87,7 +87,6 @@ class Supervisor:
         self._monotonic = monotonic
         self._active: NvmlChild | None = None
         self._stuck: NvmlChild | None = None
-        self._killed: list[NvmlChild] = []  # until the kernel has let them go
         self._failures = 0  # in a row, until a child has been steady
         self._hangs: dict[int, int] = {}  # by GPU, how often it did
         self._left_out: set[int] = set()
@@ -143,7 +142,6 @@ class Supervisor:
         if self._stuck is not None and self._stuck.ended():
             self._take_back(self._stuck, now)
             self._stuck = None
-        self._killed = [child for child in self._killed if not child.ended()]
         if released and self._reason != RELEASED:
             self._due = None
             if self._active is not None:
@@ -221,7 +219,7 @@ class Supervisor:
             return  # what it has to say is old
         if heard is None:
             cause, farewell = f"the process that calls NVML {child.cause()}", child.farewell
-            self._end(child)
+            child.end()
             if farewell is None:
                 farewell = {"reason": CRASHED, "message": cause}
             self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message")))
@@ -231,7 +229,7 @@ class Supervisor:
                 raise heard
             self._understand(child, heard, now)
         except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
-            self._end(child)
+            child.end()
             self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
 
     def _understand(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
@@ -268,11 +266,6 @@ class Supervisor:
         if not at_once:
             self._set(reason, message)
 
-    def _end(self, child: NvmlChild) -> None:
-        child.end()
-        if not child.ended():
-            self._killed.append(child)
-
     def _wait(self, *, at_once: int = 0) -> float:
         """How long to wait after another end; not as long as there were no more than `at_once` in a row."""
         self._failures += 1
@@ -300,6 +293,4 @@ class Supervisor:
             self._active.wait(self._timings.farewell)
         for child in children:
             child.end()
-        for child in (*children, *self._killed):
-            child.wait(0.2)
         self._active = self._stuck = None

@@ -2,8 +2,8 @@
 
 Used in the NVML child. One thread waits for them, the only one besides the sampler's that calls NVML; it asks for
 nothing else. On a virtual clock there is no thread: the sampler polls. A GPU that is lost makes every wait for the set
-that it is in fail: the others then get a new set; the old one is not freed, since a thread may be waiting for it.
-Events before the registration are lost; the sidecar reads the kernel's log beside this where it may.
+that it is in fail: so there is a new set whenever one goes or returns; the old one is not freed, since a thread may be
+waiting for it. Events before the registration are lost; the sidecar reads the kernel's log beside this where it may.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from exporter.collectors.gpu.nvml.device import Device, DeviceDownError
-from exporter.collectors.gpu.nvml.library import DEVICE_DOWN, CallFailedError, Library
+from exporter.collectors.gpu.nvml.library import CallFailedError, Library
 
 XID = 0x8
 _WAIT_MILLISECONDS = 1000
@@ -34,30 +34,22 @@ class Events:
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
         self._set: Any = None
-        self._in_set: set[int] = set()
-        self._failed = False  # there are no events on this machine
-        self._broken = False  # the last wait said that a GPU is lost
+        self._watched: set[int] = set()  # those that are in it
 
-    def register(self, device: Device) -> None:
-        """Ask for the events of a GPU; one that offers none is a normal state."""
-        if self._set is None and not self._failed:
-            self._set = self._create(device.library)
-        if self._set is not None:
-            self._register(device, self._set)
-
-    def renew(self, library: Library, devices: Iterable[Device]) -> None:
-        """Go on with those GPUs that are there, if one that is not keeps the others from being heard."""
+    def watch(self, library: Library, devices: Iterable[Device]) -> None:
+        """Listen to these GPUs from now on; one that offers no events is a normal state."""
         present = {device.index: device for device in devices}
-        if (
-            self._broken
-            and not self._in_set <= present.keys()
-            and (made := self._create(library)) is not None
-        ):
-            self._in_set.clear()
-            for device in present.values():
-                with suppress(DeviceDownError):  # its own calls will tell
-                    self._register(device, made)
-            self._set, self._broken = made, False
+        if present.keys() == self._watched:
+            return
+        self._watched = set(present)
+        try:
+            made = library.call("nvmlEventSetCreate")
+        except CallFailedError:  # there are no events on this machine
+            return
+        for device in present.values():
+            with suppress(DeviceDownError):  # its own calls will tell
+                self._register(device, made)
+        self._set = made
 
     def start(self) -> None:
         """Begin to wait, if there is anything to wait for."""
@@ -74,25 +66,16 @@ class Events:
         with self._lock:
             return dict(self._xids.get(index, {}))
 
-    def _create(self, library: Library) -> Any:
-        try:
-            return library.call("nvmlEventSetCreate")
-        except CallFailedError:
-            self._failed = True
-            return None
-
     def _register(self, device: Device, event_set: Any) -> None:
         supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
         if not (supported or 0) & XID:  # an unsupported bit makes the whole registration fail
             return
+        with self._lock:
+            self._indices[_address(device.handle)] = device.index
         try:
             device.library.call("nvmlDeviceRegisterEvents", device.handle, XID, event_set)
         except CallFailedError as failure:
             device.fail("events.registration", failure.call, failure.error)
-            return
-        self._in_set.add(device.index)
-        with self._lock:
-            self._indices[_address(device.handle)] = device.index
 
     def _run(self) -> None:
         pause = threading.Event()
@@ -110,7 +93,6 @@ class Events:
         except CallFailedError as failure:
             if failure.error != "timeout":
                 self.library.count_error(failure.call, failure.error)
-            self._broken |= failure.error in DEVICE_DOWN
             return failure.error
         with self._lock:
             index = self._indices.get(_address(event.device))

@@ -182,6 +182,7 @@ class Sampler:
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
+        self._events.watch(self._library, self._devices())
         self._select(now)
         cuda_version = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
@@ -197,7 +198,7 @@ class Sampler:
         before = [slot.down for slot in selected]
         entries = [self._entry(slot, now, wall) for slot in selected]
         self._library.subject = None
-        self._events.renew(self._library, [slot.attached.device for slot in self._slots if slot.attached])
+        self._events.watch(self._library, self._devices())
         lost = [slot.down for slot, was in zip(selected, before, strict=True) if not was]
         if "unknown" in lost and (lost.count("unknown") > 1 or all(slot.down for slot in selected)):
             raise LibraryDownError("unknown")
@@ -262,10 +263,6 @@ class Sampler:
         device = Device(self._library, handle, index=slot.index)
         device.now = now
         slot.attached = Attached(device, self._options, self._throttling, now=now)
-        try:
-            self._events.register(device)
-        except DeviceDownError as error:
-            self._lose(slot, error.reason, now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
         slot.tried += slot.attached is None and slot.down != ""
@@ -311,6 +308,9 @@ class Sampler:
             "calls": self._library.costs,
             "errors": {f"{call}/{error}": number for (call, error), number in errors.items()},
         }
+
+    def _devices(self) -> list[Device]:
+        return [slot.attached.device for slot in self._slots if slot.attached]
 
     def _text(self, call: str) -> str:
         try:
