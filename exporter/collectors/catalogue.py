@@ -159,11 +159,7 @@ class ExtraCollector:
         self._collector: Any = None
 
     def collect(self) -> Iterable[Metric]:
-        """Make one pass.
-
-        Raises:
-            CollectError: `import`: the class cannot be had or made.
-        """
+        """Make one pass; raises CollectError (`import`) where the class cannot be had or made."""
         if self._collector is None:
             module, _, attribute = self.name.partition(":")
             try:

@@ -91,17 +91,12 @@ class Page(Protocol):
     def load(self) -> Rows | None:
         """Give what was last saved, empty when there is nothing; None while another sidecar keeps it.
 
-        Raises:
-            CollectError: `state`: it cannot be read now.
+        Raises CollectError (`state`) where it cannot be read now.
         """
         ...
 
     def save(self, rows: Rows) -> None:
-        """Replace it; to be called after a `load` that gave rows, from one thread at a time.
-
-        Raises:
-            CollectError: `state`: what was saved before is still there.
-        """
+        """Replace it, after a `load` that gave rows; raises CollectError (`state`), and nothing has changed."""
         ...
 
     def close(self) -> None:

@@ -92,11 +92,7 @@ def read_file(path: Path) -> str:
 
 
 def read_optional(path: Path) -> str | None:
-    """Read a kernel file; None where there is none or it has no reading now.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Read a kernel file; None where there is none or it has no reading now; raises OSError."""
     try:
         return read_file(path)
     except OSError as error:
@@ -106,11 +102,7 @@ def read_optional(path: Path) -> str | None:
 
 
 def list_directory(directory: Path) -> list[str]:
-    """List the names in a directory, sorted; empty where there is no such directory.
-
-    Raises:
-        OSError: The directory exists and cannot be listed.
-    """
+    """List the names in a directory, sorted; empty where there is no such directory; raises OSError."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
@@ -185,11 +177,7 @@ class Mount(NamedTuple):
 
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
-    """List the mounts of a mountinfo in the kernel's order.
-
-    Raises:
-        ValueError: It is not what is documented.
-    """
+    """List the mounts of a mountinfo in the kernel's order; raises ValueError."""
     wanted = [f" - {fs_type} " for fs_type in fs_types]
     return [
         _mount(line)

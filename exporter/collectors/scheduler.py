@@ -188,11 +188,7 @@ class Scheduler:
         self._take_back(task)
 
     def start(self) -> None:
-        """Begin; to be called once.
-
-        Raises:
-            StartError: The system gives no threads.
-        """
+        """Begin; to be called once; raises StartError: the system gives no threads."""
         with self._lock:
             started = [self._start_task(task) for task in self._scheduled()]
             self._started = True

@@ -163,11 +163,7 @@ class Asked:
         return self.gpu.readings.at(name, self.moment)
 
     def reading(self, name: str) -> float:
-        """The same where it must be there.
-
-        Raises:
-            RefusedError: It is not supported.
-        """
+        """The same where it must be there; raises RefusedError: it is not supported."""
         value = self.maybe(name)
         if value is None:
             raise RefusedError("not_supported")

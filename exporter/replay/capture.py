@@ -54,10 +54,9 @@ class Card:
 
     def __init__(self, library: Library, index: int, *, driver: str, clock: Callable[[], float]) -> None:
         self._named = fields_of_driver(driver)
-        self._library = library
         self._clock = clock
-        self._handle = library.call("nvmlDeviceGetHandleByIndex", index)
-        self._device = Device(library, self._handle, index=index, reprobe_seconds=0)
+        handle = library.call("nvmlDeviceGetHandleByIndex", index)
+        self._device = Device(library, handle, index=index, reprobe_seconds=0)
         self._metrics = Metrics(self._device, "gpm", "nvmlGpmSampleGet")
         self.name = str(self._ask("nvmlDeviceGetName") or "")
         # One that is not known yet is as new as the newest.
@@ -89,10 +88,7 @@ class Card:
         ]
 
     def _ask(self, call: str, *arguments: Any) -> Any:
-        try:
-            return self._library.call(call, self._handle, *arguments)
-        except CallFailedError:
-            return None
+        return self._device.ask(call, call, *arguments)
 
     def _fields(self, wanted: Iterable[Field]) -> dict[Field, float]:
         return self._device.fields(dict.fromkeys(wanted, float))
@@ -154,7 +150,7 @@ def capture(
     for index in range(library.call("nvmlDeviceGetCount")):
         try:
             cards.append(Card(library, index, driver=described["driver"], clock=clock))
-        except CallFailedError as failure:  # noqa: PERF203 - it costs only itself
+        except (CallFailedError, DownError) as failure:  # noqa: PERF203 - it costs only itself
             sys.stderr.write(f"GPU {index} is left out: {failure}\n")
     looks: list[list[Look]] = []
     for _ in range(3):  # performance counters are known from the second on

@@ -109,11 +109,7 @@ class GpuCollector:
         self._kernel_log.close()
 
     def collect(self) -> Collected:
-        """Make families of what is known.
-
-        Raises:
-            CollectError: The supervisor has ended by a fault of its own; what is known gets no newer.
-        """
+        """Make families of what is known; raises CollectError where the supervisor has ended by a fault of its own."""
         if self._started and not self._supervisor.alive:
             raise CollectError("the thread that listens to the NVML child has ended", reason=_DOWN)
         expected = expected_devices(self._visible)

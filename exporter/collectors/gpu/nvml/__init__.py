@@ -23,11 +23,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def messages(descriptor: int) -> Iterator[dict[str, Any]]:
-    """Wait for messages until the pipe ends.
-
-    Raises:
-        ProtocolError: The bytes are no messages.
-    """
+    """Wait for messages until the pipe ends; raises ProtocolError: the bytes are no messages."""
     rest = b""
     while data := os.read(descriptor, 1 << 16):
         *lines, rest = (rest + data).split(b"\n")

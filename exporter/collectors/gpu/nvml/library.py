@@ -85,11 +85,7 @@ class Library:
         self._errors = (binding.NVMLError, getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of pynvml.
-
-        Raises:
-            CallFailedError: It gave no value.
-        """
+        """Call a function of pynvml; raises CallFailedError: it gave no value."""
         function = getattr(self.binding, name, None)
         if function is None:  # the binding is older than the function
             raise CallFailedError(name, "function_not_found")

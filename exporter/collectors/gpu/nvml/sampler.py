@@ -69,11 +69,7 @@ class Attached:
         self._due = dict.fromkeys(PERIODS, now)
 
     def read(self, now: float, wall: float) -> Out:
-        """Make a pass; gives what it read.
-
-        Raises:
-            DownError: The GPU is gone, or all of them are.
-        """
+        """Make a pass; gives what it read; raises DownError: the GPU is gone, or all of them are."""
         device = self.device
         device.now, device.answered, device.last_error = now, 0, ""
         out: Out = {}
@@ -169,9 +165,7 @@ class Sampler:
     def start(self, now: float) -> dict[str, Any]:
         """Initialise NVML and find the GPUs; gives the message `machine`.
 
-        Raises:
-            CallFailedError: NVML does not come up.
-            LibraryDownError: It has gone down again.
+        Raises CallFailedError where NVML does not come up, LibraryDownError where it has gone down again.
         """
         self._progress("nvmlInit")
         self._library.call("nvmlInit")
@@ -188,12 +182,7 @@ class Sampler:
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
-        """Make one pass; gives the message `sample`.
-
-        Raises:
-            LibraryDownError: No GPU can be read by this process any more.
-            RestartError: A new process is needed to go on.
-        """
+        """Make one pass; gives the message `sample`, or raises LibraryDownError or RestartError."""
         selected = [slot for slot in self._slots if slot.selected]
         before = [slot.down for slot in selected]
         entries = [self._entry(slot, now, wall) for slot in selected]
