@@ -17,8 +17,7 @@ from ledger_support import Page
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.job import Keeper
 from exporter.families import Collected
-from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.collector import EnergyCollector, NodeLock, Sources
 from exporter.ledger.store import StateStore
 
 RANGE = 262_143.328_850

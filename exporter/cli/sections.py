@@ -149,7 +149,7 @@ class Energy:
         "is attributed what its processes use.",
     )
     lock_dir: Path = option(
-        Path("/dev/shm"),  # noqa: S108  (see exporter.ledger.energy.node_lock)
+        Path("/dev/shm"),  # noqa: S108  (see exporter.ledger.energy.collector)
         "Directory in which the exporters of a machine agree on the one that counts its energy. "
         "Containers must share it.",
         restart=True,

@@ -29,8 +29,7 @@ from exporter.collectors.scheduler import Scheduler
 from exporter.families import AnyCollector
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.energy.collector import EnergyCollector, Sources
-from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.collector import EnergyCollector, NodeLock, Sources
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.run_state import Witnesses
 from exporter.ledger.store import StateStore

@@ -27,8 +27,7 @@ from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.ledger.admission import Admission, StatFamilies
-from exporter.ledger.energy.attribution import ProcessWork, WorkUse
-from exporter.ledger.energy.measured import gone_on
+from exporter.ledger.energy.attribution import ProcessWork, WorkUse, gone_on
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, tell_runs
 from exporter.ledger.goodput import families as goodput_families

@@ -18,8 +18,7 @@ from ledger_support import START, Page
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.errors import CollectError
 from exporter.ledger.energy.attribution import shares_of
-from exporter.ledger.energy.collector import Sources
-from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.collector import NodeLock, Sources
 from exporter.ledger.energy.tariffs import CarbonFile, DevicePrice, EmbodiedCarbon, Tariffs
 
 ENERGY = "training_energy_joules_total"
@@ -414,7 +413,7 @@ def test_a_total_that_jumps_is_not_believed_and_counted_as_a_correction(tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.collector import NodeLock
 lock = NodeLock(Path(sys.argv[1]), "boot")
 print(lock.acquire(), flush=True)
 sys.stdin.readline()

@@ -17,9 +17,8 @@ from power_trace_support import BEGIN, END, EPOCH, Node, counter_at, joules, tot
 from training_support import ByHand, entered, left
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
-from exporter.ledger.energy.attribution import ProcessWork, WorkUse
+from exporter.ledger.energy.attribution import PowerSplitter, ProcessWork, Stay, WorkUse, gone_on
 from exporter.ledger.energy.collector import Sources
-from exporter.ledger.energy.measured import PowerSplitter, Stay, gone_on
 from exporter.training.span_kinds import kind_named
 
 FAMILY = "training_phase_energy_joules_total"

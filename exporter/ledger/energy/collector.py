@@ -11,24 +11,84 @@ job, a GPU that a stranger holds. What was used while no sidecar ran goes to the
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS
 from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, Page
 from exporter.families import Collected
+from exporter.feed.files import RecordLock
 from exporter.ledger.energy import families
-from exporter.ledger.energy.attribution import Share, WorkUse, shares_of
+from exporter.ledger.energy.attribution import (
+    PowerSource,
+    PowerSplitter,
+    Share,
+    Split,
+    WorkUse,
+    shares_of,
+)
 from exporter.ledger.energy.devices import Device, Devices
-from exporter.ledger.energy.measured import PowerSource, PowerSplitter, Split
-from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.runs import RunEnergy
 from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, Tariffs
 
+MODE = 0o666
+"""Whoever may run an exporter must be able to take the lock after another user."""
 SAME_PASS_SECONDS = 60.0
 """A run that lived so shortly before the last pass of a sidecar lived until its end."""
+
+
+class NodeLock:
+    """Of all exporters on one machine, one counts its energy; may be asked from any thread.
+
+    The lock is on a file in shared memory, named by the machine's boot: the kernel drops it when its holder dies, and the
+    next exporter that asks gets it. Exporters of different users meet there too; those in containers only where they share
+    the directory. The file is never removed: whoever removed it could take it from under another's lock.
+    """
+
+    def __init__(self, directory: Path, machine: str) -> None:
+        self.path = directory / f"training-exporter-energy-{machine or 'machine'}.lock"
+        self.impossible = False  # no lock can be had here at all, as the last question showed
+        self._lock: RecordLock | None = None
+        self._guard = threading.Lock()
+
+    def acquire(self) -> bool:
+        """Become, or stay, the one that counts; cheap to call again.
+
+        Where no lock can be had it counts too, since it would be wrong not to on a machine with one exporter.
+        """
+        with self._guard:
+            if self._lock is None or not self._lock.keep():
+                self._drop()
+                try:
+                    self._make_file()
+                    self._lock, self.impossible = RecordLock.take(str(self.path), create_mode=None), False
+                except OSError:
+                    self.impossible = True
+            return self._lock is not None or self.impossible
+
+    def release(self) -> None:
+        """Let another exporter count."""
+        with self._guard:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _make_file(self) -> None:
+        # Not O_CREAT alone on a file of another user: fs.protected_regular forbids that in shared directories.
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+            with contextlib.suppress(OSError):
+                os.fchmod(descriptor, MODE)  # whatever the umask
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

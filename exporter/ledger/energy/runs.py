@@ -27,8 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from exporter.collectors.job import EnergyReading, Rows
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
-from exporter.ledger.energy.attribution import Flows, ProcessWork
-from exporter.ledger.energy.measured import UNATTRIBUTED, Split
+from exporter.ledger.energy.attribution import UNATTRIBUTED, Flows, ProcessWork, Split
 from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, Intensity, Tariffs
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES
 from exporter.training.phases import WORK
