@@ -189,6 +189,20 @@ class Sidecar:
         self.clock.advance(seconds)
         return self.collect()
 
+    def record(
+        self,
+        process: ProcessIdentity,
+        samples: int,
+        *,
+        sequence: int = 1,
+        alive: bool = True,
+        value: float = 2.0,
+    ) -> None:
+        """Leave a snapshot of a process to whose only Stat, `loss`, so many samples were added."""
+        reading = a_reading(a_definition(), [value] * samples)
+        written = a_snapshot(process, reading, sequence=sequence, written=self.clock.wall)
+        self.feed.put(written, alive=alive)
+
 
 @dataclass
 class Shown:

@@ -74,7 +74,7 @@ def test_a_run_whose_name_returns_after_it_was_forgotten_goes_on(tmp_path: Path)
     sidecar = Sidecar(tmp_path)
     lives(sidecar, "r", "loss")
     gone = sidecar.after(2000.0)
-    sidecar.feed.put(a_snapshot(a_process(started=START + 3000), a_reading(a_definition("loss"), [1.0])))
+    sidecar.record(a_process(started=START + 3000), 1)
 
     assert gone.count("loss", **RANK_0) is None
     assert kept_in_memory(sidecar) < 5
@@ -82,14 +82,14 @@ def test_a_run_whose_name_returns_after_it_was_forgotten_goes_on(tmp_path: Path)
 
 
 def a_rank_that_begins_again(sidecar: Sidecar, started: float = START + 50) -> object:
-    sidecar.feed.put(a_snapshot(a_process(started=started), a_reading(a_definition("loss"), [1.0])))
+    sidecar.record(a_process(started=started), 1)
     return sidecar.after(1.0).count("loss", **RANK_0)
 
 
 def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     process = a_process()
-    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * 3)), alive=False)
+    sidecar.record(process, 3, alive=False)
     sidecar.collect()
     sidecar.after(1.0)
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
@@ -105,8 +105,7 @@ def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory
 def test_a_copy_of_another_ranks_file_costs_the_rank_whose_file_it_replaced(tmp_path: Path, cut: int) -> None:
     sidecar = Sidecar(tmp_path)
     for rank in (0, 1):
-        process, samples = a_process(rank=rank), [1.0] * (3 + rank)
-        sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), samples)), alive=False)
+        sidecar.record(a_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
     files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
     whole = files["1"].read_bytes()
@@ -124,8 +123,7 @@ def test_a_state_directory_that_is_removed_is_made_again_with_what_memory_has(tm
     sidecar = Sidecar(tmp_path)
     process = a_process()
     for sequence in (1, 2):
-        reading = a_reading(a_definition("loss"), [1.0] * sequence)
-        sidecar.feed.put(a_snapshot(process, reading, sequence=sequence))
+        sidecar.record(process, sequence, sequence=sequence)
         page = sidecar.after(1.0)
         shutil.rmtree(tmp_path / "ledger") if sequence == 1 else None
     sidecar.feed.files.clear()

@@ -144,18 +144,6 @@ def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
     assert set(store.directory.glob("*.ledger*")) == {paths["present"], paths["kept"]}
 
 
-def test_tidying_keeps_a_bounded_number_of_files(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, keep_files=2)
-    for number in range(6):
-        path = saved(store, key=("rank", str(number), "0", "", ""))
-        os.utime(path, (time.time() - 60 + number, time.time() - 60 + number))
-        store.release(("rank", str(number), "0", "", ""))
-
-    store.tidy()
-
-    assert sorted(path.name[5] for path in store.directory.glob("*.ledger")) == ["4", "5"]
-
-
 WRITER = """
 import sys
 from pathlib import Path

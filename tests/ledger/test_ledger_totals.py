@@ -15,7 +15,6 @@ from ledger_support import (
 )
 
 from exporter.families import Distribution
-from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger.ranks import KEPT_PROCESSES
 
 LOSS = a_definition("loss")
@@ -27,33 +26,17 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def records(
-    sidecar: Sidecar,
-    process: ProcessIdentity,
-    samples: int,
-    *,
-    sequence: int = 1,
-    alive: bool = True,
-    value: float = 2.0,
-) -> None:
-    """Leave a snapshot of a process to whose only Stat so many samples were added."""
-    snapshot = a_snapshot(
-        process, a_reading(LOSS, [value] * samples), sequence=sequence, written=sidecar.clock.wall
-    )
-    sidecar.feed.put(snapshot, alive=alive)
-
-
 def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
     ghost = a_process()
-    records(sidecar, ghost, 5)
+    sidecar.record(ghost, 5)
     sidecar.collect()
     sidecar.feed.files.clear()
     sidecar.after(1)
     sidecar.after(1)
     for life in range(KEPT_PROCESSES + 2):
-        records(sidecar, a_process(started=START + life), 1, alive=False)
+        sidecar.record(a_process(started=START + life), 1, alive=False)
         sidecar.after(1)
-    records(sidecar, ghost, 6, sequence=2)
+    sidecar.record(ghost, 6, sequence=2)
 
     page = sidecar.after(1)
 
@@ -64,7 +47,7 @@ def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_tol
 
 def test_a_file_that_a_listing_misses_once_makes_no_gap(sidecar: Sidecar) -> None:
     process = a_process()
-    records(sidecar, process, 5)
+    sidecar.record(process, 5)
     sidecar.collect()
     kept = dict(sidecar.feed.files)
     sidecar.feed.files.clear()
@@ -78,14 +61,14 @@ def test_a_file_that_a_listing_misses_once_makes_no_gap(sidecar: Sidecar) -> Non
 
 def test_a_file_that_is_listed_twice_is_counted_once(sidecar: Sidecar) -> None:
     process = a_process()
-    records(sidecar, process, 5)
+    sidecar.record(process, 5)
     sidecar.feed.files["again"] = sidecar.feed.files[process.id]
 
     assert sidecar.collect().count("loss", **RANK_0) == 5
 
 
 def test_a_stat_that_the_restarted_rank_has_not_made_yet_lingers(sidecar: Sidecar) -> None:
-    records(sidecar, a_process(), 5)
+    sidecar.record(a_process(), 5)
     sidecar.collect()
     sidecar.feed.kill(next(iter(sidecar.feed.files.values())).snapshot.process)
     sidecar.feed.put(a_snapshot(a_process(started=START + 1)))
@@ -98,11 +81,11 @@ def test_a_stat_that_the_restarted_rank_has_not_made_yet_lingers(sidecar: Sideca
 
 def test_once_a_negative_sample_was_seen_there_is_no_sum_any_more(sidecar: Sidecar) -> None:
     first, second = a_process(), a_process(started=START + 1)
-    records(sidecar, first, 2)
+    sidecar.record(first, 2)
     assert sidecar.collect().sum("loss", **RANK_0) == 4.0
-    records(sidecar, first, 3, sequence=2, alive=False, value=-1.0)
+    sidecar.record(first, 3, sequence=2, alive=False, value=-1.0)
     assert sidecar.after(1).sum("loss", **RANK_0) is None
-    records(sidecar, second, 3)
+    sidecar.record(second, 3)
 
     page = sidecar.after(1)
 
@@ -151,10 +134,10 @@ def test_losses_continue_over_restarts_too(sidecar: Sidecar) -> None:
 
 def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Sidecar) -> None:
     process = a_process()
-    records(sidecar, process, 3)
+    sidecar.record(process, 3)
     sidecar.collect()
     sidecar.break_state()
-    records(sidecar, process, 4, sequence=2, alive=False)
+    sidecar.record(process, 4, sequence=2, alive=False)
 
     sidecar.clock.advance(1)
     collected = sidecar.collector.collect()
@@ -174,7 +157,7 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
 
 
 def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:
-    records(sidecar, a_process(), 3)
+    sidecar.record(a_process(), 3)
     sidecar.collect()
     written = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}
     sidecar.after(1)

@@ -38,16 +38,11 @@ def test_the_power_of_phases_is_that_of_the_card_and_the_sum_is_the_counters(tmp
     assert 130 < power["idle_long"] < 140
     assert sum(measured.values()) == pytest.approx(counted, rel=0.003)
     assert sum(joules(page, FAMILY).values()) == pytest.approx(total(page), abs=1e-6)
-
-
-def test_phases_that_are_too_short_say_so(tmp_path: Path) -> None:
-    page = Node(tmp_path).play()
+    # Phases that are too short say so.
     quality = joules(page, QUALITY)
-
-    assert quality["optimizer"] == quality["zero_grad"] == 0.0
-    assert {quality[phase] for phase in ("forward", "backward", "data_loading", "logging", "validation")} == {
-        1.0
-    }
+    assert {phase for phase, ratio in quality.items() if ratio == 0.0} == {"optimizer", "zero_grad"}
+    clear = ("forward", "backward", "data_loading", "logging", "validation")
+    assert {quality[phase] for phase in clear} == {1.0}
 
 
 def test_a_card_that_another_uses_too_is_split_by_time(tmp_path: Path) -> None:

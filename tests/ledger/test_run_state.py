@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from goodput_support import PaperJob, Watched, steps, told
 from goodput_support import a_job as new_job
-from ledger_support import Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import Page, Sidecar, a_definition, a_process, a_reading
 
 from exporter.feed.runs import End
-from exporter.feed.snapshot import ProcessIdentity
 from exporter.ledger.goodput.run_state import STATES, Witnesses
 from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.recording.values import Ending, StatReading
@@ -220,15 +219,11 @@ def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar) -> Non
     assert [state(lost), state(sidecar.after(1.0))] == ["lost", "failed"]
 
 
-def records(sidecar: Sidecar, process: ProcessIdentity, samples: int, *, sequence: int = 1) -> None:
-    sidecar.feed.put(a_snapshot(process, a_reading(a_definition("loss"), [1.0] * samples), sequence=sequence))
-
-
 def test_a_helper_takes_no_rank_and_one_that_begins_to_train_is_counted_once(sidecar: Sidecar) -> None:
     helper = a_process(rank=None, role="helper")
-    records(sidecar, helper, 3)
+    sidecar.record(helper, 3)
     before = sidecar.collect()
-    records(sidecar, helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)
+    sidecar.record(helper.replace(rank=0, role="trainer", trains=True), 5, sequence=2)
     after = [sidecar.after(1.0) for _ in range(4)][-1]
 
     assert before.count("loss", run="r", role="helper") == 3
@@ -242,7 +237,7 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
     wrapper = a_process(started=1.0)
     trainer = a_process(started=2.0).replace(trains=True)
     for process in (trainer, wrapper) if trainer_first else (wrapper, trainer):
-        records(sidecar, process, 7 if process is trainer else 3)
+        sidecar.record(process, 7 if process is trainer else 3)
         page = sidecar.after(1.0)
 
     assert page.count("loss", run="r", rank="0") == 7
@@ -253,7 +248,7 @@ def test_two_jobs_that_share_a_given_name_are_told_and_a_restart_is_not(sidecar:
     def conflicts(given: bool, run: str) -> object:
         for _ in range(2):
             process = a_process(run=run).replace(trains=True, run_given=given)
-            records(sidecar, process, 1)
+            sidecar.record(process, 1)
             at_once = sidecar.after(1.0)
             assert "training_rank_conflicts" not in at_once.families
         return sidecar.after(20.0).get("training_rank_conflicts", run=run, rank="0")

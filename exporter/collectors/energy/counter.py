@@ -21,21 +21,11 @@ SLACK_JOULES = 1.0
 
 
 class EnergyCounter:
-    """One register.
-
-    Args:
-        range_joules: Where it wraps; 0 for one that never does.
-        max_watts: More than the device can draw; a fall is a wrap when the device can have used what it amounts to.
-
-    Attributes:
-        joules: Used since counting began; never falls.
-        watts: Mean power between the last two readings; None before there were two.
-        resets: Corrections, by reason.
-    """
+    """One register, which wraps at its range, 0 for never; a fall is a wrap when the device can have used so much."""
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
-        self.joules = 0.0
-        self.watts: float | None = None
+        self.joules = 0.0  # used since counting began; never falls
+        self.watts: float | None = None  # mean power between the last two readings
         self.resets: dict[str, float] = dict.fromkeys(REASONS, 0.0)
         self._range = range_joules
         self._max_watts = max_watts
@@ -45,8 +35,7 @@ class EnergyCounter:
     def update(self, register: float, at: float) -> float | None:
         """Take a reading of joules at a monotonic time; more than one wrap since the last is found by its power.
 
-        Returns:
-            Seconds that this reading has told about; None for a first one, and after too long a time.
+        It returns the seconds that it has told about; None for a first one, and after too long a time.
         """
         seconds = at - self._at
         if self._register is None or seconds > LONGEST_SECONDS or seconds < 0:
@@ -87,7 +76,7 @@ class EnergyCounter:
 
     def row(self) -> tuple[float | None, ...]:
         """Write the total and its corrections, for a page."""
-        return self.joules, *(self.resets[reason] for reason in REASONS)
+        return self.joules, *self.resets.values()
 
     def mark(self) -> tuple[float | None, ...]:
         """Write where the register was; only good in the same boot of the machine."""

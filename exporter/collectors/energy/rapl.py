@@ -56,14 +56,7 @@ _PUBLISHED = {"cpu": CPU_ENERGY, "dram": DRAM_ENERGY}
 class RaplCollector:
     """Counts the energy of CPUs and memory.
 
-    Args:
-        counts: Whether this exporter is the one that counts the machine's energy.
-        working: Whether a job is running.
-        idle_watts: Of one package, as configured.
-        tdp_watts: Of all packages; makes a model stand in where no register can be read. None for no model.
-
-    Attributes:
-        readings: The last ones, for the attribution to runs.
+    `idle_watts` is of one package, `tdp_watts` of all: with it a model stands in where no register can be read.
     """
 
     name = "rapl"
@@ -80,7 +73,7 @@ class RaplCollector:
         tdp_watts: float | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.readings: tuple[EnergyReading, ...] = ()
+        self.readings: tuple[EnergyReading, ...] = ()  # the last ones, for the attribution to runs
         self._sys = sys
         self._boot_id = procfs() / "sys/kernel/random/boot_id"
         self._page = (keeper or Fleeting()).page("rapl")
@@ -184,12 +177,12 @@ class RaplCollector:
 
     def _is_mirror(self, device: Device) -> bool:
         """Some of AMD's first dies all show the register of the whole package."""
-        seen, socket = device.counter.mark()[0], device.index.partition("-")[0]
+        seen = device.counter.mark()[0]
         for other in self._devices.values():
             if other is device or seen is None:
                 break
-            shown = other.counter.mark()[0]
-            same = (other.component, other.index.partition("-")[0]) == (device.component, socket)
+            shown, socket = other.counter.mark()[0], other.index.partition("-")[0]
+            same = other.component == device.component and socket == device.index.partition("-")[0]
             if same and shown is not None and abs(shown - seen) <= MIRROR_JOULES:
                 return True
         return False

@@ -25,8 +25,6 @@ FACTS = (
 )
 """What may be told of a run, in the order of the labels; each is absent where nobody has told it."""
 
-LONGEST_FACT = 256
-
 RUN_INFO = FamilySpec(
     "training_run_info",
     "info",
@@ -124,7 +122,7 @@ def _order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, str]:
 def _facts(visible: VisibleSlot) -> tuple[str, ...]:
     reading = visible.process.training
     told = {} if reading is None else dict(reading.facts)
-    return tuple(told.get(name, "")[:LONGEST_FACT] for name in FACTS)
+    return tuple(told.get(name, "")[:256] for name in FACTS)
 
 
 # Peak FLOP/s: what model FLOPs utilization is measured by ----------------------------------------------
