@@ -89,8 +89,6 @@ _START = (
 class Sidecar:
     """A sidecar, as `run` starts it, that ends with this process; the kernel takes the registration back when it dies."""
 
-    __slots__ = ("_process", "_registration")
-
     def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
         self._registration = registration
         self._process = process

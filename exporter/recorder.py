@@ -413,11 +413,10 @@ RECORDER = Recorder()
 """That of this process."""
 
 REGISTRY.recording = EVENTS.recording = os.environ.get("EXPORTER_DISABLED") != "1"
-REGISTRY.on_first(RECORDER.start)
+REGISTRY.wake = EVENTS.wake = RECORDER.start
 REGISTRY.flush = RECORDER.flush
-EVENTS.on_first(RECORDER.start)
 TRAINING.record(on=REGISTRY.recording)
 TRAINING.since(RECORDER.began)
 Hooks.adopt = RECORDER.start
 Hooks.flush_soon = RECORDER.flush_soon
-PROCESS.on_change(RECORDER.renew)
+PROCESS.renew = RECORDER.renew

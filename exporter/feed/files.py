@@ -121,8 +121,6 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 class RecordLock:
     """A lock that this process holds for as long as it lives, or until `release`."""
 
-    __slots__ = ("_descriptor", "_inode", "_pid", "path")
-
     def __init__(self, path: str, descriptor: int, inode: tuple[int, int]) -> None:
         self.path = path
         self._descriptor = descriptor

@@ -185,6 +185,7 @@ def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
 def _see(process: Process, entry: FeedEntry, now: Moment) -> None:
     known_from_file_only = process.snapshot is None
     process.unseen, process.seen_monotonic, process.age_seconds = 0, now.monotonic, entry.age_seconds
+    process.outdated = entry.outdated
     process.identity = entry.snapshot.process  # what it says of itself may have changed
     if known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot

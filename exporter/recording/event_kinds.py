@@ -48,8 +48,6 @@ class Rule:
 class Occurrences:
     """What is published of the events of one label pair."""
 
-    __slots__ = ("counter", "last", "suppressed")
-
     def __init__(self) -> None:
         self.counter = Counter()
         self.last: float | datetime | None = None  # when the latest happened, Unix time
@@ -73,11 +71,6 @@ class Kind:
         limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
         routes: The handlers that want them.
     """
-
-    __slots__ = (
-        *("_ends", "_number", "_per_second", "_permit", "_sample", "count", "enabled", "limited"),
-        *("occurrences", "routes", "severity", "suppressed", "type"),
-    )
 
     def __init__(self, type: str, severity: str) -> None:
         self.type = type
@@ -141,7 +134,7 @@ class KindTable:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
-        self._wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = lambda: None  # called when there is something to record
         self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
         self._rules: dict[str, Rule] = {}
         self.recording = True  # False with `EXPORTER_DISABLED=1`
@@ -171,7 +164,7 @@ class KindTable:
             if len(self._kinds) < MOST_KINDS:
                 self._kinds[pair] = kind
         if self.recording:
-            self._wake()
+            self.wake()
         return kind
 
     def enabled(self, type: str, severity: str = "info") -> bool:

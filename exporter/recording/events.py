@@ -200,7 +200,7 @@ class EventLog(KindTable):
                 self._tell_only((*self.active, handle))
             if not handle.direct:
                 handle.start()
-            self._wake()
+            self.wake()
         return handle
 
     def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
@@ -232,15 +232,11 @@ class EventLog(KindTable):
 
     # What the process's root and the recording thread call -----------------------------------------------
 
-    def on_first(self, start: Callable[[], None]) -> None:
-        """Say what is to be called when there is something to record; it must be cheap and never raise."""
-        self._wake = start
-
     def attach(self, companion: Any, *, wake: bool = False) -> None:
         """Have `tick()` called a few times a second, `close()` and `after_fork()`, from the first value or, to `wake`, now."""
         self._companions = (*self._companions, companion)
         if wake and self.recording:
-            self._wake()
+            self.wake()
 
     def tick(self) -> None:
         """Let the faces do what is due."""

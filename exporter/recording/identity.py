@@ -44,7 +44,7 @@ class Process:
     """
 
     def __init__(self) -> None:
-        self._renew: Callable[[], None] = lambda: None
+        self.renew: Callable[[], None] = lambda: None  # begins the recording anew under another run or rank
         self._run: str | None = None
         self._rank: int | None = None
         self._labels: tuple[tuple[str, str], ...] = ()
@@ -55,10 +55,6 @@ class Process:
         """Forget what the parent does."""
         self._records = self._trains = False
         self.is_agent = False
-
-    def on_change(self, renew: Callable[[], None]) -> None:
-        """Say what begins the recording anew under another run or rank; it may not raise."""
-        self._renew = renew
 
     def identity(self) -> ProcessIdentity:
         """Put together what is known now; without what only a feed file has (`id`, `started`, `version`)."""
@@ -126,7 +122,7 @@ class Process:
 
     def _renew_unless(self, before: ProcessIdentity) -> None:
         if self._who() != before:
-            self._renew()
+            self.renew()
 
 
 PROCESS = Process()

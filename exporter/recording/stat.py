@@ -50,15 +50,11 @@ class Registry:
         self._rules: list[Rule] = []
         self._switched: list[Rule] = []
         self._listeners: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
-        self._wake: Callable[[], None] = lambda: None
+        self.wake: Callable[[], None] = lambda: None  # called when a Stat was made
         self.refused = 0  # Stats that were made beyond `MOST_STATS` and are not recorded
         self.recording = True  # False with `EXPORTER_DISABLED=1`
         # drains every Stat, within so many seconds
         self.flush: Callable[[float], bool] = lambda _seconds: True
-
-    def on_first(self, start: Callable[[], None]) -> None:
-        """Say what is to be called whenever a Stat was made; it must be cheap and never raise."""
-        self._wake = start
 
     def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
         """Give the state of a Stat, made now or earlier; the names of the exporter's own are refused to everybody else.
@@ -79,7 +75,7 @@ class Registry:
             return StatState(definition, wall=time(), samples=0)
         if known is None:
             known = self._make(identity, definition, own=own)
-            self._wake()
+            self.wake()
         if known.definition != definition:
             self._differs(identity, known.definition, definition)
         return known

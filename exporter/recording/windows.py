@@ -36,8 +36,6 @@ class WindowClock:
     waited for on the monotonic clock (`due`), so that a slewed or stepped wall clock never stretches it.
     """
 
-    __slots__ = ("_offset", "_seconds", "due", "ended", "started")
-
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
         self._seconds = seconds
         self.started = wall
@@ -72,8 +70,6 @@ class WindowClock:
 class ExactSum:
     """A running sum in twice the precision of a float, so that no sample is lost to rounding."""
 
-    __slots__ = ("_low", "value")
-
     def __init__(self) -> None:
         self.value = 0.0
         self._low = 0.0
@@ -95,11 +91,6 @@ class Window:
         needs_order: Whether a quantile is wanted, so that `add` needs all samples sorted.
         deviation: Sum of their squared deviations from the mean, where STDDEV is wanted.
     """
-
-    __slots__ = (
-        *("_mean", "_quantiles", "_ratios", "_spread", "_sum", "_wanted"),
-        *("deviation", "high", "last", "low", "needs_order", "samples"),
-    )
 
     def __init__(self, aggregations: frozenset[Aggregation]) -> None:
         rows = [(each, row) for each, row in AGGREGATIONS.items() if each in aggregations]
@@ -164,8 +155,6 @@ class Quantiles:
 
     Source: Masson, Rim, Lee: DDSketch, PVLDB 12(12), 2019.
     """
-
-    __slots__ = ("_exact", "_negative", "_positive", "_zeros", "count")
 
     def __init__(self, samples: Iterable[float] = ()) -> None:
         self.count = 0

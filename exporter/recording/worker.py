@@ -32,8 +32,6 @@ class Counter:
         bump: Count one more; gives the number of those before it. One call into C.
     """
 
-    __slots__ = ("_count", "_many", "bump")
-
     def __init__(self) -> None:
         self._count = count()
         self._many = 0

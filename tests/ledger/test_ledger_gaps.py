@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,14 @@ def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
     assert page.get("training_feed_alive", **RANK_0) == 1
     sidecar.feed.put(snapshot.replace(sequence=2), age_seconds=0.0)
     assert shown(sidecar.after(1)) == GAUGES
+
+
+def test_windows_of_a_process_that_cannot_write_them_go_at_once(sidecar: Sidecar) -> None:
+    process = a_process()
+    sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25, 0.75], window=WINDOW)))
+    sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], outdated=True)
+
+    assert shown(sidecar.collect()) == TOTALS_ONLY
 
 
 def test_a_writer_that_means_to_write_seldom_is_not_stale_in_between(sidecar: Sidecar) -> None:

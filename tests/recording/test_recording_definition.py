@@ -98,7 +98,7 @@ def test_names_of_the_exporter_itself_are_reserved(name: str) -> None:
         Stat(name)
 
 
-def test_names_become_families_with_the_unit_last() -> None:
+def test_names_become_families_with_the_unit_last_and_once() -> None:
     families = families_of(
         check_definition("training.batch.latency", ["mean", "value", "sum"], unit="seconds")
     )
@@ -111,13 +111,11 @@ def test_names_become_families_with_the_unit_last() -> None:
     }
     assert families.samples == "training_batch_latency_window_samples"
     assert families.last_sample == "training_batch_latency_last_sample_timestamp_seconds"
-
-
-def test_a_unit_that_the_name_carries_is_not_written_twice() -> None:
-    families = families_of(check_definition("step_seconds", ["p95"], unit="seconds"))
-
-    assert families.main == "step_seconds"
-    assert dict(families.windows) == {Aggregation.P95: "step_window_p95_seconds"}
+    carried = families_of(check_definition("step_seconds", ["p95"], unit="seconds"))
+    assert (carried.main, dict(carried.windows)) == (
+        "step_seconds",
+        {Aggregation.P95: "step_window_p95_seconds"},
+    )
 
 
 def test_stats_are_listed_looked_up_and_switched_off_by_pattern() -> None:

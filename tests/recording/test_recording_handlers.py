@@ -41,6 +41,8 @@ def test_every_window_that_its_samples_close_reaches_the_handlers_of_the_stat_an
     assert sorted(all_of_them) == [*[("handlers.first", 20)] * 5, ("handlers.second", 20)]
     for handle in handles:
         handle.unregister()
+    with pytest.raises(TypeError, match="a handler of windows must be"):
+        registry.on_window(threading)  # type: ignore[arg-type]  # what is tested
     for _ in range(20):
         stat.add(1.0)
     assert exporter.flush()
@@ -93,8 +95,3 @@ def test_windows_of_the_last_samples_before_the_end_are_told(tmp_path: Path) -> 
     """
 
     assert run(tmp_path / "feed", program).stdout == "20\n20\n20\n"
-
-
-def test_what_cannot_be_called_is_no_handler_of_windows() -> None:
-    with pytest.raises(TypeError, match="a handler of windows must be"):
-        registry.on_window(threading)  # type: ignore[arg-type]  # what is tested

@@ -130,33 +130,19 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any)
     assert reasons == []
 
 
-def test_values_beyond_the_copies_under_way_are_refused_and_counted(cuda: Any) -> None:
+def test_what_cannot_be_copied_now_is_refused_by_reason(cuda: Any) -> None:
     tensors, values, reasons = reader()
-
-    for value in range(SLOTS + 3):
-        tensors.add(CudaTensor(float(value)))
-
-    assert reasons == ["backlog"] * 3
-    assert values == []
-
-
-def test_nothing_is_copied_during_graph_capture(cuda: Any) -> None:
-    tensors, _, reasons = reader()
-    cuda.capturing = True
-
-    tensors.add(CudaTensor(1.0))
-
-    assert reasons == ["capture"]
-
-
-def test_a_tensor_that_is_not_replicated_over_ranks_is_refused(cuda: Any) -> None:
-    tensors, _, reasons = reader()
     sharded = CudaTensor(1.0)
     sharded.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
 
+    for value in range(SLOTS + 3):
+        tensors.add(CudaTensor(float(value)))
     tensors.add(sharded)
+    cuda.capturing = True
+    tensors.add(CudaTensor(1.0))
 
-    assert reasons == ["placement"]
+    assert reasons == [*["backlog"] * 3, "placement", "capture"]
+    assert values == []
 
 
 def test_flush_says_that_it_failed_and_raises_nothing_when_cuda_is_in_error(cuda: Any) -> None:

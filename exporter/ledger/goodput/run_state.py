@@ -226,7 +226,8 @@ def _living(process: Process, rules: GapRules, now: Moment) -> RunState:
     reading, started = process.training, process.identity.started
     if process.snapshot is not None and not rules.fresh(process):
         since = now.wall - process.age_seconds
-        return RunState("stalled", "its feed is not refreshed: stopped, or starved", since)
+        starved = "its feed is not refreshed: stopped, or starved"
+        return RunState("stalled", "it cannot write its feed" if process.outdated else starved, since)
     late = rules.without_step(process, now)
     if reading is not None and late is not None:
         state = "stalled" if reading.phase in _WAITING else "hung"
