@@ -202,11 +202,7 @@ class Records(Telemetry):
     # Told by whoever interprets --------------------------------------------------------------------------
 
     def _tell(
-        self,
-        opened: OpenSpan | None,
-        name: EventNames,
-        attributes: Attributes,
-        at: TracingTimestamp | None = None,
+        self, opened: OpenSpan | None, name: EventNames, attributes: Attributes, at: Any = None
     ) -> None:
         """Add an event of ours to a span."""
         if opened is not None and opened.span is not None and opened.known:

@@ -112,40 +112,35 @@ class Save:
 
 
 class Checkpoints:
-    """The saves of this process: counted in the families; they make the work safe."""
+    """The saves of this process: counted in the families; they make the work safe.
+
+    `under_way` are those that were not confirmed yet, by their steps; `furthest` is the last step of this loop that is safe.
+    """
 
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
         self._work = work
-        self._pending: dict[int, Save] = {}
+        self.under_way: dict[int, Save] = {}
         self._successes: deque[float] = deque(maxlen=INTERVALS)
-        self._furthest: int | None = None
-
-    def forget_pending(self) -> None:
-        """Begin another job in the same process."""
-        self._pending = {}
-
-    def loop_begins(self) -> None:
-        """Note that steps count from somewhere else."""
-        self._furthest = None
+        self.furthest: int | None = None
 
     def begin(self, step: int, strategy: str, at: float, completed: int) -> Save:
         """Note that a save begins."""
         save = Save(step, strategy, at, completed, self._work.save_begins())
-        self._pending.pop(step, None)
-        self._pending[step] = save
-        if len(self._pending) > MOST_PENDING:
-            del self._pending[next(iter(self._pending))]
+        self.under_way.pop(step, None)
+        self.under_way[step] = save
+        if len(self.under_way) > MOST_PENDING:
+            del self.under_way[next(iter(self.under_way))]
         self._count(strategy)
         return save
 
     def pending(self, step: object) -> Save | None:
         """Give the save of a step that was not confirmed yet."""
-        return self._pending.get(step) if isinstance(step, int) else None
+        return self.under_way.get(step) if isinstance(step, int) else None
 
     def succeed(self, save: Save, at: float, wall: float) -> None:
         """Note that a save is safe, at a monotonic time and the Unix time of the same moment."""
-        self._pending.pop(save.step, None)
+        self.under_way.pop(save.step, None)
         save.confirmed = True
         self._work.commit(save.number, save.completed)
         self._succeeded(save.strategy, save.step, at, wall, max(at - save.began, 0.0))
@@ -153,8 +148,8 @@ class Checkpoints:
     def fail(self, save: Save) -> None:
         """Note that a save has failed, unless it has succeeded."""
         if not save.confirmed:
-            if self._pending.get(save.step) is save:
-                del self._pending[save.step]
+            if self.under_way.get(save.step) is save:
+                del self.under_way[save.step]
             self._count(save.strategy, "failed")
 
     def blocked(self, kind: str, seconds: float) -> None:
@@ -197,8 +192,8 @@ class Checkpoints:
             return  # it does not survive the node
         families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(wall)
         # Saves in the background may succeed out of order: the training goes on from the furthest.
-        self._furthest = step if self._furthest is None else max(step, self._furthest)
-        families.gauge("training.checkpoint_last_step").set(self._furthest)
+        self.furthest = step if self.furthest is None else max(step, self.furthest)
+        families.gauge("training.checkpoint_last_step").set(self.furthest)
         self._successes.append(at)
         if len(self._successes) > 1:
             gaps = [max(later - earlier, 0.0) for earlier, later in pairwise(self._successes)]

@@ -116,7 +116,7 @@ class Job:
             self._last_step = mark.time
             self.open_loop = opened
             loop = self._enter(mark.values["train_iterations_start"], mark.values)
-            self.checkpoints.loop_begins()
+            self.checkpoints.furthest = None  # steps count from somewhere else
             self.facts.ask(mark.values)
             if opened.known:
                 self.telemetry.loop_began(opened, loop, mark.span.start_event.timestamp.seconds_since_epoch)
@@ -126,7 +126,7 @@ class Job:
             if self.closed:
                 self.closed = False
                 self.loop, self._before_loops = None, Loop(0, 0, {}, 0)
-                self.checkpoints.forget_pending()
+                self.checkpoints.under_way.clear()
             self._finished, self.failure = False, ""
 
     def application_began(self, opened: OpenSpan, values: Mapping[str, Any]) -> None:
@@ -240,7 +240,7 @@ class Job:
         """
         telemetry = self.telemetry
         self.progress.step("train", seconds, at, compute)
-        self._last_step, self._last_work = at, self._maybe_work()
+        self._last_step, self._last_work = at, self.clock.maybe_work()
         if telemetry.configured:
             end = kinds.TRAINING_ITERATION.end
             if not telemetry.trains:
@@ -255,10 +255,6 @@ class Job:
         if telemetry.configured:
             telemetry.step_ended(self.open_loop, loop, seconds or 0.0, at + self.offset, ranks)
         return None
-
-    def _maybe_work(self) -> float:
-        """Time that may have been work, of a job that tells no iterations: all that is not another phase."""
-        return self.clock.work + self.clock.seconds_of_other()
 
     def _save_ended(self, opened: OpenSpan, at: float, *, entered: bool, failed: bool) -> None:
         """End a save as far as it held up the training."""
@@ -336,7 +332,7 @@ class Job:
         work = seconds or 0.0
         if last is not None:
             seconds = max(at - last, 0.0) if seconds is None else seconds
-            work = max(min(self._maybe_work() - self._last_work, seconds), 0.0)
+            work = max(min(self.clock.maybe_work() - self._last_work, seconds), 0.0)
         self._step_ended(seconds, at, work, None, number)
         return None
 

@@ -124,10 +124,10 @@ class PhaseClock:
         """Exclusive seconds by phase, up to `last`; those of which there are some."""
         return {name: totals.seconds for name, totals in self._totals.items() if totals.seconds}
 
-    def seconds_of_other(self) -> float:
-        """Seconds after the first step in no phase."""
+    def maybe_work(self) -> float:
+        """Seconds that may have been work, in a job that tells no iterations: all that is in no other phase."""
         found = self._totals.get(OTHER)
-        return 0.0 if found is None else found.seconds
+        return self.work if found is None else self.work + found.seconds
 
     def begin(self, phase: str, entry: PhaseEntry, at: float) -> None:
         """Begin a phase; within the same one it is part of that."""

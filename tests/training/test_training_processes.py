@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import PROJECT
+from one_logger_support import run_python
 
 from exporter.feed.decoder import decode
 from exporter.feed.snapshot import Snapshot
 
 
-def run(program: str, feed: Path, *, status: int = 0, **environment: str) -> str:
+def run(program: str, directory: Path, *, status: int = 0, **environment: str) -> str:
     """Run a program with a feed directory of its own; what it printed."""
-    feed.mkdir(mode=0o700, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": str(PROJECT), "EXPORTER_FEED_DIR": str(feed), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    directory.mkdir(exist_ok=True)
+    environment.setdefault("EXPORTER_FLUSH_SECONDS", "1")
+    done = run_python(program, directory, timeout=60, **environment)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout
 
@@ -52,7 +42,7 @@ def test_an_orderly_exit_publishes_everything(tmp_path: Path) -> None:
                 with training.training_iteration():
                     training.record(loss=0.5)
         """,
-        tmp_path / "feed",
+        tmp_path,
     )
 
     (snapshot,) = snapshots(tmp_path / "feed")
@@ -76,7 +66,7 @@ def test_a_process_that_is_killed_loses_at_most_the_last_flush(tmp_path: Path) -
         exporter.flush()
         os.kill(os.getpid(), signal.SIGKILL)
         """,
-        tmp_path / "feed",
+        tmp_path,
         status=-signal.SIGKILL,
     )
 
@@ -97,7 +87,7 @@ def test_importing_and_making_blocks_starts_nothing(tmp_path: Path) -> None:
             print(threading.active_count())
         main()
         """,
-        tmp_path / "feed",
+        tmp_path,
     )
 
     assert printed.split() == ["1", "2"]
@@ -124,7 +114,7 @@ def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> 
                 os._exit(0)
             os.waitpid(child, 0)
         """,
-        tmp_path / "feed",
+        tmp_path,
     )
 
     mine = sorted(snapshots(tmp_path / "feed"), key=lambda each: each.process.pid)
@@ -148,7 +138,7 @@ def test_with_recording_disabled_nothing_is_recorded_and_bodies_run(tmp_path: Pa
                     training.step()
         print(number, threading.active_count())
         """,
-        tmp_path / "feed",
+        tmp_path,
         EXPORTER_DISABLED="1",
     )
 
@@ -186,7 +176,7 @@ def test_a_flood_of_iterations_is_counted_to_the_last_in_constant_memory(tmp_pat
             exporter.flush()
         print(resident() - before)
         """,
-        tmp_path / "feed",
+        tmp_path,
     )
 
     (snapshot,) = snapshots(tmp_path / "feed")
@@ -212,7 +202,7 @@ def test_another_identity_begins_counting_anew_while_blocks_stay_open(tmp_path: 
                 with training.training_iteration():
                     pass
         """,
-        tmp_path / "feed",
+        tmp_path,
     )
 
     steps = {
@@ -243,7 +233,7 @@ def test_a_save_is_published_before_the_next_flush(tmp_path: Path) -> None:
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
         """,
-        tmp_path / "feed",
+        tmp_path,
         status=-signal.SIGKILL,
         EXPORTER_FLUSH_SECONDS="60",
     )
@@ -266,7 +256,7 @@ def test_a_phase_claims_a_rank_and_a_span_does_not(tmp_path: Path) -> None:
     found = []
     for number, block in enumerate(("exporter.span('launching')", "training.phase('compile')")):
         run(program.format(block=block), tmp_path / str(number))
-        (snapshot,) = snapshots(tmp_path / str(number))
+        (snapshot,) = snapshots(tmp_path / str(number) / "feed")
         found.append((snapshot.process.rank, snapshot.process.role))
 
     assert found == [(None, "helper"), (0, "trainer")]
