@@ -110,7 +110,7 @@ class Recorder:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Drain everything and write it, on the caller's thread; says whether it was written in time."""
-        return self._guarded(lambda: self._close_windows() and self._publish(final=False), timeout_seconds)
+        return self._guarded(lambda: self._publish(final=False), timeout_seconds)
 
     def flush_soon(self) -> None:
         """Have the recording thread flush at once, without waiting for it: a checkpoint was saved."""
@@ -137,15 +137,13 @@ class Recorder:
         TRAINING.close()
         end_notices()
 
-    def _write_last(self) -> bool:
+    def _write_last(self) -> None:
         if _in_use():
-            self._close_windows()
             TRAINING.drain(self._give_way)
             TRAINING.close()  # first, so that what the exporters could not take is on the last recording
             self._publish(final=True)
         if self._writer is not None:
             self._writer.close()
-        return True
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # it is awake
@@ -160,7 +158,7 @@ class Recorder:
         self._renewing = True
         self._guarded(self._renew, RENEW_SECONDS)
 
-    def _renew(self) -> bool:
+    def _renew(self) -> None:
         if self._renewing:
             self._renewing = False
             if self._writer is not None:
@@ -173,7 +171,6 @@ class Recorder:
             EVENTS.renew()
             self._writer = None
             self.began = time()
-        return True
 
     def _hook_multiprocessing(self) -> None:
         """Have children of multiprocessing flush: they skip atexit, and clear earlier finalizers when they begin."""
@@ -217,41 +214,39 @@ class Recorder:
             self._slice_began = perf_counter()
         return not self._stopping
 
-    def _guarded(self, step: Callable[[], bool], timeout_seconds: float = -1) -> bool:
+    def _guarded(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
         """Run one step with everything to itself; a defect of ours costs that step, not the thread and not the job."""
         if not self._cycle.acquire(timeout=timeout_seconds):
             return False
         try:
-            return step()
+            return step() is not False
         except Exception as error:  # noqa: BLE001  # see above
             tell_once(f"defect {error!r}", f"a defect in the recording thread: {error!r}")
             return False
         finally:
             self._cycle.release()
 
-    def _flush_cycle(self) -> bool:
+    def _flush_cycle(self) -> None:
         self._renew()
         passive = [state for state in REGISTRY.states() if state.measure is not None]
         busy_since = self._passive.busy_since
         if passive and busy_since is None:
             self._passive.put(passive)
         elif busy_since is not None and time() - busy_since > STUCK_SECONDS:
-            tell_once(
-                "passive stuck", "a callback of a passive Stat hangs: none of them is measured meanwhile"
-            )
+            told = "a callback of a passive Stat hangs: none of them is measured meanwhile"
+            tell_once("passive stuck", told)
         self._read_rules()
         EVENTS.tick()
-        self._close_windows()
-        return self._publish(final=False, within_seconds=self._flush_seconds)
+        self._publish(final=False, within_seconds=self._flush_seconds)
 
-    def _tick_cycle(self) -> bool:
+    def _tick_cycle(self) -> None:
         self._renew()
         EVENTS.tick()
         TRAINING.tick(self._give_way)
         self._close_windows()
-        return self._drain_those(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
+        self._drain_those(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
 
-    def _close_windows(self) -> bool:
+    def _close_windows(self) -> None:
         wall, now = time(), monotonic()
         by_length: dict[float, list[StatState]] = {}
         for state in REGISTRY.states():
@@ -271,9 +266,9 @@ class Recorder:
             for state in by_length[seconds]:
                 self._give_way()
                 state.close_window(started, ended, late_windows=late >= seconds, wall=wall)
-        return True
 
     def _publish(self, *, final: bool, within_seconds: float = inf) -> bool:
+        self._close_windows()
         TRAINING.drain(self._give_way)
         if final:
             TRAINING.settle()
@@ -322,7 +317,7 @@ class Recorder:
             tell_once(notice, notice)
         return written
 
-    def _drain_those(self, wanted: Callable[[StatState], object], within_seconds: float = inf) -> bool:
+    def _drain_those(self, wanted: Callable[[StatState], object], within_seconds: float = inf) -> None:
         """Empty some of the buffers.
 
         After `within_seconds` no further one is begun with, and the next time begins there: threads may add faster.
@@ -335,7 +330,6 @@ class Recorder:
                     self._first = position
                     break
                 self._drain(states[position])
-        return True
 
     def _drain(self, state: StatState) -> None:
         """Empty a buffer; at most what it held at the start, whatever is added meanwhile."""
@@ -354,21 +348,17 @@ class Recorder:
             sleep(0)
             self._slice_began = perf_counter()
 
-    def _read_rules(self) -> bool:
-        if self._overrides is None:
-            directory = _directory()
-            if directory is None:
-                return False
+    def _read_rules(self) -> None:
+        if self._overrides is None and (directory := _directory()) is not None:
             self._overrides = OverridesReader(directory)
         try:
-            rules = self._overrides.changed_rules()
+            rules = None if self._overrides is None else self._overrides.changed_rules()
         except FeedError as error:
             tell_once(f"overrides {error}", f"the recording rules of the sidecar are left out: {error}")
-            return False
+            return
         for problem in REGISTRY.override(rules) if rules is not None else ():
             told = f"a recording rule of the sidecar's configuration is left out: {problem}"
             tell_once(f"rule {problem}", told)
-        return True
 
 
 def _in_use() -> bool:
