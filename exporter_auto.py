@@ -20,9 +20,9 @@ def start() -> None:
     if os.environ.get("EXPORTER_AUTO") != "1":
         return
     try:
-        from exporter.bridges import install  # noqa: PLC0415  # see above
+        from exporter.bridges import install_into_running  # noqa: PLC0415  # see above
 
-        install()
+        install_into_running()
     except Exception:  # noqa: BLE001, S110  # see above; what a bridge cannot do it tells itself
         pass
 

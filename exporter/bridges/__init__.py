@@ -9,6 +9,7 @@ that has become different, its bridge is left out.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 
 from exporter.bridges import (
@@ -38,7 +39,14 @@ BRIDGES: dict[str, Callable[[], None]] = {
 }
 """Every bridge by name; those to Lightning are its own entry points (see `exporter_auto`)."""
 
+LOAD_TORCH = frozenset({"monitor", "wait_counters", "cuda_memory", "plain_torch"})
+
 _installed: set[str] = set()
+
+
+def install_into_running() -> None:
+    """Install all but those that would load torch into a job that has not: it asks again at `import torch`."""
+    install(*[name for name in BRIDGES if name not in LOAD_TORCH or "torch" in sys.modules])
 
 
 def install(*names: str) -> tuple[str, ...]:

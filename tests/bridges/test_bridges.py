@@ -130,6 +130,19 @@ def test_the_entry_point_never_raises(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_job_that_has_not_loaded_torch_is_not_made_to(tmp_path: Path) -> None:
+    program = """
+import sys
+import exporter_auto
+exporter_auto.start()
+from exporter.bridges import LOAD_TORCH, install
+print("torch" in sys.modules, LOAD_TORCH & set(install("elastic")))
+"""
+    done = child(tmp_path / "feed", program, EXPORTER_AUTO="1")
+
+    assert (done.stdout, done.stderr) == ("False frozenset()\n", "")
+
+
 def test_bridges_without_their_library_are_left_out_with_a_word(tmp_path: Path) -> None:
     program = """
 import sys
