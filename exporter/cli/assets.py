@@ -45,9 +45,8 @@ def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> 
         say("this installation has none of them: they are in the wheel and in the repository")
         return FAILED
     try:
-        changed = [
-            each for each, path in files.items() if each.exists() and each.read_bytes() != path.read_bytes()
-        ]
+        there = {each: path for each, path in files.items() if each.exists()}
+        changed = [each for each, path in there.items() if each.read_bytes() != path.read_bytes()]
         if changed and not flags.force:
             for each in changed:
                 say(f"{each} has been changed")

@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -56,8 +56,6 @@ SHOWN_ENDED = 3
 # Record locks and renames over these depend on their servers.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
-_DAMAGED = "the file is damaged: a living process replaces it; a dead one's can be removed"
-_PLANTED = "the exporter makes no such file: remove it"
 _CLOSED = "this user may not open it: start the job with umask 022, or the exporter as the job's user"
 REFUSED_REMEDIES = {
     "version": "the job's training-exporter has another format than this one: install the same version for both",
@@ -65,10 +63,12 @@ REFUSED_REMEDIES = {
     "too_many": "more files than are read: remove what is not of a living process",
     "too_large": "make fewer Stats",
     "owner": "it belongs to another user: share a directory by --feed.dir and EXPORTER_FEED_DIR",
-    "unreadable": _CLOSED,
-    "lock": _CLOSED,
-    **dict.fromkeys(("magic", "truncated", "checksum", "content"), _DAMAGED),
-    **dict.fromkeys(("symlink", "links", "not_regular"), _PLANTED),
+    **dict.fromkeys(("unreadable", "lock"), _CLOSED),
+    **dict.fromkeys(
+        ("magic", "truncated", "checksum", "content"),
+        "the file is damaged: a living process replaces it; a dead one's can be removed",
+    ),
+    **dict.fromkeys(("symlink", "links", "not_regular"), "the exporter makes no such file: remove it"),
 }
 """What to do about a feed file, by the reader's reason to refuse it."""
 
@@ -83,18 +83,8 @@ class Finding:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What is asked about: a sidecar of some configuration on this machine, or on one below another root."""
-
-    configuration: Configuration = field(default_factory=Configuration)
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    root: Path = Path("/")
-
-    @property
-    def feed(self) -> Path:
-        """The feed directory that the sidecar uses."""
-        return self.configuration.feed.dir or default_directory()
+ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "FAIL")
+Probe = Callable[[], Iterable[Finding]]
 
 
 def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -103,90 +93,93 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
     seen = look(path, first="/", environment=environment)
     if not seen.python:
-        yield Finding("FAIL", subject, seen.error, "point --check.python at a Python 3.10 or later")
+        yield fail(subject, seen.error, "point --check.python at a Python 3.10 or later")
     elif seen.ours and not seen.error:
-        yield Finding("ok", subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
+        yield ok(subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
     elif seen.path and not seen.ours:
         shadowed = f"imports {seen.path} as exporter, in place of this package"
-        yield Finding("FAIL", subject, shadowed, "rename that file or folder")
+        yield fail(subject, shadowed, "rename that file or folder")
     else:
         missing = f"cannot import exporter ({seen.error or 'it is not installed'})"
-        yield Finding("FAIL", subject, missing, remedy(path, seen.site))
+        yield fail(subject, missing, remedy(path, seen.site))
 
 
-def feed_directory(machine: Machine) -> Iterator[Finding]:
+def feed_directory(configuration: Configuration) -> Iterator[Finding]:
     """Whether processes can hand over what they record."""
-    path, subject = machine.feed, "feed directory"
+    tell: partial[Finding]
+    path, subject = _feed(configuration), "feed directory"
     if not is_trusted(path) and not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
-            yield Finding("warn", subject, f"{path} does not exist yet", "the first job creates it")
+            yield warn(subject, f"{path} does not exist yet", "the first job creates it")
         else:
             found = f"{path} cannot be created: {path.parent} is not writable"
-            yield Finding("FAIL", subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
+            yield fail(subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
         return
     try:
         check_directory(path)
     except FeedDirectoryError as error:
-        yield Finding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
+        yield fail(subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
         return
     free = psutil.disk_usage(str(path)).free
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     real = path.resolve()
     filesystem = next((mounts[str(each)] for each in (real, *real.parents) if str(each) in mounts), "unknown")
     mode = f"mode {stat.S_IMODE(path.stat().st_mode):04o}"
-    found = f"{path}, {mode}, file system {filesystem}, {free / 2**20:,.0f} MiB free"
+    found, tell, remedy = f"{path}, {mode}, file system {filesystem}, {free / 2**20:,.0f} MiB free", ok, ""
     if not os.access(path, os.W_OK | os.X_OK):
+        found, tell = f"{found}, not writable", warn
         remedy = "this user's jobs cannot record here: allow writing, or choose another --feed.dir"
-        yield Finding("warn", subject, f"{found}, not writable", remedy)
     elif free < SMALL_FREE_BYTES:
+        tell = warn if free else fail
         remedy = "what cannot be written is lost: free some space, or choose another --feed.dir"
-        yield Finding("FAIL" if free == 0 else "warn", subject, found, remedy)
     elif filesystem.startswith(NETWORK_FILESYSTEMS):
+        tell = warn
         remedy = "use a memory-backed directory of the node, such as /dev/shm: its locks are reliable"
-        yield Finding("warn", subject, found, remedy)
-    else:
-        yield Finding("ok", subject, found)
+    yield tell(subject, found, remedy)
 
 
-def sidecar(machine: Machine) -> Iterator[Finding]:
+def _feed(configuration: Configuration) -> Path:
+    """The feed directory that the sidecar uses."""
+    return configuration.feed.dir or default_directory()
+
+
+def sidecar(configuration: Configuration) -> Iterator[Finding]:
     """Whether an exporter serves the feed directory."""
-    owner = runs.owner(machine.feed)
+    owner = runs.owner(_feed(configuration))
     if owner is None:
         remedy = "start one: training-exporter, or run the job with: training-exporter run COMMAND"
-        yield Finding("warn", "sidecar", "no exporter serves the feed directory", remedy)
+        yield warn("sidecar", "no exporter serves the feed directory", remedy)
         return
     where = f"process {owner}" if owner else "an exporter in another container"
     with contextlib.suppress(psutil.Error):
         where += f" ({' '.join(psutil.Process(owner).cmdline())})" if owner else ""
-    yield Finding("ok", "sidecar", f"{where} serves the feed directory")
+    yield ok("sidecar", f"{where} serves the feed directory")
 
 
-def writers(machine: Machine) -> Iterator[Finding]:
+def writers(configuration: Configuration) -> Iterator[Finding]:
     """Which processes record, and which jobs of `run` do not, and why."""
+    feed, stale_seconds = _feed(configuration), configuration.feed.stale_after
     try:
-        scan = FeedReader(machine.feed).scan()
+        scan = FeedReader(feed).scan()
     except FeedDirectoryError:
         return  # told by the probe of the directory
     ended = sorted((each for each in scan.entries if not each.alive), key=lambda each: each.age_seconds)
     for entry in (*(each for each in scan.entries if each.alive), *ended[:SHOWN_ENDED]):
-        yield _writer(entry, machine.configuration.feed.stale_after)
+        yield _writer(entry, stale_seconds)
     if len(ended) > SHOWN_ENDED:
-        yield Finding("ok", "writer", f"{len(ended) - SHOWN_ENDED} more processes ended before these")
+        yield ok("writer", f"{len(ended) - SHOWN_ENDED} more processes ended before these")
     for name, reason in scan.refused:
-        yield Finding("warn", "writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
+        yield warn("writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
     if not scan.entries:
         remedy = (
             "check that the job's Python has training-exporter (--check.python=PATH), that the job has the same "
             "EXPORTER_FEED_DIR, and that it makes a Stat"
         )
-        yield Finding("warn", "writer", "no process has recorded anything here", remedy)
-    if machine.environ.get("EXPORTER_DISABLED", "") not in ("", "0"):
-        yield Finding("warn", "writer", "EXPORTER_DISABLED is set here", "unset it for the job")
+        yield warn("writer", "no process has recorded anything here", remedy)
     recording = {entry.snapshot.process.run for entry in scan.entries}
-    for job in runs.jobs(machine.feed):
+    for job in runs.jobs(feed):
         if job.silence is not None and job.run not in recording:
-            found = f'"{job.run}" records nothing: {job.silence.found}'
-            yield Finding("FAIL", "run", found, job.silence.remedy)
+            yield fail("run", f'"{job.run}" records nothing: {job.silence.found}', job.silence.remedy)
 
 
 def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
@@ -197,25 +190,24 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
     written = f"last written {f'{age:.1f} s' if age < 60 else format_duration(round(age))} ago"
     if not entry.alive:
         how = "ended in order" if recording.final else "ended without a final snapshot (killed?)"
-        return Finding("ok", "writer", f"{who}; {how}, {written}")
+        return ok("writer", f"{who}; {how}, {written}")
     if age > stale_seconds:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
-        return Finding("warn", "writer", f"{who}; {written}", remedy)
-    return Finding("ok", "writer", f"{who}; alive, {written}")
+        return warn("writer", f"{who}; {written}", remedy)
+    return ok("writer", f"{who}; alive, {written}")
 
 
-def ports(machine: Machine) -> Iterator[Finding]:
+def ports(configuration: Configuration) -> Iterator[Finding]:
     """Who answers at the exporter's addresses."""
-    file, tls = machine.configuration.web.config_file, False
+    file, tls = configuration.web.config_file, False
     if file is not None:
         try:
             tls = load_web_config(file).tls_server_config is not None
         except ConfigurationError as error:
             yield from _refused("web configuration", error)
             return
-        enabled = "enabled" if tls else "disabled"
-        yield Finding("ok", "web configuration", f"{file} is valid, TLS is {enabled}")
-    for address in map(parse_address, machine.configuration.web.listen_address):
+        yield ok("web configuration", f"{file} is valid, TLS is {'enabled' if tls else 'disabled'}")
+    for address in map(parse_address, configuration.web.listen_address):
         try:
             bind(address, backlog=1).close()
         except ListenError as error:  # noqa: PERF203  # each may be taken
@@ -223,12 +215,12 @@ def ports(machine: Machine) -> Iterator[Finding]:
             base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{address.port}"
             yield _taken(f"address {address.text}", base, str(error))
         else:
-            yield Finding("ok", f"address {address.text}", "free")
+            yield ok(f"address {address.text}", "free")
 
 
 def _refused(subject: str, error: ConfigurationError) -> Iterator[Finding]:
     for problem in error.problems:
-        yield Finding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
+        yield fail(subject, str(problem), "correct it: the exporter refuses to start")
 
 
 def _taken(subject: str, base: str, refusal: str) -> Finding:
@@ -239,21 +231,20 @@ def _taken(subject: str, base: str, refusal: str) -> Finding:
     except (OSError, http.client.HTTPException, ValueError):
         found, _, remedy = refusal.partition("; ")
         who = f"ss -ltnp 'sport = :{urlsplit(base).port}' shows who has it"
-        return Finding("FAIL", subject, f"{found}, and no exporter answers there", f"{who}; {remedy}")
+        return fail(subject, f"{found}, and no exporter answers there", f"{who}; {remedy}")
     if status == 200 and body == "healthy":
         if ready == 200:
-            return Finding("ok", subject, f"an exporter answers at {base}")
-        return Finding("warn", subject, f"an exporter answers, but is not ready: {reason}", "wait a moment")
+            return ok(subject, f"an exporter answers at {base}")
+        return warn(subject, f"an exporter answers, but is not ready: {reason}", "wait a moment")
     if status == 401:
-        return Finding("ok", subject, f"a server with passwords answers at {base}, probably the exporter")
+        return ok(subject, f"a server with passwords answers at {base}, probably the exporter")
     found = f"taken by another server, whose answer to /-/healthy is {status}"
-    return Finding("FAIL", subject, found, "choose another address with --web.listen-address=HOST:PORT")
+    return fail(subject, found, "choose another address with --web.listen-address=HOST:PORT")
 
 
 def _ask(base: str, path: str) -> tuple[int, str]:
-    """Status and beginning of the body of a GET, whoever answers."""
+    """Status and beginning of the body of a GET, whoever answers; not redirected nor sent to a proxy."""
     context = ssl._create_unverified_context()  # noqa: S323, SLF001  (nothing secret is asked)
-    # Neither redirected nor sent to a proxy, and whatever the status is.
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
         opener.add_handler(handler)
@@ -261,38 +252,36 @@ def _ask(base: str, path: str) -> tuple[int, str]:
         return answer.status, answer.read(200).decode(errors="replace").strip()
 
 
-def state_directory(machine: Machine) -> Iterator[Finding]:
+def state_directory(configuration: Configuration) -> Iterator[Finding]:
     """Whether totals can outlive restarts."""
-    chosen, subject = machine.configuration.state.dir, "state directory"
-    path = chosen or machine.feed
+    chosen, subject = configuration.state.dir, "state directory"
+    path = chosen or _feed(configuration)
     if path.is_dir():
         if os.access(path, os.W_OK | os.X_OK):
-            yield Finding("ok", subject, f"{path} is writable")
+            yield ok(subject, f"{path} is writable")
         else:
             remedy = "totals would restart from 0: give the exporter's user write access"
-            yield Finding("FAIL", subject, f"{path} is not writable", remedy)
+            yield fail(subject, f"{path} is not writable", remedy)
     elif chosen is not None:  # else told by the probe of the feed directory
-        remedy = "create it, or choose another --state.dir"
-        yield Finding("FAIL", subject, f"{path} is no directory", remedy)
+        yield fail(subject, f"{path} is no directory", "create it, or choose another --state.dir")
 
 
-def rapl(machine: Machine) -> Iterator[Finding]:
+def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether the CPU's energy counters can be read."""
-    counters = sorted((machine.root / "sys/class/powercap").glob("*rapl*/energy_uj"))
+    counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
         found = f"{len(unreadable)} of {len(counters)} energy counters are unreadable"
-        remedy = f"only root may read them by default: chmod a+r {unreadable[0]}"
-        yield Finding("warn", "rapl", found, remedy)
+        yield warn("rapl", found, f"only root may read them by default: chmod a+r {unreadable[0]}")
     elif counters:
-        yield Finding("ok", "rapl", f"{len(counters)} energy counters are readable")
+        yield ok("rapl", f"{len(counters)} energy counters are readable")
     else:
-        yield Finding("ok", "rapl", "no energy counters on this machine; CPU energy is absent")
+        yield ok("rapl", "no energy counters on this machine; CPU energy is absent")
 
 
-def nvidia(machine: Machine) -> Iterator[Finding]:
+def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
     """Whether there is a driver, and whether it is used; it is not touched."""
-    gpu, version = machine.configuration.gpu, machine.root / "proc/driver/nvidia/version"
+    gpu, version = configuration.gpu, root / "proc/driver/nvidia/version"
     if not gpu.enabled:
         found = "gpu.enabled is false; GPU families are absent"
     elif gpu.replay is not None:
@@ -302,23 +291,19 @@ def nvidia(machine: Machine) -> Iterator[Finding]:
     else:
         driver = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
         found = f"driver {driver}"
-    yield Finding("ok", "nvidia", found)
+    yield ok("nvidia", found)
 
 
 PROBES = (feed_directory, sidecar, writers, ports, state_directory, rapl, nvidia)
 """In the order in which a person would look."""
-
-Probe = Callable[[], Iterable[Finding]]
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Ask, and print the answers; 0 when nothing failed, otherwise 1."""
     parser = Parser(f"{PROGRAM} check", DESCRIPTION)
     add_flags(parser)
-    own = parser.add_argument_group("check")
-    own.add_argument(
-        "--check.format", choices=("text", "json"), default="text", help="output format (default text)"
-    )
+    own, text = parser.add_argument_group("check"), "output format (default text)"
+    own.add_argument("--check.format", choices=("text", "json"), default="text", help=text)
     own.add_argument("--check.python", metavar="PATH", help="also check this Python, the job's")
     given = parser.parse_flags(arguments)
     findings = list(_examine(given, environ))
@@ -326,12 +311,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if value_of(given, "--check.format") == "json":
         told = [dataclasses.asdict(finding) for finding in findings]
         print(json.dumps({"version": __version__, "ok": not failed, "findings": told}, indent=2))
-    else:
-        for finding in findings:
-            print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.found}")
-            if finding.remedy:
-                text = f"-> {finding.remedy}"
-                print(textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))
+        return 1 if failed else 0
+    for finding in findings:
+        print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.found}")
+        if finding.remedy:
+            text = f"-> {finding.remedy}"
+            print(textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))
     return 1 if failed else 0
 
 
@@ -339,39 +324,14 @@ def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
     """Everything that can be found out, in the order in which a person would look."""
     configurations: list[Configuration] = []
     yield from ask({"configuration": partial(_configuration, given, environ, configurations)})
+    if environ.get("EXPORTER_DISABLED", "") not in ("", "0"):
+        yield warn("environment", "EXPORTER_DISABLED is set here", "unset it for the job")
     probes: dict[str, Probe] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(given, "--check.python")))):
         probes[f"python {path}"] = partial(python, path, environ)
     for configuration in configurations:
-        for probe in PROBES:
-            probes[probe.__name__.replace("_", " ")] = partial(probe, Machine(configuration, environ))
+        probes |= {probe.__name__.replace("_", " "): partial(probe, configuration) for probe in PROBES}
     yield from ask(probes)
-
-
-def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Finding]:
-    """Ask all at once and give the answers in order; one that does not come is a finding too."""
-    answers: dict[str, queue.SimpleQueue[list[Finding]]] = {}
-    for subject, probe in probes.items():
-        answers[subject] = queue.SimpleQueue()
-        arguments = (subject, probe, answers[subject])
-        threading.Thread(target=_answer, args=arguments, name=f"check {subject}", daemon=True).start()
-    until = time.monotonic() + deadline_seconds
-    for subject, answer in answers.items():
-        try:
-            yield from answer.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:  # noqa: PERF203  # each may be late
-            remedy = "a file system or a server may hang: try this step by hand"
-            yield Finding("FAIL", subject, f"no answer within {deadline_seconds:g} s", remedy)
-
-
-def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[Finding]]) -> None:
-    try:
-        found = list(probe())
-    except OSError as error:
-        found = [Finding("FAIL", subject, str(error), "make it readable")]
-    except Exception as error:  # noqa: BLE001  # one broken question must not hide the others
-        found = [Finding("FAIL", subject, f"the check itself failed: {error!r}", "please report this")]
-    answer.put(found)
 
 
 def _configuration(
@@ -384,8 +344,33 @@ def _configuration(
         yield from _refused("configuration", error)
         return
     sources = [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
-    for flag in FLAGS:
-        value = value_of(given, flag)
-        if value is not None:
-            sources.append(str(value) if flag == "--config.file" else flag)
-    yield Finding("ok", "configuration", f"valid; from {', '.join(sources) or 'the defaults alone'}")
+    chosen = {flag: value_of(given, flag) for flag in FLAGS}
+    sources += [str(chosen[flag]) if flag == "--config.file" else flag for flag in chosen if chosen[flag]]
+    yield ok("configuration", f"valid; from {', '.join(sources) or 'the defaults alone'}")
+
+
+def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Finding]:
+    """Ask all at once and give the answers in order; one that does not come is a finding too."""
+    answers: dict[str, queue.SimpleQueue[list[Finding]]] = {
+        subject: queue.SimpleQueue() for subject in probes
+    }
+    for subject, probe in probes.items():
+        answer = partial(_answer, subject, probe, answers[subject])
+        threading.Thread(target=answer, name=f"check {subject}", daemon=True).start()
+    until = time.monotonic() + deadline_seconds
+    for subject, found in answers.items():
+        try:
+            yield from found.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:  # noqa: PERF203  # each may be late
+            remedy = "a file system or a server may hang: try this step by hand"
+            yield fail(subject, f"no answer within {deadline_seconds:g} s", remedy)
+
+
+def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[Finding]]) -> None:
+    try:
+        found = list(probe())
+    except OSError as error:
+        found = [fail(subject, str(error), "make it readable")]
+    except Exception as error:  # noqa: BLE001  # one broken question must not hide the others
+        found = [fail(subject, f"the check itself failed: {error!r}", "please report this")]
+    answer.put(found)

@@ -22,34 +22,18 @@ FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 FAILED, REFUSED, JOINED = 1, 2, 3
 """Exit statuses: of a failure; of a start that could not be; of a sidecar of `run` where another one serves already."""
 
-FLAGS: Mapping[str, tuple[str, str, str]] = {
-    "--config.file": ("configuration", "FILE", "read the configuration from this YAML file (default: none)"),
-    "--web.listen-address": (
-        "web",
-        "ADDRESS",
-        f"listen on this address; repeatable (default {DEFAULT_ADDRESS})",
-    ),
-    "--web.config.file": ("web", "FILE", "read TLS and password settings, in exporter-toolkit's format"),
-    "--web.enable-lifecycle": ("web", "", "let POST /-/reload reload the configuration"),
-    "--feed.dir": (
-        "directories",
-        "DIR",
-        f"directory shared with the training processes (default ${FEED_DIRECTORY_VARIABLE} or /dev/shm/exporter-UID)",
-    ),
-    "--state.dir": (
-        "directories",
-        "DIR",
-        "directory for totals that outlive restarts (default: the feed directory)",
-    ),
-    "--gpu.replay": (
-        "GPUs",
-        "NAME|FILE",
-        "play a described machine (h100, t4, ...) instead of reading GPUs; see docs/replay.md",
-    ),
-    "--log.level": ("logs", "LEVEL", "debug, info, warn or error (default info)"),
-    "--log.format": ("logs", "FORMAT", "logfmt or json (default logfmt)"),
+FLAGS: Mapping[str, tuple[str, str]] = {
+    "--config.file": ("FILE", "read the configuration from this YAML file (default: none)"),
+    "--web.listen-address": ("ADDRESS", f"listen on this address; repeatable (default {DEFAULT_ADDRESS})"),
+    "--web.config.file": ("FILE", "read TLS and password settings, in exporter-toolkit's format"),
+    "--web.enable-lifecycle": ("", "let POST /-/reload reload the configuration"),
+    "--feed.dir": ("DIR", "directory shared with the training processes (default /dev/shm/exporter-UID)"),
+    "--state.dir": ("DIR", "directory for totals that outlive restarts (default: the feed directory)"),
+    "--gpu.replay": ("NAME|FILE", "play a described machine (h100, t4, ...) instead of reading GPUs"),
+    "--log.level": ("LEVEL", "debug, info, warn or error (default info)"),
+    "--log.format": ("FORMAT", "logfmt or json (default logfmt)"),
 }
-"""The sidecar's flags: group, metavar ("" for a switch) and help."""
+"""The sidecar's flags: metavar ("" for a switch) and help."""
 
 
 def mistake(source: str, message: str) -> ConfigurationError:
@@ -94,15 +78,13 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _unknown(self, argument: str) -> Problem:
-        # Here, since a mistake has time: YAML and every collector are imported for it.
-        from exporter.cli.configuration import DEFAULT_COLLECTORS  # noqa: PLC0415
+        # Here, since a mistake has time: YAML is imported for it.
         from exporter.config.loader import suggest  # noqa: PLC0415
 
         flag = argument.partition("=")[0]
         if not flag.startswith("-") or flag == "-":
             return Problem("command line", None, None, f"unexpected argument {argument!r}")
-        switch = re.fullmatch(r"--(no-)?collector\.(\w+)", flag)
-        if switch and switch[2] in DEFAULT_COLLECTORS:
+        if switch := re.fullmatch(r"--(no-)?collector\.(\w+)", flag):
             option = f"collectors: {{{switch[2]}: {{enabled: {'false' if switch[1] else 'true'}}}}}"
             return Problem(flag, None, None, f"unknown flag; write {option} in the file of --config.file")
         shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
@@ -112,15 +94,13 @@ class Parser(argparse.ArgumentParser):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the sidecar's flags; `resolve` reads what they leave in the namespace."""
-    groups: dict[str, Any] = {}
-    for flag, (title, metavar, text) in FLAGS.items():
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
+    group = parser.add_argument_group("exporter")
+    for flag, (metavar, text) in FLAGS.items():
         if metavar:
             action = "append" if flag == "--web.listen-address" else "store"
-            groups[title].add_argument(flag, metavar=metavar, action=action, help=text)
+            group.add_argument(flag, metavar=metavar, action=action, help=text)
         else:
-            groups[title].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
 
 
 def value_of(given: argparse.Namespace, flag: str) -> Any:

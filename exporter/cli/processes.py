@@ -44,11 +44,7 @@ Action = tuple[int, ...] | tuple[int, int, str, int, int]
 
 
 class NotStartedError(Exception):
-    """A command that could not be started; `status` is what a shell would report."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    """A command that could not be started: what a shell would report, as status and message."""
 
 
 def own_command(*arguments: str) -> tuple[str, ...]:
@@ -57,27 +53,20 @@ def own_command(*arguments: str) -> tuple[str, ...]:
 
 
 def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask: Collection[int]) -> int:
-    """Start the job in our process group, with some signals blocked; its process id.
-
-    Raises:
-        NotStartedError: With the status that a shell would report.
-    """
+    """Start the job in our process group, with some signals blocked; its process id. Raises NotStartedError."""
     program = command[0]
     try:
         return os.posix_spawnp(program, command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
     except OSError as error:
         missing = error.errno == errno.ENOENT and shutil.which(program) is None
         reason = "command not found" if missing and "/" not in program else error.strerror
-        status = NOT_FOUND if missing else NOT_EXECUTABLE
-        raise NotStartedError(status, f"{program}: {reason}") from error
+        raise NotStartedError(NOT_FOUND if missing else NOT_EXECUTABLE, f"{program}: {reason}") from error
 
 
 def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
     """Start a program of ours in a session of its own; its process id.
 
-    Raises:
-        OSError: It cannot be started.
-        NotImplementedError: The C library has no POSIX_SPAWN_SETSID.
+    Raises OSError, and NotImplementedError where the C library has no POSIX_SPAWN_SETSID.
     """
     return os.posix_spawn(
         command[0],

@@ -63,6 +63,10 @@ Runs COMMAND with the exporter beside it. Ends as COMMAND ends: with its exit st
     {PROGRAM} run python train.py
     {PROGRAM} run --run.name=llama-7b torchrun --nproc-per-node 8 train.py
 """
+NAME_HELP = """name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm job
+id, or a new name for each launch, such as train-20261122-1721-3f)"""
+LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper has come regularly (default 30s;
+{ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)"""
 USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 
 
@@ -100,19 +104,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     parser.usage = USAGE
     add_flags(parser)
     own = parser.add_argument_group("run")
-    own.add_argument(
-        "--run.name",
-        metavar="NAME",
-        help="name of the run; a restart under the same name continues its totals (default $EXPORTER_RUN, the Slurm "
-        "job id, or a new name for each launch, such as train-20261122-1721-3f)",
-    )
-    own.add_argument(
-        "--run.linger",
-        metavar="DURATION",
-        default="30s",
-        help="how long to wait for a final scrape after the job ends, if a scraper has come regularly "
-        f"(default 30s; {ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)",
-    )
+    own.add_argument("--run.name", metavar="NAME", help=NAME_HELP)
+    own.add_argument("--run.linger", metavar="DURATION", default="30s", help=LINGER_HELP)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ARG...", help="the job")
     given = parser.parse_flags(arguments)
     command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
@@ -187,11 +180,12 @@ class Supervision:
         try:
             pid = processes.start_job(plan.command, environment=plan.environment, mask=self._mask)
         except processes.NotStartedError as error:
-            say(str(error))
+            status, message = error.args
+            say(message)
             self._end_probe()
             if registration is not None:
                 registration.release()
-            return error.status << 8
+            return int(status) << 8
         self._job = Job(pid, plan.run, started)
         if registration is not None:
             registration.tell_job(self._job)

@@ -162,7 +162,7 @@ class Page:
             for name, families in offers.items():
                 block = before.get(name)
                 if anew or block is None or block.families is not families:
-                    block = self._write_block(families, taken, quotas)
+                    block = self._write_block(families, taken, quotas, block)
                     anew = anew or block.names != before[name].names  # those after it may have to give way
                 taken |= block.names
                 self._blocks[name] = block
@@ -179,14 +179,20 @@ class Page:
                 _LOG.exception("block %s is left out of the page, as making it failed", name)
             return ()
 
-    def _write_block(self, families: Families, taken: set[str], quotas: Quotas) -> _Block:
+    def _write_block(
+        self, families: Families, taken: set[str], quotas: Quotas, before: _Block | None
+    ) -> _Block:
+        # What a pass has found as it was keeps its text: most of the exporter's own families, at every scrape.
+        had = {} if before is None else {each.name: (each, text) for each, text in before.shown}
         names: set[str] = set()
         shown = []
         for metric in families:
             name = visible_name(metric)
             try:
                 kept = _cut(metric, name, quotas) if quotas else metric
-                written = write(kept)
+                same, written = had.get(kept.name, (None, None))
+                if written is None or same != kept or written.dropped:
+                    written = write(kept)
                 if not (written.names.isdisjoint(taken) and written.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301  counted as what `write` refuses
             except RefusedError as refused:

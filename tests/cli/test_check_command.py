@@ -18,7 +18,7 @@ import pytest
 from run_support import environment, finished, free_port, started
 from waiting import wait_until
 
-from exporter.cli.check import REFUSED_REMEDIES, Finding, Machine, ask, nvidia, rapl
+from exporter.cli.check import REFUSED_REMEDIES, Finding, ask, nvidia, rapl
 from exporter.cli.configuration import Configuration
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
@@ -238,25 +238,20 @@ def make(path: Path, text: str = "") -> Path:
     return path
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(Configuration(), {}, tmp_path)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(machine: Machine) -> None:
-    counter = make(machine.root / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
+def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(tmp_path: Path) -> None:
+    counter = make(tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
     counter.chmod(0)
 
-    (finding,) = rapl(machine)
+    (finding,) = rapl(Configuration(), tmp_path)
 
     assert (finding.status, f"chmod a+r {counter}" in finding.remedy) == ("warn", True)
 
 
-def test_the_nvidia_driver_is_named_without_being_touched(machine: Machine) -> None:
+def test_the_nvidia_driver_is_named_without_being_touched(tmp_path: Path) -> None:
     version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\nGCC version:\n"
-    make(machine.root / "proc/driver/nvidia/version", version)
+    make(tmp_path / "proc/driver/nvidia/version", version)
 
-    (finding,) = nvidia(machine)
+    (finding,) = nvidia(Configuration(), tmp_path)
 
     assert "570.86.10" in finding.found

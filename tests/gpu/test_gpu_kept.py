@@ -12,7 +12,7 @@ from typing import NoReturn
 from gpu_support import QUICK, described, values
 from waiting import wait_until
 
-from exporter.cli.gpu_wiring import KeptGpus
+from exporter.cli.wiring import KeptGpus
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.supervisor import Supervisor, Timings
