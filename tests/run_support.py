@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+import psutil
 from waiting import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -73,30 +74,25 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def processes_naming(marker: str) -> dict[int, str]:
+def processes_naming(marker: str) -> set[int]:
     """Living processes, other than ours, whose command line holds a text."""
-    found = {}
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdigit() and int(directory.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if marker in command:
-                    found[int(directory.name)] = command
-    return found
+    found = {each.pid: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
+    return {pid for pid, command in found.items() if marker in command and pid != os.getpid()}
 
 
 def sidecars(feed: Path) -> list[int]:
     """The sidecars that `run` started for a feed directory."""
-    found = [pid for pid, command in processes_naming(str(feed)).items() if "--run.attached" in command]
+    found = processes_naming(str(feed)) & processes_naming("--run.attached")
     # The NVML child is called as its parent is until its own program has begun.
-    return [pid for pid in found if parent_of(pid) not in {None, *found}]
+    return [pid for pid in found if lives(pid) and psutil.Process(pid).ppid() not in found]
 
 
-def parent_of(pid: int) -> int | None:
-    """The parent of a process; None for one that has gone."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    return None
+def lives(pid: int) -> bool:
+    """Whether a process has not ended; its parent may not have noticed yet."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def scrape(port: int, path: str = "/metrics") -> str:

@@ -211,16 +211,6 @@ class Crowd:
             member.close()
 
 
-def eventually(condition: Any, seconds: float = 10.0) -> bool:
-    """Whether a condition becomes true within a time."""
-    end = time.monotonic() + PATIENCE * seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 class Authority:
     """A certificate authority, its server's certificate in files, and clients that trust it."""
 

@@ -29,11 +29,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "assets"
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Write the files; 1 when one of them is there with other content, and nothing was written.
-
-    Raises:
-        ConfigurationError: The command line is wrong.
-    """
+    """Write the files; 1 when one of them is there with other content, and nothing was written. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} assets", DESCRIPTION, " --output DIR")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="write to this directory")
     parser.add_argument("--force", action="store_true", help="overwrite files that have been changed")

@@ -171,11 +171,7 @@ class Configuration:
 
 
 def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configuration:
-    """Put the configuration together; reads the file, and a machine to replay, each time.
-
-    Raises:
-        ConfigurationError: All problems of the file, the environment and the flags.
-    """
+    """Put the configuration together; reads the file, and a machine to replay, each time. Raises ConfigurationError."""
     problems: list[Problem] = []
     configuration = Configuration()
 

@@ -18,16 +18,7 @@ from pathlib import Path
 
 from exporter.cli import run
 from exporter.cli.configuration import resolve
-from exporter.cli.flags import (
-    PROGRAM,
-    REFUSED,
-    Parser,
-    add_flags,
-    flags_of,
-    mistake,
-    parse_duration_flag,
-    say,
-)
+from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, flags_of, mistake, say
 from exporter.cli.processes import end_as, own_command
 from exporter.errors import FeedError
 from exporter.feed import runs
@@ -50,22 +41,14 @@ SLOWEST, FASTEST = 0.1, 20.0
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Show the demo; 0 when it was ended or its time was over, 2 when it could not begin.
-
-    Raises:
-        ConfigurationError: The flags or the configuration file are wrong.
-        ListenError: The port is taken.
-    """
+    """Show the demo until a signal ends it; 2 when it could not begin. Raises ConfigurationError, and ListenError for a taken port."""
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
     own = parser.add_argument_group("demo")
-    text = "end after this time (default 0s: run until Ctrl-C)"
-    own.add_argument("--demo.duration", metavar="DURATION", default="0s", help=text)
     text = "speed of the simulation (default 1: a cycle takes a minute)"
     own.add_argument("--demo.speed", metavar="X", type=float, default=1.0, help=text)
     flags = parser.parse_flags(arguments)
     given, configuration = vars(flags), resolve(flags, environ)
-    duration_seconds = parse_duration_flag("--demo.duration", given["demo.duration"])
     speed = given["demo.speed"]
     if not SLOWEST <= speed <= FASTEST:
         raise mistake("--demo.speed", f"{speed:g} is not in {SLOWEST:g} to {FASTEST:g}")
@@ -96,7 +79,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         if runs.owner(Path(feed)) is not None:
             say("another exporter serves this feed directory; choose another with --feed.dir")
             return REFUSED
-        about = {"speed": speed, "duration": duration_seconds, "checkpoint": f"{private}/checkpoint"}
+        about = {"speed": speed, "checkpoint": f"{private}/checkpoint"}
         about |= {"url": urls[0], "replay": replay}
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(about))
         # As the ranks would have it under torchrun, and without what the user has set for jobs.

@@ -219,11 +219,7 @@ class Push:
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Push until a signal ends it; gives 0, and with `--once` 1 when the page could not be put there.
-
-    Raises:
-        ConfigurationError: The command line is wrong.
-    """
+    """Push until a signal ends it; with `--once` 1 when the page could not be put there. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} push", DESCRIPTION, " TARGET")
     for flag, metavar, default, text in (
         ("--from", "URL", _FROM, f"read the metrics here (default {_FROM})"),

@@ -63,11 +63,7 @@ class Reloader:
         self._success_time = time.time()
 
     def reload(self) -> None:
-        """Read the configuration again and use it.
-
-        Raises:
-            ConfigurationError: It has problems, which are logged; the old one stays in force.
-        """
+        """Read the configuration again and use it; raises ConfigurationError for one with problems, which changes nothing."""
         with self._lock:
             try:
                 wanted = self._read()

@@ -84,12 +84,9 @@ class Plan:
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line; gives the job's exit status.
+    """Run a command line; gives the job's exit status, unless the job has died by a signal, which ends this process too.
 
-    Not for a job that has died by a signal, which ends this process too.
-
-    Raises:
-        ConfigurationError: The flags or the configuration file are wrong; nothing was started.
+    Raises ConfigurationError where the flags or the configuration file are wrong; nothing was started.
     """
     plan = make_plan(arguments, processes.passable_environment(environ))
     if sys.platform != "linux":

@@ -84,11 +84,7 @@ def load_file(path: str | Path, cls: type[_T]) -> _T:
 
 
 def parse(text: str, source: str, hint: Any) -> Any:
-    """A text, path, choice or notation from a command line or an environment variable, with the checks of a file's.
-
-    Raises:
-        ConfigurationError: It is not of that type; `source` is the flag or variable.
-    """
+    """A value from a command line or environment variable, as in a file; raises ConfigurationError that names the source."""
     conversion = _Conversion(source)
     value = conversion.convert(yaml.ScalarNode("tag:yaml.org,2002:str", text), hint, "", REQUIRED)
     if conversion.problems:

@@ -147,11 +147,7 @@ class TlsWire(Wire):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
     async def handshake(self) -> frozenset[str] | None:
-        """Agree on a session; gives the alternative names of the peer's verified certificate, None without one.
-
-        Raises:
-            ssl.SSLError: There is none; the peer has been told why.
-        """
+        """Agree on a session, or raise SSLError; gives the alternative names of the peer's verified certificate, if any."""
         await self._drive(self._tls.do_handshake)
         certificate = self._tls.getpeercert()
         if not certificate:

@@ -105,11 +105,7 @@ class Exchanges:
             self._parser.receive_data(data)
 
     def request(self) -> Request | None:
-        """The request, once its head is complete.
-
-        Raises:
-            MalformedError: It never will be one.
-        """
+        """The request, once its head is complete; raises MalformedError where it never will be one."""
         if not self.begun:
             return None
         try:

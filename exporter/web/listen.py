@@ -45,11 +45,7 @@ def parse_address(text: str) -> Address:
 
 
 def bind(address: Address, backlog: int) -> socket.socket:
-    """A listening, non-blocking socket.
-
-    Raises:
-        ListenError: The address is taken, not of this machine, or not allowed.
-    """
+    """A listening, non-blocking socket; raises ListenError where it cannot be had."""
     try:
         if address.host in ("", "::"):
             both = socket.has_dualstack_ipv6()

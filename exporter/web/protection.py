@@ -60,9 +60,7 @@ class Passwords:
     ) -> bool:
         """Whether a request of this address may pass, with this header field, by a time of the loop's clock.
 
-        Raises:
-            BusyError: It would have to wait behind too many others.
-            LateError: It has waited for too long.
+        Raises BusyError behind too many others, and LateError.
         """
         user, password = _credentials(authorization)
         if not password or len(password) > MAX_PASSWORD_BYTES or b"\0" in password:
@@ -113,13 +111,10 @@ class Protection:
 
 
 class WebConfigFile:
-    """The file, looked at whenever it is due.
+    """The file, looked at whenever it is due; raises ConfigurationError where it has problems at the start.
 
     Attributes:
         failure: Why the file as it is now is not in force; "" when it is.
-
-    Raises:
-        ConfigurationError: It cannot be read, or has problems.
     """
 
     def __init__(self, path: Path | None, limits: Limits, log: logging.Logger) -> None:

@@ -229,11 +229,7 @@ class Routes:
 
 
 def _names(query: str) -> frozenset[str]:
-    """The values of `name[]`, as client libraries take them.
-
-    Raises:
-        ValueError: There is something else, or too much; the message is for the client.
-    """
+    """The values of `name[]`, as client libraries take them; raises ValueError, for the client, where there is more."""
     names = []
     for field in query.split("&", _MOST_NAMES + 1) if query else ():
         key, _, value = field.partition("=")

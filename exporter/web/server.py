@@ -75,11 +75,7 @@ class Server:
     def start(self) -> None:
         """Bind every address and serve; returns when connections are accepted.
 
-        Raises:
-            ConfigurationError: web.config.yml is wrong.
-            StartError: The system gives no thread.
-            ListenError: An address cannot be listened on, or served for want of descriptors; nothing is left
-                bound.
+        Raises ConfigurationError, StartError where the system gives no thread, and ListenError; then nothing is bound.
         """
         addresses = [parse_address(each) for each in self._listen]
         self._config = WebConfigFile(self._web_config, self._limits, self._log)

@@ -154,11 +154,7 @@ class WebConfig:
 
 
 def load_web_config(path: Path) -> WebConfig:
-    """Read the file; certificates are not opened.
-
-    Raises:
-        ConfigurationError: It cannot be read, or has problems.
-    """
+    """Read the file; certificates are not opened. Raises ConfigurationError."""
     return load_file(path, WebConfig)
 
 
@@ -175,11 +171,7 @@ class ServerTls:
 
 
 def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
-    """Load certificates and keys, and set the rules, as `source` says.
-
-    Raises:
-        ConfigurationError: A file cannot be read or does not fit, or OpenSSL lacks what is asked.
-    """
+    """Load certificates and keys, and set the rules, as `source` says; raises ConfigurationError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     problems: list[Problem] = []
 

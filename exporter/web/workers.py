@@ -48,12 +48,8 @@ class Workers:
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
         """Have `work` done, or share what is being done for `key`, until a time of the loop's clock.
 
-        A piece of work that hangs is joined by those who ask later, who are late like the first, instead of hanging
-        the next thread. One that nobody waits for any more is not begun.
-
-        Raises:
-            BusyError: Too much is waiting.
-            LateError: The deadline has passed.
+        A piece of work that hangs is joined by those who ask later, who are late like the first, instead of hanging the
+        next thread. One that nobody waits for any more is not begun. Raises BusyError and LateError.
         """
         job = self._jobs.get(key)
         if job is None:

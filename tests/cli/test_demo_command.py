@@ -50,21 +50,16 @@ def steps(text: str) -> dict[str, int]:
     return {rank: int(float(count)) for rank, count in STEPS.findall(text)}
 
 
-def test_the_printed_address_serves_both_ranks_at_once(tmp_path: Path) -> None:
-    with demo(tmp_path) as (_, port):
-        wait_until(lambda: set(steps(page(port))) == {"0", "1"})
-        wait_until(lambda: set(WINDOW.findall(page(port))) == {"0", "1"})
-
-        assert "demo_loss_window_mean" in page(port)
-        assert "demo_memory_resident_bytes" in page(port)
-
-
-def test_it_shows_the_eight_gpus_of_a_described_machine(tmp_path: Path) -> None:
+def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machine(tmp_path: Path) -> None:
     with demo(tmp_path) as (process, port):
+        wait_until(lambda: set(WINDOW.findall(page(port))) == set(steps(page(port))) == {"0", "1"})
         wait_until(lambda: page(port).count("\ngpu_up{") == 8)
+        shown = page(port)
         process.send_signal(signal.SIGINT)
         said = process.stdout.read() if process.stdout else ""
 
+    assert "demo_loss_window_mean" in shown
+    assert "demo_memory_resident_bytes" in shown
     assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in said
     assert "described machine h100" in said
 
@@ -110,46 +105,42 @@ def test_ctrl_c_ends_everything_with_success(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
 
         assert process.wait() == 0
-        assert processes_naming(str(tmp_path)) == {}
+        assert processes_naming(str(tmp_path)) == set()
 
 
 def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
-    others = set(processes_naming('"checkpoint": '))
+    others = processes_naming('"checkpoint": ')
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps(page(port))) == 2)
-        ranks = set(processes_naming('"checkpoint": ')) - others
+        ranks = processes_naming('"checkpoint": ') - others
         process.kill()
         process.wait()
 
         assert len(ranks) >= 2
-        wait_until(lambda: processes_naming(str(tmp_path)) == {}, seconds=15)
-        wait_until(lambda: not ranks & set(processes_naming('"checkpoint": ')))
+        wait_until(lambda: processes_naming(str(tmp_path)) == set(), seconds=15)
+        wait_until(lambda: not ranks & processes_naming('"checkpoint": '))
 
 
-def test_its_own_directory_is_private_and_removed(tmp_path: Path) -> None:
-    before = {path.name for path in Path("/dev/shm").iterdir()}
-    env = environment(EXPORTER_FEED_DIR=str(tmp_path))
-    finished(demo_command("--demo.duration=1s"), env=env)
-
-    after = {path.name for path in Path("/dev/shm").iterdir()}
-    assert not {name for name in after - before if name.startswith("exporter-demo-")}
-    assert list(tmp_path.iterdir()) == []  # the user's own feed has nothing of it
-
-
-def test_what_killed_demos_left_is_removed_after_a_day() -> None:
+def test_its_own_directory_is_removed_and_what_killed_demos_left_after_a_day(tmp_path: Path) -> None:
     within = Path("/dev/shm")
     old, new = within / f"exporter-demo-old{os.getpid()}", within / f"exporter-demo-new{os.getpid()}"
     for left in (old, new):
         (left / "checkpoint").mkdir(parents=True)
     os.utime(old, (0, 0))
+    before = set(within.iterdir()) - {old}
     try:
-        finished(demo_command("--demo.duration=1s"))
-        found = (old.exists(), new.exists())
+        with demo(tmp_path) as (process, _):
+            own = set(within.glob("exporter-demo-*")) - before
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        after = set(within.glob("exporter-demo-*"))
     finally:
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(new, ignore_errors=True)
 
-    assert found == (False, True)
+    assert (old in own, len(own)) == (False, 1)
+    assert (new in after, own & after) == (True, set())
+    assert not (tmp_path / "never").exists()  # the user's own feed has nothing of it
 
 
 def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path) -> None:

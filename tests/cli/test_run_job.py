@@ -123,15 +123,6 @@ def test_nothing_breaks_where_the_standard_streams_are_closed(tmp_path: Path) ->
     assert finished(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]).returncode == 4
 
 
-def test_the_job_goes_on_when_run_is_killed(tmp_path: Path) -> None:
-    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 0.5; touch {tmp_path}/ended"]
-    with started(supervise_command(tmp_path, job), tmp_path) as run:
-        wait_until((tmp_path / "begun").exists)
-        run.kill()
-
-        wait_until((tmp_path / "ended").exists)
-
-
 def test_run_reaps_orphans_when_it_is_the_first_process_of_a_container(tmp_path: Path) -> None:
     # A subshell leaves `sleep` behind as an orphan; zombies would be seen by the last `ps`.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"

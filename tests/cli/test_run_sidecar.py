@@ -85,7 +85,7 @@ def test_the_page_has_what_the_job_records_and_nothing_is_left_afterwards(feed: 
 
         go_on.touch()
         assert run.wait() == 0
-    assert processes_naming(str(feed)) == {}
+    assert processes_naming(str(feed)) == set()
     assert [path.suffix for path in (feed / "runs").iterdir()] == [".ended"]
 
 
@@ -228,7 +228,7 @@ def test_when_run_is_killed_the_job_and_its_sidecar_go_on_and_both_end(feed: Pat
         assert steps_on(port) == 5
 
         go_on.touch()
-        wait_until(lambda: processes_naming(str(feed)) == {} and processes_naming(str(go_on)) == {})
+        wait_until(lambda: processes_naming(str(feed)) == set() and processes_naming(str(go_on)) == set())
 
 
 def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_sidecar_that_does_not_end_is_ended(feed: Path, tmp_path: Path) -> Non
         run.send_signal(signal.SIGTERM)
 
         assert run.wait(timeout=8 * PATIENCE) == 0
-    assert processes_naming(str(ready)) == {}
+    assert processes_naming(str(ready)) == set()
 
 
 def supervised(feed: Path, job: Sequence[str], sidecar: Sequence[str]) -> subprocess.CompletedProcess[str]:

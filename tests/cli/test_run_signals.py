@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from run_support import lines, noting_job, processes_naming, started, supervise_command
 from waiting import wait_until
@@ -114,7 +115,10 @@ def test_a_signal_reaches_a_job_that_left_the_process_group(tmp_path: Path) -> N
 
 def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
     with noting(tmp_path) as (run, notes):
-        os.kill(probe_of(run.pid), signal.SIGKILL)
+        probes: list[psutil.Process] = []
+        while not probes:  # its name says what it is as soon as it is there
+            probes = [each for each in psutil.Process(run.pid).children() if each.name() == "signal-probe"]
+        probes[0].kill()
         run.send_signal(signal.SIGTERM)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
@@ -152,7 +156,7 @@ def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: 
             os.write(keyboard, b"\x1a")
             with contextlib.suppress(AssertionError):
                 # Ctrl-Z throws away what was typed before the shell reads again.
-                wait_until(lambda: [state(pid) for pid in processes_naming(str(tmp_path))].count("T") > 1, 1)
+                wait_until(lambda: stopped(str(tmp_path)) > 1, 1)
                 break
         typed(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
         time.sleep(3.2)
@@ -177,28 +181,10 @@ def typed(keyboard: int, line: str, result: Path) -> None:
     raise AssertionError(f"nothing came of {line}")
 
 
-def children(pid: int) -> list[int]:
-    """The children of a process without threads."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def probe_of(pid: int) -> int:
-    """The probe that `run` has started; its name says what it is as soon as it is there."""
-    found: list[int] = []
-
-    def look() -> bool:
-        named = [
-            child for child in children(pid) if Path(f"/proc/{child}/comm").read_text() == "signal-probe\n"
-        ]
-        found.extend(named)
-        return bool(named)
-
-    wait_until(look)
-    return found[0]
-
-
-def state(pid: int) -> str:
-    """The state of a process; "" where it has ended."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+def stopped(marker: str) -> int:
+    """How many processes that name a text are stopped."""
+    found = 0
+    for pid in processes_naming(marker):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return found

@@ -1,13 +1,17 @@
-"""A sidecar that belongs to `run`: when it yields, and when it ends."""
+"""A sidecar that belongs to `run`, or to a job that has started it: when it yields, and when it ends."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_support import answers, free_port, lives, page
 from serve_support import environment, exporter, sidecar
 from waiting import PATIENCE, wait_until
 
@@ -123,3 +127,64 @@ def test_a_feed_that_hangs_does_not_hold_it_for_ever(stages: Stages, lingering: 
     stages.time, stages.due = 10.5, 20.0
 
     assert lingering.is_over()
+
+
+JOB = """
+import sys, time
+import exporter
+from exporter import Stat
+sidecar = exporter.start_sidecar(f"--web.listen-address=127.0.0.1:{sys.argv[1]}", "--log.level=warn")
+print(sidecar and sidecar.pid, flush=True)
+Stat("train.loss", ["mean"]).add(1.0)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def started(feed: Path, port: int, **more: str) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
+    """A job that has asked for a sidecar, and the process that came of it; its input is closed at the end."""
+    env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **more), subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True
+    ) as job:
+        assert job.stdout is not None
+        word = job.stdout.readline().strip()
+        yield job, int(word) if word != "None" else None
+
+
+@pytest.mark.parametrize("ending", ["exit", "kill"])
+def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, ending: str) -> None:
+    port = free_port()
+    with started(tmp_path, port) as (job, sidecar):
+        assert sidecar is not None
+        wait_until(lambda: "train_loss_count" in page(port))
+        if ending == "kill":
+            job.kill()
+
+    wait_until(lambda: not lives(sidecar))
+    assert job.returncode == (0 if ending == "exit" else -signal.SIGKILL)
+
+
+def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
+    port = free_port()
+    with contextlib.ExitStack() as second:
+        with started(tmp_path, port) as (_, serving):
+            wait_until(lambda: answers(port))
+            _, other = second.enter_context(started(tmp_path, free_port()))
+            assert serving is not None
+            assert other is not None
+            wait_until(lambda: not lives(other))
+        assert lives(serving)
+
+    wait_until(lambda: not lives(serving))
+
+
+@pytest.mark.parametrize(("folder", "more"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing", {})])
+def test_a_sidecar_that_is_not_wanted_or_cannot_be_started_harms_nothing(
+    tmp_path: Path, folder: str, more: dict[str, str]
+) -> None:
+    with started(tmp_path / folder, free_port(), **more) as (job, sidecar):
+        assert sidecar is None
+
+    assert job.returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,8 @@ import bcrypt
 import psutil
 import pytest
 from prometheus_support import Prometheus, needs_prometheus
-from web_support import Authority, Child, eventually
+from waiting import wait_until
+from web_support import Authority, Child
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(60)]
 
@@ -54,9 +55,8 @@ def test_prometheus_finds_every_scrape_good_and_keeps_one_connection(
         seen["protected"] |= peers(protected)
         return all((prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8 for job in seen)
 
-    done = eventually(enough, 40)
+    wait_until(enough, 40)
 
-    assert done
     for job, ports in seen.items():
         assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
         assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == 2000
