@@ -31,11 +31,9 @@ class Scraped(Protocol):
 
     def next_expected_scrape(self) -> float | None:
         """When a regular scraper is due, monotonic seconds; None without one."""
-        ...
 
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""
-        ...
 
 
 class Lingering:
@@ -112,11 +110,8 @@ class SilentJobs:
 
     def collect(self) -> Collected:
         """Read what is said of the living jobs."""
-        self.jobs = tuple(
-            job
-            for job in runs.jobs(self._feed_directory)
-            if job.silence is not None and job.run not in self._recording()
-        )
+        silent = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
+        self.jobs = tuple(job for job in silent if job.run not in self._recording())
         collected = Collected()
         collected.add_family(SILENT, {(job.run, job.silence.reason): 1.0 for job in self.jobs if job.silence})
         return collected

@@ -16,7 +16,6 @@ import math
 import os
 import queue
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,25 +98,17 @@ def _logfmt(value: Any) -> str:
 
 
 class Logs(logging.Handler):
-    """The process's logging, from `install` to `finish`: hands lines to its thread; without a descriptor, drops them."""
+    """The process's logging until `finish`: every logger, Python's warnings, and exceptions that end threads."""
 
-    def __init__(
-        self, *, level: Level = "info", form: Form = "logfmt", descriptor: int | None = None
-    ) -> None:
+    def __init__(self, *, level: Level = "info", form: Form = "logfmt", descriptor: int = 2) -> None:
         super().__init__()
-        self.setFormatter(Formatter(form))
-        self._first_level = level
         self._descriptor = descriptor
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
         self._lost = 0  # by the queue; counted under the handler's lock
         self._thread = threading.Thread(target=self._write_lines, name="exporter-log", daemon=True)
         self._thread.start()
-
-    def install(self) -> None:
-        """Route every logger, Python's warnings and uncaught exceptions of threads through these logs."""
-        root = logging.getLogger()
-        root.addHandler(self)
-        root.setLevel(LEVELS[self._first_level])
+        self.configure(level=level, form=form)
+        logging.getLogger().addHandler(self)
         logging.captureWarnings(capture=True)
         logging.raiseExceptions = False  # a broken log call is not worth a traceback amid the lines
         threading.excepthook = _log_thread_exception
@@ -156,22 +147,11 @@ class Logs(logging.Handler):
     def _write(self, line: str) -> None:
         data = f"{line}\n".encode("utf-8", "backslashreplace")
         with suppress(OSError):
-            while data and self._descriptor is not None:
+            while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
                 except BlockingIOError:  # noqa: PERF203  (somebody who shares the terminal has made it non-blocking)
                     time.sleep(0.05)
-
-
-def stderr_descriptor() -> int | None:
-    """The descriptor of stderr, None where the process was started without one.
-
-    Then its number may belong to any file opened since, and writing there would damage it.
-    """
-    try:
-        return sys.stderr.fileno() if sys.stderr is not None else None
-    except (OSError, ValueError):  # closed, or replaced by something that is no file
-        return None
 
 
 def _log_thread_exception(hook: threading.ExceptHookArgs) -> None:

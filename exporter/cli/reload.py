@@ -1,9 +1,8 @@
 """Reload: the configuration in force, and how another takes its place while the sidecar runs.
 
 Used in the sidecar, by SIGHUP on a thread of its own and by POST /-/reload on a server's worker thread; one at a time.
-The file is read again together with the flags, which still win. A configuration with any problem changes nothing; of
-a good one, what cannot change in a running process keeps its old value and is told once. A file that hangs (a network
-file system, a pipe) hangs the reload and nothing else.
+The file is read again together with the flags, which still win. A configuration with any problem changes nothing; of a
+good one, what cannot change in a running process keeps its old value and is told once.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _log = logging.getLogger(__name__)
 class Reloader:
     """Holds the configuration in force, `current`, and replaces it; what needs a restart has the value from the start.
 
-    Args:
-        configuration: The one the process started with.
-        read: Gives a new one; raises ConfigurationError.
-        apply: Makes the running parts follow from one to the next.
+    `read` gives a new one or raises ConfigurationError; `apply` makes the running parts follow from one to the next.
     """
 
     def __init__(
@@ -74,10 +70,10 @@ class Reloader:
                 _log.error("configuration not reloaded; the old one stays in force")
                 raise
             effective, waiting = _with_restart_values_of(self.current, wanted)
-            for key in [key for key in waiting if key not in self._told or self._told[key] != waiting[key]]:
-                _log.warning(
-                    "a changed setting needs a restart; the old value stays in force", extra={"setting": key}
-                )
+            for key, value in waiting.items():
+                if key not in self._told or self._told[key] != value:
+                    told = "a changed setting needs a restart; the old value stays in force"
+                    _log.warning(told, extra={"setting": key})
             self._told = waiting
             self._successful = False  # should a defect end this half-way
             self._apply(self.current, effective)
@@ -116,14 +112,11 @@ def _with_restart_values_of(
     waiting: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     for section in options_of(Configuration, wanted):
-        if dataclasses.is_dataclass(section.default) and not isinstance(section.default, type):
-            old = getattr(running, section.name)
-            names = [option.name for option in options_of(type(section.default)) if option.restart]
-            changes[section.name] = dataclasses.replace(
-                section.default, **{name: getattr(old, name) for name in names}
-            )
-            for name in names:
-                value = getattr(section.default, name)
-                if value != getattr(old, name):
-                    waiting[f"{section.name}.{name}"] = value
+        new, old = section.default, getattr(running, section.name)
+        if dataclasses.is_dataclass(new) and not isinstance(new, type):
+            fixed = [option.name for option in options_of(type(new)) if option.restart]
+            kept = {name: getattr(old, name) for name in fixed}
+            changes[section.name] = dataclasses.replace(new, **kept)
+            changed = {name: getattr(new, name) for name in fixed if getattr(new, name) != kept[name]}
+            waiting |= {f"{section.name}.{name}": value for name, value in changed.items()}
     return dataclasses.replace(wanted, **changes), waiting

@@ -24,7 +24,7 @@ from prometheus_client.core import Metric
 from exporter.cli.configuration import Configuration
 from exporter.cli.flags import JOINED
 from exporter.cli.launches import SILENT_INTERVAL_SECONDS, Lingering, SilentJobs
-from exporter.cli.logs import Logs, stderr_descriptor
+from exporter.cli.logs import Logs
 from exporter.cli.reload import Reloader
 from exporter.cli.signals import ENDING, Signals
 from exporter.cli.wiring import FEED, Wiring
@@ -77,8 +77,7 @@ def serve(
     with contextlib.suppress(AttributeError, OSError):  # musl
         ctypes.CDLL(None).mallopt(-8, 1)
     signals = Signals()
-    logs = Logs(level=configuration.log.level, form=configuration.log.format, descriptor=stderr_descriptor())
-    logs.install()
+    logs = Logs(level=configuration.log.level, form=configuration.log.format)
     try:
         sidecar = Sidecar(configuration, read=read, logs=logs)
         lingering = None

@@ -50,23 +50,18 @@ class Application(Protocol):
 
     def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         """The page, of the families of these names alone unless there are none."""
-        ...
 
     def not_ready(self) -> str | None:
         """Why a scrape would be wrong now, None when it would be right; asked on the loop at every scrape."""
-        ...
 
     def landing(self) -> Document:
         """The status page, which needs nothing from elsewhere."""
-        ...
 
     def reload(self) -> None:
         """Read the configuration again and use it; raises ConfigurationError, and the old one stays."""
-        ...
 
     def configuration(self) -> str:
         """The configuration in effect, secrets hidden."""
-        ...
 
 
 class Routes:

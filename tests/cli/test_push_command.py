@@ -34,41 +34,39 @@ class Server:
         self.groups: dict[str, bytes] = {}
         self.requests: list[Any] = []
         self.status = 200
-        outer = self
+        answer = self.answer
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.paths.append(self.path)
-                self.answer(503 if outer.page is None else 200, outer.page or b"not ready")
-
-            def do_PUT(self) -> None:
-                outer.groups[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
-                self.answer(200, b"")
-
-            def do_POST(self) -> None:
-                from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
-
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert (self.path, self.headers["Content-Type"]) == ("/v1/metrics", "application/x-protobuf")
-                if outer.status == 200:
-                    outer.requests.append(metrics_service_pb2.ExportMetricsServiceRequest.FromString(body))
-                self.answer(outer.status, b"")
-
-            def do_DELETE(self) -> None:
-                outer.groups.pop(self.path, None)
-                self.answer(202, b"")
-
-            def answer(self, status: int, body: bytes) -> None:
+            def do(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                status, content = answer(self.command, self.path, body)
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do  # noqa: N815  # the names are http.server's
 
             def log_message(self, *arguments: object) -> None: ...
 
         self.http = HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         self.source = f"{self.url}/metrics"
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if method == "GET":
+            self.paths.append(path)
+            return (503, b"not ready") if self.page is None else (200, self.page)
+        if method == "PUT":
+            self.groups[path] = body
+        elif method == "DELETE":
+            self.groups.pop(path, None)
+        elif self.status == 200:
+            from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
+
+            assert path == "/v1/metrics"
+            self.requests.append(metrics_service_pb2.ExportMetricsServiceRequest.FromString(body))
+        return self.status, b""
 
     def metrics(self) -> dict[str, Any]:
         """Of the last OTLP request, by name."""
@@ -94,12 +92,13 @@ def command(server: Server, target: str, *flags: str) -> list[str]:
 
 @contextlib.contextmanager
 def pushing(server: Server, target: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command(server, target), env=environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+    with subprocess.Popen(
+        command(server, target), env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_file_is_there_while_there_is_a_page_and_until_the_end(server: Server, tmp_path: Path) -> None:
@@ -181,25 +180,30 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
     assert steps == [(True, True), (False, False)]
 
 
+WRONG_TARGETS = (
+    "ftp://x/y",
+    "http://gateway:99999/metrics/job/x",
+    "http://gateway:9091/",
+    "/no/such/x.prom",
+    "/tmp",
+)
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "told"),
     [
-        "ftp://x/y",
-        "http://gateway:99999/metrics/job/x",
-        "http://gateway:9091/",
-        "/no/such/directory/x.prom",
-        "/tmp",
+        *(([target], "metrics/job") for target in WRONG_TARGETS),
+        *(
+            ([flag, "/tmp/x.prom"], flag.partition("=")[0])
+            for flag in ("--interval=0s", "--from=foo", "--name")
+        ),
+        (["a", "b"], "is no target"),
+        ([], "TARGET"),
     ],
 )
-def test_what_is_no_target_is_told_at_the_start(wrong: str) -> None:
-    with pytest.raises(ConfigurationError, match="metrics/job"):
-        target_of([wrong])
-
-
-@pytest.mark.parametrize("wrong", [["--interval=0s"], ["--from=foo"], ["--name"], ["a", "b"], []])
-def test_a_wrong_command_line_is_told_at_the_start(wrong: list[str]) -> None:
-    with pytest.raises(ConfigurationError):
-        main([*wrong, "/tmp/x.prom"] if wrong != [] and wrong[0].startswith("--") else wrong)
+def test_a_wrong_command_line_is_told_at_the_start(wrong: list[str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        main(wrong)
 
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
@@ -243,18 +247,12 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
     found = receiver.metrics()
     (steps,) = found["steps_total"].sum.data_points
     (step,) = found["step_seconds"].histogram.data_points
-    assert (labels_of(steps), steps.as_double, found["steps_total"].description) == (
-        {"run": "r"},
-        7,
-        "Steps.",
-    )
+    batches = [found[f"batch_seconds_{each}"].sum.data_points[0].as_double for each in ("count", "sum")]
+    told = (labels_of(steps), steps.as_double, found["steps_total"].description)
+    assert told == ({"run": "r"}, 7, "Steps.")
     assert found["steps_total"].sum.is_monotonic
     assert found["steps_total"].sum.aggregation_temporality == 2  # cumulative
-    assert found["loss"].gauge.data_points[0].as_double == 0.5
-    assert [found[f"batch_seconds_{each}"].sum.data_points[0].as_double for each in ("count", "sum")] == [
-        1,
-        2.5,
-    ]
+    assert (found["loss"].gauge.data_points[0].as_double, batches) == (0.5, [1, 2.5])
     assert (labels_of(step), list(step.explicit_bounds)) == ({"rank": "0"}, [0.1, 1.0])
     assert (list(step.bucket_counts), step.count) == ([1, 2, 1], 4)
     assert step.sum == pytest.approx(21.15)

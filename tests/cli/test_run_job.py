@@ -89,11 +89,9 @@ def test_the_job_has_the_streams_of_run_to_itself(tmp_path: Path) -> None:
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:
-    program = (
-        "import os; print(os.getpgrp() == os.getpgid(os.getppid()), os.getsid(0) == os.getsid(os.getppid()))"
-    )
+    look = "print([of(0) == of(os.getppid()) for of in (os.getpgid, os.getsid)])"
 
-    assert finish(tmp_path, sys.executable, "-c", program).stdout == "True True\n"
+    assert finish(tmp_path, sys.executable, "-c", f"import os; {look}").stdout == "[True, True]\n"
 
 
 def test_the_job_gets_the_signal_mask_and_dispositions_that_run_was_given(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,22 +26,12 @@ def job(
     """A Python job's process id, while it sleeps; it was started as `run` would start it."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
-    settings = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | more
-    process = subprocess.Popen(
-        [*before, python, str(script)],
-        env=settings,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    env = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | more
+    command = [*before, python, str(script)]
+    with started(command, tmp_path, env=env, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process.pid
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
 
 
 def asked(tmp_path: Path, pid: int) -> Silence:
