@@ -193,10 +193,8 @@ WRONG_TARGETS = (
     ("wrong", "told"),
     [
         *(([target], "metrics/job") for target in WRONG_TARGETS),
-        *(
-            ([flag, "/tmp/x.prom"], flag.partition("=")[0])
-            for flag in ("--interval=0s", "--from=foo", "--name")
-        ),
+        *(([flag, "/tmp/x.prom"], flag.partition("=")[0]) for flag in ("--interval=0s", "--from=foo")),
+        (["--name", "x.prom"], "TARGET"),
         (["a", "b"], "is no target"),
         ([], "TARGET"),
     ],
