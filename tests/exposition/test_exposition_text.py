@@ -90,56 +90,7 @@ def test_no_header_raises(header: str) -> None:
 
 FORMS = pytest.mark.parametrize("form", list(Format))
 
-STEPS = FamilySpec(
-    "training_steps_total", "counter", 'Steps done, "all" of them.\nSince the start.', ("run", "rank")
-)
 LATENCY = FamilySpec("training_latency_seconds", "histogram", "Time of a batch.", ("zone", "card"), "seconds")
-SIZE = FamilySpec("training_size_bytes", "summary", "Size of a batch.", (), "bytes")
-LOSS = FamilySpec("training_loss", "gauge", "Loss.", ("rank",))
-RUN = FamilySpec("training_run_info", "info", "The run.", ("name",))
-FAMILIES = [
-    STEPS.family({("a\\b", "0"): 12, ('say "hi"\n', ""): 2.5e9}),
-    LATENCY.family({("z", "c"): Distribution(7, 1.25, ((0.1, 2), (2500000.0, 7)))}),
-    SIZE.family({(): Distribution(3, 4096.0)}),
-    LOSS.family({("0",): -0.5}),
-    RUN.family({("é",): 1}),
-]
-
-TEXT_BODY = r"""# HELP training_steps_total Steps done, "all" of them.\nSince the start.
-# TYPE training_steps_total counter
-training_steps_total{rank="0",run="a\\b"} 12.0
-training_steps_total{run="say \"hi\"\n"} 2.5e+09
-# HELP training_latency_seconds Time of a batch.
-# TYPE training_latency_seconds histogram
-training_latency_seconds_bucket{card="c",le="0.1",zone="z"} 2.0
-training_latency_seconds_bucket{card="c",le="2.5e+06",zone="z"} 7.0
-training_latency_seconds_bucket{card="c",le="+Inf",zone="z"} 7.0
-training_latency_seconds_count{card="c",zone="z"} 7.0
-training_latency_seconds_sum{card="c",zone="z"} 1.25
-# HELP training_size_bytes Size of a batch.
-# TYPE training_size_bytes summary
-training_size_bytes_count 3.0
-training_size_bytes_sum 4096.0
-# HELP training_loss Loss.
-# TYPE training_loss gauge
-training_loss{rank="0"} -0.5
-# HELP training_run_info The run.
-# TYPE training_run_info gauge
-training_run_info{name="é"} 1.0
-"""
-
-
-def test_a_plain_text_body_is_written_to_the_byte_as_expected() -> None:
-    assert text_of(page_of(*FAMILIES)) == TEXT_BODY
-
-
-def test_an_openmetrics_body_has_types_and_units_of_its_own_and_an_end() -> None:
-    body = page_of(*FAMILIES).render(Format.OPENMETRICS).decode()
-
-    assert '# HELP training_steps Steps done, \\"all\\" of them.\\nSince the start.\n' in body
-    assert "# UNIT training_latency_seconds seconds\n" in body
-    assert "# TYPE training_run info\n" in body
-    assert body.endswith("\n# EOF\n")
 
 
 @FORMS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -91,6 +92,18 @@ def families(rows: Rows) -> list[Metric]:
     return made
 
 
+def noted(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
+    """What was so at each tick."""
+    past = History(seconds=5)
+    for tick in range(ticks):
+        past.note(every * tick, Readings(families(rows(tick))))
+    return past
+
+
+def steps(count: int, seconds: float) -> Rows:
+    return {"training_step_duration_seconds": of(Distribution(count, seconds), mode="train")}
+
+
 def about(**changes: Any) -> About:
     return replace(About("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
 
@@ -120,21 +133,10 @@ def test_it_tells_who_it_is_and_where_it_looks_when_there_is_no_job() -> None:
 
 
 def test_a_run_is_told_with_position_pace_goodput_and_losses() -> None:
-    past = History(seconds=5)
-    for tick in range(4):
-        steps = of(Distribution(10 * tick, 20.0 * tick), mode="train")
-        past.note(tick * 5.0, Readings(families({"training_step_duration_seconds": steps})))
-    words = page(JOB, past=past).words
+    words = page(JOB, past=noted(4, lambda tick: steps(10 * tick, 20.0 * tick))).words
 
-    for part in (
-        "model llama",
-        "step 250 of 1,000",
-        "25 %",
-        "2.0 s",
-        "about 25 min left",
-        "90 %",
-        "data_stall 60 s",
-    ):
+    pace = ("2.0 s", "about 25 min left", "90 %", "data_stall 60 s")
+    for part in ("model llama", "step 250 of 1,000", "25 %", *pace):
         assert part in words
 
 
@@ -218,10 +220,7 @@ def test_a_rank_shows_its_progress_and_the_time_in_its_phase_without_the_age_of_
 
 def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> None:
     def hangs(still: float, usual: float) -> bool:
-        past = History(seconds=5)
-        for tick in range(3):
-            steps = of(Distribution(10 * tick, 10 * tick * usual), mode="train")
-            past.note(5.0 * tick, Readings(families({"training_step_duration_seconds": steps})))
+        past = noted(3, lambda tick: steps(10 * tick, 10 * tick * usual))
         told = warnings({**JOB, **silent_since(still)}, past=past)
         return any("has finished no step" in text for text in told)
 
@@ -232,12 +231,8 @@ def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> Non
 def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
     later: float, found: bool
 ) -> None:  # a parameter of the test
-    past = History(seconds=5)
-    seconds = 0.0
-    for minute in range(40):
-        seconds += 60 * (1.0 if minute < 34 else later)
-        steps = of(Distribution(60 * minute, seconds), mode="train")
-        past.note(60.0 * minute, Readings(families({"training_step_duration_seconds": steps})))
+    spent = [60 * (min(minute, 33) + max(0, minute - 33) * later) for minute in range(40)]
+    past = noted(40, lambda minute: steps(60 * minute, spent[minute]), every=60.0)
 
     told = [text for text in warnings(JOB, past=past) if "is slower" in text]
     assert told == (["night is slower: 1.3 s a step, 1.0 s in the hour before"] if found else [])
@@ -259,12 +254,8 @@ def test_a_goodput_of_nothing_before_the_first_save_is_explained() -> None:
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "hw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]) -> None:
     gpu = {"gpu": "3", "uuid": "GPU-3"}
-    past = History(seconds=5)
-    for tick in range(3):
-        throttled: Rows = {
-            "gpu_clocks_event_seconds_total": [({**gpu, "reason": each}, 4.0 * tick) for each in reasons]
-        }
-        past.note(5.0 * tick, Readings(families(throttled)))
+    name = "gpu_clocks_event_seconds_total"
+    past = noted(3, lambda tick: {name: [({**gpu, "reason": each}, 4.0 * tick) for each in reasons]})
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (gpu, 1.0)],
         "gpu_devices_expected": [({}, 8.0)],
@@ -296,14 +287,11 @@ def test_a_gpu_names_the_rank_that_is_on_it() -> None:
 
 
 def test_a_run_tells_its_state_and_where_the_last_minute_went() -> None:
-    past = History(seconds=5)
-    for tick in range(4):
-        rows: Rows = {
-            "training_phase_seconds_total": of(3.0 * tick, rank="0", phase="forward")
-            + of(1.0 * tick, rank="1", phase="data_loading"),
-            "training_step_duration_seconds": of(Distribution(10 * tick, 20.0 * tick), mode="train"),
-        }
-        past.note(5.0 * tick, Readings(families(rows)))
+    def phases(tick: int) -> Rows:
+        loading = of(1.0 * tick, rank="1", phase="data_loading")
+        return {"training_phase_seconds_total": of(3.0 * tick, rank="0", phase="forward") + loading}
+
+    past = noted(4, lambda tick: phases(tick) | steps(10 * tick, 20.0 * tick))
     words = page({**JOB, "training_run_state": of(1.0, state="running")}, past=past).words
 
     assert "night running" in words
@@ -312,13 +300,10 @@ def test_a_run_tells_its_state_and_where_the_last_minute_went() -> None:
 
 
 def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
-    past = History(seconds=5)
-    for tick in range(3):
-        moved: Rows = {
-            f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)]
-            for name in ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
-        }
-        past.note(5.0 * tick, Readings(families(moved)))
+    moved = ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
+    past = noted(
+        3, lambda tick: {f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)] for name in moved}
+    )
     mounts = [("/", 2.0**40, 2.0**39), ("/data", 2.0**40, 2.0**38), ("/tiny", 4096.0, 0.0)]
     rows: Rows = {
         "host_filesystem_size_bytes": [({"mountpoint": name}, whole) for name, whole, _ in mounts],

@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bcrypt
@@ -86,15 +87,13 @@ def test_guessing_locks_out_no_login_remembered_or_not_and_not_health(tmp_path: 
             for attempt in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
                 fetch(child.port, headers=basic("user0", f"{number}-{attempt}"))
 
-        attackers = [threading.Thread(target=attack, args=(number,)) for number in range(24)]
-        for attacker in attackers:
-            attacker.start()
-        time.sleep(0.5)
-        replies = [fetch(child.port, headers=basic(name, "good"), timeout=30) for name in names]
-        health = fetch(child.port, "/-/healthy", headers=basic("user0", "good"))
-        stop.set()
-        for attacker in attackers:
-            attacker.join()
+        with ThreadPoolExecutor(24) as attackers:
+            attacks = attackers.map(attack, range(24))
+            time.sleep(0.5)
+            replies = [fetch(child.port, headers=basic(name, "good"), timeout=30) for name in names]
+            health = fetch(child.port, "/-/healthy", headers=basic("user0", "good"))
+            stop.set()
+        list(attacks)
 
     assert [reply.status for reply in replies] == [200] * 4
     assert (health.status, health.seconds < 2, replies[0].seconds < 2) == (200, True, True)
