@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.sections import GpuSection
@@ -43,6 +43,8 @@ FEED, ENERGY = "feed", "energy"
 """The ledger's own collectors, which are not in the catalogue."""
 
 LEDGER_DEADLINE_SECONDS = 10.0
+
+_C = TypeVar("_C", ProcessCollector, RaplCollector)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -184,9 +186,7 @@ class Wiring:
         self._jobs = jobs
         self._pages = state
         self._linger_seconds = configuration.feed.linger
-        self._processes: ProcessCollector | None = None
         self._had_members = False
-        self._rapl: RaplCollector | None = None
         self._running: dict[str, tuple[Scheduled, Sequence[AnyCollector]]] = {}
         self._settings = settings = configuration.energy  # at the start
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
@@ -231,10 +231,6 @@ class Wiring:
                     self._scheduler.remove(collector.name)
                 if now is not None and now.options == before.options:
                     kept[name] = collectors
-        if ProcessCollector.name not in wanted:
-            self._processes = None
-        if RaplCollector.name not in wanted:
-            self._rapl = None
         if KeptGpus.name not in wanted:
             self._replace_gpus(None)
         for name, each in wanted.items():
@@ -279,30 +275,19 @@ class Wiring:
     def _made(self, entry: CollectorEntry, options: dict[str, Any]) -> Sequence[AnyCollector]:
         if entry is EXTRA:
             return extra_collectors(**options)
+        more: dict[str, Any] = {}
         if entry.name == ProcessCollector.name:
-            self._processes = ProcessCollector(
-                job=lambda: self._jobs.processes,
-                gpu_use=self._gpu_use,
-                keeper=self._pages,
-                linger_seconds=self._linger_seconds,
-                **options,
-            )
-            return [self._processes]
-        if entry.name == RaplCollector.name:
-            self._rapl = RaplCollector(
-                keeper=self._pages,
-                counts=self._lock.acquire,
-                working=self._is_working,
-                idle_watts=self._settings.cpu_idle_watts,
-                tdp_watts=self._settings.cpu_tdp_watts,
-                **options,
-            )
-            return [self._rapl]
-        if entry.name == ProcessMemoryCollector.name:
-            return [ProcessMemoryCollector(members=self._members, **options)]
-        if entry.name == CheckpointDirsCollector.name:
-            options = {"runs": self._alive, **options}
-        return [entry.factory(**options)]
+            more = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use, "keeper": self._pages}
+            more["linger_seconds"] = self._linger_seconds
+        elif entry.name == RaplCollector.name:
+            more = {"keeper": self._pages, "counts": self._lock.acquire, "working": self._is_working}
+            watts = self._settings.cpu_idle_watts, self._settings.cpu_tdp_watts
+            more["idle_watts"], more["tdp_watts"] = watts
+        elif entry.name == ProcessMemoryCollector.name:
+            more = {"members": self._members}
+        elif entry.name == CheckpointDirsCollector.name:
+            more = {"runs": self._alive}
+        return [entry.factory(**more, **options)]
 
     def _made_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)
@@ -324,11 +309,18 @@ class Wiring:
 
     # What they ask each other ---------------------------------------------------------------------------
 
+    def _of(self, kind: type[_C]) -> _C | None:
+        """The collector of a kind, while it runs."""
+        _, collectors = self._running.get(kind.name, (None, ()))
+        return next((each for each in collectors if isinstance(each, kind)), None)
+
     def _members(self) -> Sequence[Member]:
-        return () if self._processes is None else self._processes.members
+        processes = self._of(ProcessCollector)
+        return () if processes is None else processes.members
 
     def _machine_use(self) -> MachineUse | None:
-        return None if self._processes is None else self._processes.use
+        processes = self._of(ProcessCollector)
+        return None if processes is None else processes.use
 
     def _gpu_use(self) -> Sequence[GpuProcessUse]:
         return () if self.gpu is None else self.gpu.registry.processes()
@@ -337,7 +329,8 @@ class Wiring:
         return () if self.gpu is None else self.gpu.registry.energies()
 
     def _readings(self) -> Sequence[EnergyReading]:
-        return (*(() if self._rapl is None else self._rapl.readings), *self._gpu_readings())
+        rapl = self._of(RaplCollector)
+        return (*(() if rapl is None else rapl.readings), *self._gpu_readings())
 
     def _alive(self) -> Collection[str] | None:
         processes = self._jobs.processes
