@@ -135,6 +135,31 @@ def started(command: Sequence[str], feed: Path, **options: object) -> Iterator[s
                 os.kill(pid, signal.SIGKILL)
 
 
+REGISTER = """
+import sys
+from pathlib import Path
+from exporter.feed import runs
+registration = runs.Registration(Path(sys.argv[1]))
+print("registered", flush=True)
+sys.stdin.read()
+registration.release()
+"""
+
+
+def start_run(feed: Path) -> subprocess.Popen[str]:
+    """Another process that is an active run until its input closes."""
+    return start(REGISTER, feed)
+
+
+def start(program: str, path: Path) -> subprocess.Popen[str]:
+    """A program that has said its line, and ends when its input closes."""
+    command, pipe = [sys.executable, "-c", program, str(path)], subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    return process
+
+
 # Runs the supervision alone, with any program as the sidecar: FEED LINGER SIDECAR... -- JOB...
 SUPERVISE = """
 import os, sys

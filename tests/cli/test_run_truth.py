@@ -10,20 +10,21 @@ import time
 from pathlib import Path
 
 import pytest
-from run_support import environment, free_port, page, processes_naming, run_command, sidecars, started
+from run_support import (
+    environment,
+    free_port,
+    page,
+    processes_naming,
+    run_command,
+    sidecars,
+    start,
+    start_run,
+    started,
+)
 from waiting import wait_until
 
 from exporter.feed import runs
 
-REGISTER = """
-import sys
-from pathlib import Path
-from exporter.feed import runs
-registration = runs.Registration(Path(sys.argv[1]))
-print("registered", flush=True)
-sys.stdin.read()
-registration.release()
-"""
 HOLD = """
 import sys
 from exporter.feed.files import RecordLock
@@ -31,25 +32,6 @@ lock = RecordLock.take(sys.argv[1], create_mode=0o600)
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-def start_run(feed: Path) -> subprocess.Popen[str]:
-    """Another process that is registered."""
-    return start(REGISTER, feed)
-
-
-def start(program: str, path: Path) -> subprocess.Popen[str]:
-    """A program that has said its line, and ends when its input closes."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(path)],
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    return process
 
 
 def kill(process: subprocess.Popen[str]) -> None:
@@ -89,21 +71,15 @@ def test_a_killed_run_is_forgotten_once_nobody_records_so_that_later_writers_do_
     kill(writer)
 
 
-def test_writers_without_a_run_keep_no_sidecar(tmp_path: Path) -> None:
-    writer = start(HOLD, tmp_path / f"{'a' * 32}.lock")
+def test_neither_writers_without_a_run_nor_an_owning_sidecar_keep_a_sidecar(tmp_path: Path) -> None:
+    writer, sidecar = start(HOLD, tmp_path / f"{'a' * 32}.lock"), start(HOLD, tmp_path / "owner.lock")
 
-    assert bool(runs.recording_processes(tmp_path))
+    assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == ({writer.pid}, sidecar.pid)
     assert not runs.any_active(tmp_path)
-    kill(writer)
-
-
-def test_the_lock_of_the_owning_sidecar_is_no_writer(tmp_path: Path) -> None:
-    sidecar = start(HOLD, tmp_path / "owner.lock")
-
-    assert (runs.owner(tmp_path), bool(runs.recording_processes(tmp_path))) == (sidecar.pid, False)
     assert runs.attached_owner(tmp_path) is None  # nothing on its command line says that it ends with a run
+    kill(writer)
     kill(sidecar)
-    assert runs.owner(tmp_path) is None
+    assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == (set(), None)
 
 
 def test_a_feed_directory_that_is_emptied_under_a_run_costs_neither_its_sidecar_nor_its_numbers(

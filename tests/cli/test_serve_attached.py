@@ -11,30 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import answers, free_port, lives, page
+from run_support import answers, free_port, lives, page, start_run
 from serve_support import environment, exporter, sidecar
 from waiting import PATIENCE, wait_until
 
 from exporter.cli.launches import Lingering
-from exporter.feed import runs
-
-RUN = "import sys, pathlib; from exporter.feed import runs; r = runs.Registration(pathlib.Path(sys.argv[1])); sys.stdin.read()"
 
 
-def active_run(feed: Path) -> subprocess.Popen[bytes]:
-    """Another process that is an active run until its input is closed."""
-    feed.mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(feed)], stdin=subprocess.PIPE, env=environment()
-    )
-    wait_until(lambda: runs.any_active(feed))
-    return process
-
-
-def end(run: subprocess.Popen[bytes]) -> None:
-    assert run.stdin is not None
-    run.stdin.close()
-    run.wait(10)
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is an active run of the feed directory."""
+    (tmp_path / "feed").mkdir()
+    with start_run(tmp_path / "feed") as process:
+        yield process
 
 
 def test_it_yields_without_a_word_where_another_serves(tmp_path: Path) -> None:
@@ -46,26 +35,26 @@ def test_it_yields_without_a_word_where_another_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [[], ["/metrics", "/"]], ids=["nobody", "a client that came once"])
-def test_it_ends_with_the_last_run_when_no_scraper_came_regularly(tmp_path: Path, asked: list[str]) -> None:
-    run = active_run(tmp_path / "feed")
+def test_it_ends_with_the_last_run_when_no_scraper_came_regularly(
+    tmp_path: Path, run: subprocess.Popen[str], asked: list[str]
+) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
         for path in asked:
             running.ask(path)
         alive = running.process.poll() is None
-        end(run)
+        run.communicate()
         status = running.process.wait(10)
 
     assert alive
     assert status == 0
 
 
-def test_it_waits_no_longer_than_told(tmp_path: Path) -> None:
-    run = active_run(tmp_path / "feed")
+def test_it_waits_no_longer_than_told(tmp_path: Path, run: subprocess.Popen[str]) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=200ms") as running:
         running.ask("/metrics")
         time.sleep(3)
         running.ask("/metrics")
-        end(run)
+        run.communicate()
         status = running.process.wait(2.5 * PATIENCE)
 
     assert status == 0

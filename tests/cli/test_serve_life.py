@@ -38,11 +38,11 @@ def test_the_machine_is_on_the_page_and_promtool_finds_nothing(tmp_path: Path) -
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
-    with sidecar(tmp_path) as running:
+    with sidecar(tmp_path, "--log.format=json") as running:
         status = running.end(number)
 
     assert status == 0
-    assert running.log.splitlines()[-1].endswith("msg=ended")
+    assert json.loads(running.log.splitlines()[-1])["msg"] == "ended"
 
 
 @pytest.fixture
@@ -119,14 +119,6 @@ def test_a_start_that_cannot_be_is_told_and_has_status_2(
     assert done.stderr.startswith(f"exporter: {message}")
 
 
-def test_a_second_sidecar_on_one_directory_looks_on(tmp_path: Path) -> None:
-    with sidecar(tmp_path) as first, sidecar(tmp_path) as second:
-        wait_until(lambda: second.sample("exporter_feed_owner") is not None)
-        owners = [first.sample("exporter_feed_owner"), second.sample("exporter_feed_owner")]
-
-    assert owners == [1, 0]
-
-
 def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: Path) -> None:
     file, overrides = tmp_path / "config.yaml", tmp_path / "feed" / "overrides.json"
     file.write_text("recording: [{match: 'a.*', window_seconds: null, aggregations: [mean]}]")
@@ -139,15 +131,6 @@ def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: 
         )
 
     assert written["rules"] == [{"match": "a.*", "window_seconds": None, "aggregations": ["mean"]}]
-
-
-def test_logs_are_json_when_asked(tmp_path: Path) -> None:
-    with sidecar(tmp_path, "--log.format=json") as running:
-        running.end()
-        records = [json.loads(line) for line in running.log.splitlines()]
-
-    assert "started training-exporter" in [record["msg"] for record in records]
-    assert {record["level"] for record in records} == {"info"}
 
 
 def test_it_serves_without_standard_streams(tmp_path: Path) -> None:
