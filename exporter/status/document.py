@@ -36,18 +36,7 @@ from exporter.status.elements import (
     text,
     watts,
 )
-from exporter.status.readings import (
-    CPU,
-    DISK,
-    LOSS,
-    MEMORY,
-    NETWORK,
-    POWER,
-    STEP_COUNT,
-    STEP_SUM,
-    TOKENS,
-    Line,
-)
+from exporter.status.readings import Line
 from exporter.status.view import Gpu, Rank, Run, View, concerns
 
 MANY_RANKS = 16
@@ -159,7 +148,7 @@ def _run(seen: View, run: Run) -> str:
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     facts = " · ".join(f"{text(key)} {text(fact)}" for key, fact in info.items() if key != "run" and fact)
     attempt = value("training_attempt")
-    step_seconds = past.recent(STEP_SUM, name, per=STEP_COUNT)
+    step_seconds = past.recent("step seconds", name, per="steps")
     losses = readings.rows("training_badput_seconds_total", run=name)
     badput = sorted(((seconds, labels["cause"]) for labels, seconds in losses if seconds > 0), reverse=True)
     lost = ", ".join(
@@ -172,10 +161,10 @@ def _run(seen: View, run: Run) -> str:
     saved = value("training_checkpoint_last_success_timestamp_seconds")
     cells = (
         cell("step time", known(step_seconds, duration)),
-        cell("steps per second", known(past.recent(STEP_COUNT, name), number)),
+        cell("steps per second", known(past.recent("steps", name), number)),
         cell("loss", known(value("training_loss", mode="train"), number)),
         cell("not finite", marked("bad", f"{nonfinite:.0f}") if nonfinite else ""),
-        cell("tokens per second", known(past.recent(TOKENS, name), number)),
+        cell("tokens per second", known(past.recent("tokens", name), number)),
         cell("gradient norm", known(value("training_grad_norm"), number)),
         cell("learning rate", known(value("training_learning_rate"), number)),
         _goodput(seen, run),
@@ -188,9 +177,9 @@ def _run(seen: View, run: Run) -> str:
         cell("lost to", lost and f"<small>{lost}</small>"),
     )
     plots = (
-        lines("loss", past.levels(LOSS, name)),
-        lines("step time", past.rates(STEP_SUM, name, per=STEP_COUNT), "seconds"),
-        lines("tokens per second", past.rates(TOKENS, name)),
+        lines("loss", past.levels("loss", name)),
+        lines("step time", past.rates("step seconds", name, per="steps"), "seconds"),
+        lines("tokens per second", past.rates("tokens", name)),
     )
     state = run.state and " " + marked(_STATES.get(run.state, "good"), run.state)
     again = "" if attempt is None or attempt <= 1 else " " + marked("warn", f"attempt {attempt:.0f}")
@@ -300,7 +289,7 @@ def _gpus(seen: View) -> str:
     numbers = "GPU, busy, tensor cores, memory, power, temperature, energy"
     content = table("GPUs", seen.gpus, row, numbers=numbers)
     plots = ""
-    for title, what, unit in (("GPU power", POWER, "watts"), ("GPU memory", MEMORY, "bytes")):
+    for title, what, unit in (("GPU power", "power", "watts"), ("GPU memory", "memory", "bytes")):
         lines = {f"GPU {gpu.index}": past.levels(what, gpu.uuid) for gpu in seen.gpus}
         plots += plot(title, lines, unit, now, floor=0.0)
     plots = plots and f'<div class="card plots">{plots}</div>'
@@ -333,17 +322,17 @@ def _machine(seen: View) -> str:
         cell(f"fullest disk, {text(fullest[1])}", share_of(fullest[0] * fullest[2], fullest[2]))
         if fullest
         else "",
-        cell("disks, read and written", rate(DISK)),
-        cell("network, in and out", rate(NETWORK)),
+        cell("disks, read and written", rate("disk")),
+        cell("network, in and out", rate("network")),
         cell("CPU power", known(total("host_cpu_power_watts"), watts)),
         cell("GPU power", known(total("gpu_power_watts"), watts)),
     )
     plots = (
         plot(title, {title: line}, unit, seen.about.now, floor=0.0)
         for title, line, unit in (
-            ("CPU", past.levels(CPU, ""), "ratio"),
-            ("network per second", past.rates(NETWORK, ""), "bytes"),
-            ("disks per second", past.rates(DISK, ""), "bytes"),
+            ("CPU", past.levels("cpu", ""), "ratio"),
+            ("network per second", past.rates("network", ""), "bytes"),
+            ("disks per second", past.rates("disk", ""), "bytes"),
         )
     )
     return (

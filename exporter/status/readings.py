@@ -26,29 +26,26 @@ FEWEST_BEFORE_SECONDS = 600.0
 MOST_TRACKS = 400
 """Runs, GPUs and what is drawn of them; a page shows far fewer."""
 
-STEP_SUM, STEP_COUNT, TOKENS, LOSS, NONFINITE = "step seconds", "steps", "tokens", "loss", "nonfinite"
-PHASE, POWER, MEMORY, CPU, THROTTLED = "phase", "power", "memory", "cpu", "throttled"
-NETWORK, DISK = "network", "disk"
 HEAT = "thermal"
 """All heat, the only word of drivers before 575; the others are parts of it, and the brake."""
 HEAT_AND_POWER = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake"})
 _DRAWN: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    (TOKENS, "training_tokens_total", "run", {"mode": "train"}),
-    (LOSS, "training_loss", "run", {"mode": "train"}),
-    (NONFINITE, "training_nonfinite_total", "run", {}),
-    (POWER, "gpu_power_watts", "uuid", {}),
-    (MEMORY, "gpu_memory_used_bytes", "uuid", {}),
-    (CPU, "host_cpu_utilization_ratio", "", {}),
-    (NETWORK, "host_network_receive_bytes_total", "", {}),
-    (NETWORK, "host_network_transmit_bytes_total", "", {}),
-    (DISK, "host_disk_read_bytes_total", "", {}),
-    (DISK, "host_disk_written_bytes_total", "", {}),
+    ("tokens", "training_tokens_total", "run", {"mode": "train"}),
+    ("loss", "training_loss", "run", {"mode": "train"}),
+    ("nonfinite", "training_nonfinite_total", "run", {}),
+    ("power", "gpu_power_watts", "uuid", {}),
+    ("memory", "gpu_memory_used_bytes", "uuid", {}),
+    ("cpu", "host_cpu_utilization_ratio", "", {}),
+    ("network", "host_network_receive_bytes_total", "", {}),
+    ("network", "host_network_transmit_bytes_total", "", {}),
+    ("disk", "host_disk_read_bytes_total", "", {}),
+    ("disk", "host_disk_written_bytes_total", "", {}),
 )
 """Track, family, the label that tells whose it is, and which samples; those of one track add up."""
 
 Labels = Mapping[str, str]
 Track = tuple[str, ...]
-"""What is noted, and of which run, GPU or phase."""
+"""What is noted (a name of `_DRAWN`, or steps, step seconds, phase, throttled), and of which run, GPU or phase."""
 Line = Sequence[tuple[float, float | None]]
 """Numbers by Unix time, oldest first; None is a gap."""
 
@@ -154,7 +151,7 @@ class History:
 
     def pace(self, run: str) -> tuple[float, float] | None:
         """Seconds a step took in the last minutes, and in the hour before; None where either is not known."""
-        points = [point for point in self._points((STEP_SUM, run), STEP_COUNT) if point[2] is not None]
+        points = [point for point in self._points(("step seconds", run), "steps") if point[2] is not None]
         if not points or points[-1][0] - points[0][0] < PACE_SECONDS + FEWEST_BEFORE_SECONDS:
             return None
         divide = next(point for point in points if points[-1][0] - point[0] <= PACE_SECONDS)
@@ -198,16 +195,16 @@ def _rate(first: _Point, last: _Point) -> float | None:
 
 def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
     for labels, count, seconds in readings.means("training_step_duration_seconds", mode="train"):
-        yield (STEP_COUNT, labels["run"]), count
+        yield ("steps", labels["run"]), count
         if seconds is not None:
-            yield (STEP_SUM, labels["run"]), seconds
+            yield ("step seconds", labels["run"]), seconds
     for what, family, owner, of in _DRAWN:
         for labels, value in readings.rows(family, **of):
             yield (what, labels.get(owner, "")), value
     for labels, value in readings.rows("training_phase_seconds_total"):
-        yield (PHASE, labels["run"], labels["phase"]), value
+        yield ("phase", labels["run"], labels["phase"]), value
     events = [*readings.rows("gpu_clocks_event_seconds_total")]
     in_parts = {labels["uuid"] for labels, _ in events if labels["reason"] in HEAT_AND_POWER}
     for labels, value in events:
         if labels["reason"] in (HEAT_AND_POWER if labels["uuid"] in in_parts else {HEAT}):
-            yield (THROTTLED, labels["uuid"]), value
+            yield ("throttled", labels["uuid"]), value

@@ -13,16 +13,7 @@ from typing import NamedTuple
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
 from exporter.status.elements import duration, share
-from exporter.status.readings import (
-    DRAWN_SECONDS,
-    NONFINITE,
-    PHASE,
-    STEP_COUNT,
-    STEP_SUM,
-    THROTTLED,
-    History,
-    Readings,
-)
+from exporter.status.readings import DRAWN_SECONDS, History, Readings
 from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
@@ -150,7 +141,7 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
     for rank in ranks:
         rank.condition = _condition(rank, runs.get(rank.run), about.now)
     gpus = [
-        Gpu(labels["gpu"], labels["uuid"], up == 1, past.recent(THROTTLED, labels["uuid"]))
+        Gpu(labels["gpu"], labels["uuid"], up == 1, past.recent("throttled", labels["uuid"]))
         for labels, up in readings.rows("gpu_up")
     ]
     ranks.sort(key=lambda rank: TROUBLES.get(rank.condition, len(TROUBLES)))
@@ -162,7 +153,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
     states = readings.rows("training_run_state", run=name)
     why = next((labels for labels, _ in readings.rows("training_run_state_info", run=name)), {})
     saves = readings.means("training_checkpoint_duration_seconds", run=name)
-    phases = {phase: past.recent(PHASE, name, phase) or 0.0 for phase in PHASES}
+    phases = {phase: past.recent("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
     for rank in ranks:
         if rank.run == name and rank.alive and rank.compute_seconds:
@@ -174,7 +165,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         reason=why.get("reason", ""),
         since=float(why["since"]) if why.get("since") else None,
         attempt_steps=readings.value("training_attempt_steps", run=name),
-        usual_seconds=past.recent(STEP_SUM, name, per=STEP_COUNT, seconds=DRAWN_SECONDS),
+        usual_seconds=past.recent("step seconds", name, per="steps", seconds=DRAWN_SECONDS),
         pace=past.pace(name),
         save_seconds=max((spent / count for _, count, spent in saves if spent and count), default=None),
         fastest_seconds=fastest,
@@ -271,7 +262,7 @@ def _of_runs(seen: View) -> Iterator[Concern]:
         if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:
             now, before = map(duration, run.pace)
             yield Concern(False, f"{name} is slower: {now} a step, {before} in the hour before")
-        if seen.past.growth(NONFINITE, name):
+        if seen.past.growth("nonfinite", name):
             yield Concern(True, f"values of {name} were not finite (NaN, infinite) a short while ago")
 
 
