@@ -106,10 +106,14 @@ def machine(text: str) -> MachineDescription:
     return load(text, "machine.yaml", MachineDescription)
 
 
-def small(*timeline: str) -> MachineDescription:
+def small_text(*timeline: str) -> str:
     """The small machine, and what happens to it."""
     entries = "".join(f"  - {{{entry}}}\n" for entry in timeline)
-    return machine(SMALL + ("\ntimeline:\n" + entries if entries else ""))
+    return SMALL + ("\ntimeline:\n" + entries if entries else "")
+
+
+def small(*timeline: str) -> MachineDescription:
+    return machine(small_text(*timeline))
 
 
 class VirtualClock(Clock):
@@ -201,10 +205,10 @@ def watching(name_or_file: str, *, options: GpuOptions | None = None, **more: An
         assert collector.child_pid is None
 
 
-def described(tmp_path: Path, more: str = "", text: str = SMALL) -> str:
-    """Write a description into a file; gives its name."""
+def described(tmp_path: Path, *timeline: str, head: str = "") -> str:
+    """The small machine in a file; gives its name."""
     file = tmp_path / "machine.yaml"
-    file.write_text(text + more)
+    file.write_text(head + small_text(*timeline))
     return str(file)
 
 

@@ -13,7 +13,6 @@ from ledger_support import START, a_process
 from exporter.collectors.job import GpuProcessUse, JobProcess, Keeper
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.families import Collected
-from exporter.feed.snapshot import ProcessIdentity
 
 BOOTED = START - 100_000.0
 HERTZ = 100
@@ -30,16 +29,9 @@ class FakeProcess:
     state: str = "S"
     started: float = START - 50.0
     user: float = 1.0
-    system: float = 0.5
     threads: int = 4
-    resident: int = 1000
-    shared: int = 100
-    io: tuple[int, int] = (4096, 8192)
-    pss: int = 300
-    descriptors: int = 5
     own_pid: int | None = None
     cpus: str = "0-3"
-    started_by_thread: bool = False
 
 
 @dataclass
@@ -50,17 +42,16 @@ class Proc:
     processes: dict[int, FakeProcess] = field(default_factory=dict)
     now: float = 1000.0
     wall: float = START
-    busy: float = 100.0
 
     def add(self, process: FakeProcess) -> FakeProcess:
         self.processes[process.pid] = process
         return process
 
-    def end(self, pid: int, *, orphans_to: int = 1) -> None:
+    def end(self, pid: int) -> None:
         del self.processes[pid]
         for each in self.processes.values():
             if each.parent == pid:
-                each.parent = orphans_to
+                each.parent = 1
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
@@ -73,10 +64,9 @@ class Proc:
     def write(self) -> None:
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir(parents=True)
-        ticks = round(self.busy * HERTZ)
-        cpus = "".join(f"cpu{number} {ticks} 0 0 9 9 0 0 0 0 0\n" for number in range(4))
+        booted = round(self.wall - self.uptime)
         (self.root / "stat").write_text(
-            f"cpu  {ticks} 0 0 9000 900 0 0 0 0 0\n{cpus}intr 1\nbtime {round(self.wall - self.uptime)}\nprocesses 9\n"
+            f"cpu  10000 0 0 9000 900 0 0 0 0 0\nintr 1\nbtime {booted}\nprocesses 9\n"
         )
         (self.root / "uptime").write_text(f"{self.uptime:.2f} 1.00\n")
         sizes = {"MemTotal": 1000000, "MemAvailable": 600000}
@@ -97,47 +87,32 @@ class Proc:
             3: process.state,
             4: process.parent,
             14: round(process.user * HERTZ),
-            15: round(process.system * HERTZ),
+            15: HERTZ // 2,
             20: process.threads,
             22: start,
         }
         for number, value in values.items():
             words[number - 1] = str(value)
-        for thread in (process.pid, process.pid + 100_000):
-            task = directory / "task" / str(thread)
-            task.mkdir(parents=True)
-            main = thread == process.pid
-            children = [
-                str(each.pid)
-                for each in self.processes.values()
-                if each.parent == process.pid and each.started_by_thread != main
-            ]
-            (task / "children").write_text(" ".join([*children, ""]))
+        task = directory / "task" / str(process.pid)
+        task.mkdir(parents=True)
+        children = [f"{each.pid} " for each in self.processes.values() if each.parent == process.pid]
+        (task / "children").write_text("".join(children))
         (directory / "stat").write_text(" ".join(words) + "\n")
-        (directory / "statm").write_text(f"5000 {process.resident} {process.shared} 1 0 900 0\n")
+        (directory / "statm").write_text("5000 1000 100 1 0 900 0\n")
         (directory / "cmdline").write_text("" if process.state == "Z" else process.command)
         own = "" if process.own_pid is None else f"\t{process.own_pid}"
         (directory / "status").write_text(
             f"Name:\t{process.comm}\nNSpid:\t{process.pid}{own}\nCpus_allowed_list:\t{process.cpus}\n"
         )
-        order = ("read_bytes", "write_bytes", "rchar", "wchar", "syscr", "syscw")
-        pairs = zip(order, (*process.io, 1, 2, 3, 4), strict=True)
-        (directory / "io").write_text("".join(f"{name}: {value}\n" for name, value in pairs))
+        (directory / "io").write_text(
+            "read_bytes: 4096\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
+        )
         (directory / "smaps_rollup").write_text(
-            f"00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: {process.pss} kB\n"
+            "00400000-7fff00000000 ---p 00000000 00:00 0  [rollup]\nRss: 9 kB\nPss: 300 kB\n"
             "Private_Clean: 20 kB\nPrivate_Dirty: 100 kB\n"
         )
-        descriptors = directory / "fd"
-        descriptors.mkdir()
-        for number in range(process.descriptors):
-            (descriptors / str(number)).touch()
-
-
-def recording(process: FakeProcess, *, run: str = "r", rank: int | None = 0) -> ProcessIdentity:
-    """The identity under which a process records; its first Stat came 10 s after its start."""
-    role = "trainer" if rank is not None else "agent"
-    identity = a_process(run=run, rank=rank, role=role, started=process.started + 10.0)
-    return identity.replace(pid=process.own_pid or process.pid)
+        for number in range(5):
+            (directory / "fd" / str(number)).mkdir(parents=True)
 
 
 @dataclass
@@ -165,10 +140,13 @@ class Watch:
             own_pid=999_999,
         )
 
-    def records(self, process: FakeProcess, *, run: str = "r", rank: int | None = 0) -> JobProcess:
-        """Let a process record."""
+    def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
+        """Let a process record, whose first Stat came 10 s after its start."""
         assert self.job is not None
-        each = JobProcess(recording(process, run=run, rank=rank), alive=True, pid=process.pid)
+        role = "trainer" if rank is not None else "agent"
+        identity = a_process(run="r", rank=rank, role=role, started=process.started + 10.0)
+        own_pid = process.own_pid or process.pid
+        each = JobProcess(identity.replace(pid=own_pid), alive=True, pid=process.pid)
         self.job.append(each)
         return each
 

@@ -69,12 +69,8 @@ def test_a_recorded_machine_gives_the_expected_exposition(name: str) -> None:
     ("name", "cpus", "memory", "place"),
     [
         ("container", 8, 2**36, ("2", "/")),  # in its namespace it reads the root of the mount
-        (
-            "separate",
-            1.5,
-            6 * 2**30,
-            ("1", "/docker/4f1c"),
-        ),  # a limit above what can be seen; its own is 8 GiB
+        # A limit above what can be seen; its own is 8 GiB.
+        ("separate", 1.5, 6 * 2**30, ("1", "/docker/4f1c")),
         ("old", 2.5, None, ("1", "/docker/abc")),  # two controllers on one mount
         ("virtual", None, None, ("1", "/process_api")),  # controllers from v1, pressure from v2
     ],
@@ -97,10 +93,7 @@ def test_a_slurm_step_is_limited_and_measured_where_its_limit_stands() -> None:
     assert value_of(collected, MEMORY_LIMIT) == 2**38
     assert value_of(collected, CURRENT) == 206158430208  # of the step; the task alone has 20 MiB
     assert value_of(collected, "cgroup_cpu_throttled_seconds_total") == 56.789012
-    assert places_of(collected) == {
-        "cpu": ("2", STEP),
-        "memory": ("2", STEP),
-    }
+    assert places_of(collected) == {"cpu": ("2", STEP), "memory": ("2", STEP)}
 
 
 def test_without_any_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
@@ -231,30 +224,25 @@ print(json.dumps({
 @pytest.fixture
 def limited() -> Iterator[list[Path]]:
     """A cgroup with limits and one below it, in the hierarchies of v1 that can be written to."""
-    made: list[Path] = []
+    limits = {"cpu/cpu.cfs_quota_us": "150000", "memory/memory.limit_in_bytes": str(512 << 20)}
     leaves: list[Path] = []
-    for controller, limit, value in (
-        ("cpu", "cpu.cfs_quota_us", "150000"),
-        ("memory", "memory.limit_in_bytes", str(512 << 20)),
-    ):
-        parent = Path(f"/sys/fs/cgroup/{controller}/exporter-test-{os.getpid()}")
-        try:
-            parent.mkdir()
-            made.append(parent)
-            (parent / limit).write_text(value)
-            (parent / "leaf").mkdir()
-            made.append(parent / "leaf")
-        except OSError:
-            break
-        leaves.append(parent / "leaf")
-    yield leaves
-    for directory in reversed(made):
-        directory.rmdir()
+    try:
+        for place, value in limits.items():
+            controller, _, limit = place.partition("/")
+            leaf = Path(f"/sys/fs/cgroup/{controller}/exporter-test-{os.getpid()}/leaf")
+            leaf.parent.mkdir()
+            leaves.append(leaf)
+            (leaf.parent / limit).write_text(value)
+            leaf.mkdir()
+        yield leaves
+    except OSError:
+        pytest.skip("needs cgroup v1 and the right to make cgroups in it")
+    finally:
+        for directory in (each for leaf in leaves for each in (leaf, leaf.parent) if each.exists()):
+            directory.rmdir()
 
 
 def test_the_kernels_own_files_say_what_was_set(limited: list[Path]) -> None:
-    if len(limited) < 2:
-        pytest.skip("needs cgroup v1 and the right to make cgroups in it")
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *map(str, limited)], capture_output=True, text=True, check=True
     )

@@ -26,7 +26,7 @@ BUSY = "gpu_utilization_busy_seconds_total"
 
 @contextmanager
 def kept(tmp_path: Path, pages: StateStore, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
-    arguments = collector_arguments(described(tmp_path, "\nshared: true\n"))
+    arguments = collector_arguments(described(tmp_path, head="shared: true\n"))
     gpus = KeptGpus(GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), pages, counts=counts)
     try:
         yield gpus

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import QUICK, SMALL, described, gpus_up, small, value, values, watching
+from gpu_support import QUICK, described, gpus_up, small, value, values, watching
 from waiting import wait_until
 
 from exporter.collectors.gpu.child_process import command_of
@@ -141,7 +141,7 @@ def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) 
 
 
 def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp_path: Path) -> None:
-    hang = '\ntimeline:\n  - {at: 1s, until: 9s, gpus: [1], hang: ["*"]}\n'
+    hang = 'at: 1s, until: 9s, gpus: [1], hang: ["*"]'
     # Time for a new process on a busy machine.
     patient = dataclasses.replace(QUICK, deadline=4.0)
     with watching(described(tmp_path, hang), timings=patient) as collector:
@@ -159,14 +159,10 @@ def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp
 
 
 def test_a_card_that_hangs_again_stays_out_until_nvml_is_taken_anew(tmp_path: Path) -> None:
-    hangs = """
-timeline:
-  - {at: 1s, until: 5s, gpus: [1], hang: ["*"]}
-  - {at: 6s, until: 10s, gpus: [1], hang: ["*"]}
-"""
+    hangs = (f'at: {at}s, until: {at + 4}s, gpus: [1], hang: ["*"]' for at in (1, 6))
     # Time for a new process on a busy machine, and a gap that nobody can miss.
     patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, most_backoff=5.0)
-    with watching(described(tmp_path, hangs), timings=patient) as collector:
+    with watching(described(tmp_path, *hangs), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         others: list[float | None] = []
         while value(collector, RESTARTS, "hung") != 2 or gpus_up(collector) != {"0": 1, "1": 0}:
@@ -185,12 +181,8 @@ timeline:
 
 def test_cards_that_take_long_to_attach_are_no_hang(tmp_path: Path) -> None:
     # Without persistence mode each is brought up anew, also when a new driver replaces the process.
-    slow = """
-timeline:
-  - {at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}}
-  - {at: 3s, driver: "590.44.01"}
-"""
-    with watching(described(tmp_path, slow)) as collector:
+    slow = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
+    with watching(described(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))
         wait_until(lambda: value(collector, RESTARTS, "lib_rm_version_mismatch") == 1)
         wait_until(lambda: any("590.44.01" in labels for labels in values(collector.collect(), "gpu_info")))
@@ -200,7 +192,7 @@ timeline:
 
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
-    hang = '\ntimeline:\n  - {at: 500ms, hang: ["*", nvmlInitWithFlags]}\n'
+    hang = 'at: 500ms, hang: ["*", nvmlInitWithFlags]'
     quick = type(QUICK)(deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, most_backoff=0.1)
     with watching(described(tmp_path, hang), timings=quick) as collector:
         wait_until(lambda: reason(collector) == "hung")
@@ -216,7 +208,7 @@ def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
-    crash = "\ntimeline:\n  - {at: 1s, until: 6s, gpus: [1], crash: [nvmlDeviceGetPowerUsage]}\n"
+    crash = "at: 1s, until: 6s, gpus: [1], crash: [nvmlDeviceGetPowerUsage]"
     with watching(described(tmp_path, crash)) as collector:
         wait_until(lambda: reason(collector) == "crashed")
         assert "SIGSEGV" in collector.collect().problems[0][1]
@@ -226,7 +218,7 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
 
 
 def test_a_new_driver_is_taken_without_a_gap(tmp_path: Path) -> None:
-    update = '\ntimeline:\n  - {at: 3s, driver: "590.44.01"}\n'
+    update = 'at: 3s, driver: "590.44.01"'
     # Time for a new process on a busy machine.
     with watching(described(tmp_path, update), timings=dataclasses.replace(QUICK, deadline=8.0)) as collector:
         wait_until(lambda: nvml_up(collector))
@@ -267,7 +259,7 @@ def test_a_lost_card_ends_at_once_and_returns_while_others_go_on(
 ) -> None:
     caplog.set_level("INFO", logger="exporter.collectors.gpu")
     changes: list[float] = []
-    lost = "\ntimeline:\n  - {at: 1s, until: 2s, gpus: [1], xid: [79], lost: true}\n"
+    lost = "at: 1s, until: 2s, gpus: [1], xid: [79], lost: true"
     watched = watching(described(tmp_path, lost), on_change=lambda: changes.append(time.monotonic()))
     with watched as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
@@ -320,16 +312,14 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(
-    "fault", ["", '\ntimeline:\n  - {at: 3s, hang: ["*"]}\n'], ids=["healthy", "hanging"]
-)
+@pytest.mark.parametrize("fault", ["at: 1h", 'at: 3s, hang: ["*"]'], ids=["healthy", "hanging"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: bool) -> None:
     command = [sys.executable, "-c", PARENT, described(tmp_path, fault)]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    if fault:
+    if "hang" in fault:
         time.sleep(3.5)
     if stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -427,9 +417,8 @@ def test_nothing_in_the_current_directory_stands_in_for_the_child(
 
 
 def test_a_replayed_call_costs_what_the_real_one_does(tmp_path: Path) -> None:
-    costs = "costs: {nvmlDeviceGetPowerUsage: 20}\n"
-    options = GpuOptions(period=0.1, details=True)
-    with watching(described(tmp_path, text=costs + SMALL), options=options) as collector:
+    machine = described(tmp_path, head="costs: {nvmlDeviceGetPowerUsage: 20}\n")
+    with watching(machine, options=GpuOptions(period=0.1, details=True)) as collector:
 
         def calls() -> float:
             return value(collector, "exporter_nvml_calls_total", "nvmlDeviceGetPowerUsage") or 0
