@@ -71,47 +71,25 @@ DEVICE_ERROR = family(
 FILESYSTEM_SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
 
 MOUNT_POINTS_EXCLUDE = (
-    "/dev*",
-    "/proc*",
-    "/sys*",
-    "/etc/host*",
-    "/etc/resolv.conf",
-    "/run/containerd/*",
-    "/run/credentials/*",
-    "/run/netns/*",
-    "/var/lib/containerd/*",
-    "/var/lib/containers/storage/*",
-    "/var/lib/docker/*",
-    "/var/lib/kubelet/pods/*",
+    *("/dev*", "/proc*", "/sys*"),
+    # What a container runtime mounts once more for every container.
+    *("/etc/host*", "/etc/resolv.conf", "/run/containerd/*", "/run/credentials/*", "/run/netns/*"),
+    *(
+        "/var/lib/containerd/*",
+        "/var/lib/containers/storage/*",
+        "/var/lib/docker/*",
+        "/var/lib/kubelet/pods/*",
+    ),
 )
-"""What belongs to the kernel, and what a container runtime mounts once more for every container."""
 
 FS_TYPES_EXCLUDE = (
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup*",
-    "configfs",
-    "debugfs",
-    "dev*",
-    "efivarfs",
-    "fuse.lxcfs",
-    "fusectl",
-    "hugetlbfs",
-    "iso9660",
-    "mqueue",
-    "nsfs",
-    "proc",
-    "pstore",
-    "ramfs",
-    "rpc_pipefs",
-    "securityfs",
-    "selinuxfs",
-    "squashfs",
-    "sysfs",
-    "tracefs",
+    # The kernel's, which store nothing. Overlays are shown: a container's / is one.
+    *("autofs", "binfmt_misc", "bpf", "cgroup*", "configfs", "debugfs", "dev*", "efivarfs", "fusectl"),
+    *("hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "ramfs", "rpc_pipefs", "securityfs", "selinuxfs"),
+    *("sysfs", "tracefs", "fuse.lxcfs"),
+    # Images, which are always full.
+    *("iso9660", "squashfs"),
 )
-"""Pseudo filesystems, and images that are always full. Overlays are shown: a container's / is one."""
 
 _ROOM_ABSENT = "absent where no path is configured or no run lives, and where its filesystem does not answer."
 CHECKPOINT_AVAILABLE = family(

@@ -52,27 +52,12 @@ RETRANSMITS = family(
 SPECS = (*COUNTERS, UP, RETRANSMITS)
 
 DEVICE_EXCLUDE = (
-    "lo",
-    "br-*",
-    "cali*",
-    "cilium*",
-    "cni*",
-    "docker*",
-    "dummy*",
-    "flannel*",
-    "ifb*",
-    "kube-*",
-    "lxc*",
-    "nodelocaldns",
-    "sit[0-9]*",
-    "tap*",
-    "tunl[0-9]*",
-    "veth*",
-    "virbr*",
-    "vnet*",
-    "vxlan*",
+    # Interfaces that lead to containers and virtual machines of the same host.
+    *("br-*", "cali*", "cilium*", "cni*", "docker*", "flannel*", "kube-*", "lxc*", "nodelocaldns", "veth*"),
+    *("tap*", "virbr*", "vnet*"),
+    # Those that lead nowhere, and tunnels, whose packets count once more below.
+    *("lo", "dummy*", "ifb*", "sit[0-9]*", "tunl[0-9]*", "vxlan*"),
 )
-"""Interfaces that lead to containers and virtual machines of the same host."""
 
 
 class NetworkCollector:
