@@ -376,6 +376,15 @@ def test_who_a_process_is_comes_from_its_launcher_and_configure_begins_anew(feed
     assert second.process.labels == (("model", "tiny"),)
 
 
+def test_what_a_job_imports_loads_nothing_large_that_it_has_no_use_for(feed: Path) -> None:
+    program = """
+        import exporter.elastic.events, exporter.elastic.metrics, exporter.monitor, exporter.one_logger
+        print(sorted({"asyncio", "decimal", "importlib.abc", "random", "shutil", "tempfile"} & set(sys.modules)))
+    """
+
+    assert run(feed, program).stdout == "[]\n"
+
+
 def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
