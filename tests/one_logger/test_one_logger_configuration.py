@@ -149,7 +149,8 @@ def test_what_cannot_be_is_refused_where_it_is_stated_with_the_name_of_the_field
     field: str, value: Any
 ) -> None:
     with pytest.raises(
-        OneLoggerError, match=f"OneLoggerConfig: {field.removesuffix('_or_fn')} .*(must|needs|cannot)"
+        OneLoggerError,
+        match=f"OneLoggerConfig: {field.removesuffix('_or_fn')} .*(must|needs|cannot be empty|keys must)",
     ):
         OneLoggerConfig(**APPLICATION | {field: value})
 

@@ -270,6 +270,12 @@ def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(t
     assert [type(each) for each in made] == [FileExporter]
 
 
+def test_the_classes_of_packages_are_known_by_name() -> None:
+    points = [EntryPoint("ours", "exporter.one_logger:ExporterConfig", "nv_one_logger.exporter_configs")]
+
+    assert ExporterConfigManager(packages=points).entry_point_exporter_configs == {"ours": ExporterConfig}
+
+
 def test_a_configuration_written_for_one_logger_makes_ours(tmp_path: Path) -> None:
     asked = ExporterConfig(
         "nv_one_logger.exporter.file_exporter.FileExporter", {"file_path": str(tmp_path / "t.json")}

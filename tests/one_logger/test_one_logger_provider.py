@@ -386,6 +386,32 @@ def test_spans_by_hand_stand_in_one_tree_with_the_standard_ones() -> None:
     assert parents["training_loop"].name_str == "application"
 
 
+def test_an_iteration_that_is_open_is_found_and_its_forced_end_says_why() -> None:
+    keeping = KeepingExporter()
+    recorder = configured(keeping, telemetry_config=TRAINING).recorder
+    recorder.on_app_start()
+    recorder.on_training_loop_start(0)
+    recorder.on_training_single_iteration_start()
+    (iteration,) = recorder.get_active_spans_by_name(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION)
+    recorder.on_app_end()
+
+    (error,) = [event for event in iteration.events if event.name == "error"]
+    message = error.attributes.get_str_value("error_message") or ""
+    assert "Timer for span training_single_iteration was automatically stopped" in message
+    assert not iteration.active
+    assert names(keeping)[-1] == ("stop", "application")
+
+
+def test_the_initialization_says_whose_records_these_are() -> None:
+    keeping = KeepingExporter()
+    configured(keeping)
+    with application() as span:
+        names(keeping)
+
+    (told,) = [each for each in span.events if each.name == "one_logger_initialization"]
+    assert told.attributes.get_str_value("one_logger_training_telemetry_version") == "2.3.1"
+
+
 def test_the_recorders_methods_are_the_callbacks() -> None:
     keeping = KeepingExporter()
     recorder = configured(keeping, telemetry_config=TRAINING).recorder
