@@ -286,14 +286,9 @@ GROUP = "nv_one_logger.exporter_configs"
 """Of entry points: one-logger's, so that a package made for it serves here too."""
 FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
 FILE_NAMES = tuple(f"one_logger_exporters_config.{suffix}" for suffix in ("yaml", "yml", "json"))
-OURS = {
-    "FileExporter": "exporter.one_logger.exporters.FileExporter",
-    "LoggerExporter": "exporter.one_logger.exporters.LoggerExporter",
-    "nv_one_logger.exporter.file_exporter.FileExporter": "exporter.one_logger.exporters.FileExporter",
-    "nv_one_logger.exporter.logger_exporter.LoggerExporter": "exporter.one_logger.exporters.LoggerExporter",
-    "nv_one_logger.otel.exporter.otel_exporter.OTelExporter": "exporter.bridges.opentelemetry.OTelExporter",
-}
-"""Classes that stand in for one-logger's, so that a configuration written for it serves here unchanged."""
+OURS = dict.fromkeys(("FileExporter", "LoggerExporter"), __name__)
+OURS["OTelExporter"] = "exporter.bridges.opentelemetry"
+"""Classes by their name alone, or as one-logger's, so that a configuration written for it serves here unchanged."""
 
 
 @dataclass(slots=True)
@@ -356,7 +351,9 @@ class ExporterConfigManager:
         """Make those that are enabled and can be made."""
         made = []
         for each in exporters_config:
-            module, _, kind = OURS.get(each.class_name, each.class_name).rpartition(".")
+            module, _, kind = each.class_name.rpartition(".")
+            if not module or module.startswith("nv_one_logger."):
+                module = OURS.get(kind, module)
             config = {
                 name: Path(value) if name == "file_path" else value for name, value in each.config.items()
             }
