@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic_ns, time
 from typing import Any
 
@@ -25,7 +26,6 @@ EventHandlerHandle = Handle
 STAT_EVENT = "torch.monitor.Stat"
 """The name of the event that a closed window is logged as."""
 UNNAMED = "unnamed"
-"""The type under which an event of no name is counted."""
 QUEUED_EVENTS = 10_000
 """Events that may wait for one handler."""
 
@@ -39,53 +39,55 @@ def check_name(name: object, of: str) -> str:
     return name
 
 
+def _check_timestamp(timestamp: object) -> dt.datetime:
+    if isinstance(timestamp, dt.datetime):
+        return timestamp
+    if isinstance(timestamp, dt.date):
+        return dt.datetime(timestamp.year, timestamp.month, timestamp.day)  # noqa: DTZ001  # local, as in torch
+    raise TypeError(f"the timestamp of an event must be a datetime, not {type(timestamp).__name__}")
+
+
+def _check_data(data: object) -> Mapping[str, Datum]:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
+    own: dict[Any, Any] = dict(data)
+    try:
+        return check_data(own, whole=True)
+    except TypeError:
+        return check_data({_plain(name): _plain(value) for name, value in own.items()}, whole=True)
+
+
+def _plain(value: Any) -> Any:
+    """Take what torch takes besides: bytes, and the scalars of numpy, which know their plain value."""
+    if isinstance(value, bytes):
+        return value.decode()
+    is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
+    return value.item() if is_scalar else value
+
+
+def _field(slot: str, check: Callable[[Any], Any], shown: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Make a property that is checked when it is assigned, also where a subclass has one of its own."""
+    return property(
+        lambda self: shown(getattr(self, slot)), lambda self, value: setattr(self, slot, check(value))
+    )
+
+
 class Event:
     """Event represents a specific typed event to be logged.
 
-    Handlers of `exporter.events` get texts cut to 32,768 characters; those of this face get the event itself.
-
-    Args:
-        name: What happened; the label `type` of `training_events_total`, so there should be few of them.
-        timestamp: When it happened; a naive datetime is local time.
-        data: str, float, int of at most 64 bits, or bool; bytes become str, here and in names.
-
-    Raises:
-        TypeError: An argument or a datum is of the wrong type.
-        ValueError: An int needs more than 64 bits.
+    Its name is the label `type` of `training_events_total`, so there should be few of them; a naive datetime is local
+    time. Data are str, float, int of at most 64 bits or bool; bytes become str, here and in names. They are read as a
+    copy: assign another dict to change them. Raises TypeError, or ValueError for an int of more than 64 bits.
     """
 
     __slots__ = ("__weakref__", "_data", "_name", "_timestamp")
+    name: str = _field("_name", partial(check_name, of="an event"))
+    timestamp: dt.datetime = _field("_timestamp", _check_timestamp)
+    data: dict[str, Datum] = _field("_data", _check_data, dict)
 
     def __init__(self, name: str, timestamp: dt.datetime, data: Mapping[str, Datum]) -> None:
         self._name = check_name(name, "an event")
         self._timestamp = _check_timestamp(timestamp)
-        self._data = _check_data(data)
-
-    @property
-    def name(self) -> str:
-        """The name of the event."""
-        return self._name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self._name = check_name(name, "an event")
-
-    @property
-    def timestamp(self) -> dt.datetime:
-        """When it happened."""
-        return self._timestamp
-
-    @timestamp.setter
-    def timestamp(self, timestamp: dt.datetime) -> None:
-        self._timestamp = _check_timestamp(timestamp)
-
-    @property
-    def data(self) -> dict[str, Datum]:
-        """A copy of the data; assign another dict to change them."""
-        return dict(self._data)
-
-    @data.setter
-    def data(self, data: Mapping[str, Datum]) -> None:
         self._data = _check_data(data)
 
     def asdict(self) -> dict[str, object]:
@@ -116,32 +118,6 @@ def log_event(event: Event) -> None:
         EVENTS.answer(kind)
 
 
-def _check_timestamp(timestamp: object) -> dt.datetime:
-    if isinstance(timestamp, dt.datetime):
-        return timestamp
-    if isinstance(timestamp, dt.date):
-        return dt.datetime(timestamp.year, timestamp.month, timestamp.day)  # noqa: DTZ001  # local, as in torch
-    raise TypeError(f"the timestamp of an event must be a datetime, not {type(timestamp).__name__}")
-
-
-def _check_data(data: object) -> Mapping[str, Datum]:
-    if not isinstance(data, Mapping):
-        raise TypeError(f"the data of an event must be a mapping, not {type(data).__name__}")
-    own: dict[Any, Any] = dict(data)
-    try:
-        return check_data(own, whole=True)
-    except TypeError:
-        return check_data({_plain(name): _plain(value) for name, value in own.items()}, whole=True)
-
-
-def _plain(value: Any) -> Any:
-    """Take what torch takes besides: bytes, and the scalars of numpy, which know their plain value."""
-    if isinstance(value, bytes):
-        return value.decode()
-    is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
-    return value.item() if is_scalar else value
-
-
 # Handlers ------------------------------------------------------------------------------------------------------
 
 
@@ -163,10 +139,7 @@ def unregister_event_handler(handler: EventHandlerHandle) -> None:
 
 
 class TensorboardEventHandler:
-    """Writes the events of Stats to the given SummaryWriter as scalars; ignores all others.
-
-    Example: `register_event_handler(TensorboardEventHandler(SummaryWriter("log_dir")))`.
-    """
+    """Writes the events of Stats to the given SummaryWriter as scalars; ignores all others."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

@@ -2,15 +2,6 @@
 
 Used in the training process; standard library only. Events, handlers and Stats here are those of the rest of the
 package under the RFC's names, so they reach Prometheus and every handler.
-
-    from exporter.monitor.rfc import AggregatingStatCollector, Event, Stat, StatType, log, register_stat_collector
-
-    BATCH_LATENCY = Stat("training.batch.latency", {StatType.MEAN, StatType.P95})
-    collector = AggregatingStatCollector()
-    register_stat_collector(collector)
-    ...
-    BATCH_LATENCY.add(0.12)
-    collector.report()                 # {"training.batch.latency.mean": 0.12, …}
 """
 
 from __future__ import annotations
@@ -21,7 +12,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from time import monotonic_ns, time
@@ -55,9 +46,7 @@ __all__ = [
     "StatType",
     "enabled",
     "log",
-    "log_event",
     "register",
-    "register_event_handler",
     "register_stat_collector",
     "unregister",
 ]
@@ -74,26 +63,15 @@ _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggre
 
 @dataclass
 class Event:
-    """Something that happened. Subclass it for a type of event of your own.
+    """Something that happened. Subclass it for a type of event of your own; what only handlers see is keyword-only."""
 
-    Attributes:
-        type: A globally unique type name: `torch.elastic.RdzvEvent`.
-        message: High level message, for people.
-        timestamp: When it happened, Unix time in seconds; None for when it is logged.
-        metadata: What is to be aggregated or filtered on.
-        severity: A name of `exporter.Severity`.
-        monotonic_ns: When it was logged, on a clock that is never set; this and what follows is what handlers see.
-        id: 16 hexadecimal digits of its own.
-        span_id: The span that it belongs to, None for none.
-    """
-
-    type: str
+    type: str  # a globally unique type name: `torch.elastic.RdzvEvent`
     message: str | None = None
-    timestamp: float | None = None
+    timestamp: float | None = None  # Unix time in seconds; None for when it is logged
     metadata: dict[str, Datum] = field(default_factory=dict)
-    severity: str = "info"
-    monotonic_ns: int = field(default=0, compare=False, kw_only=True)
-    id: str = field(default="", compare=False, kw_only=True)
+    severity: str = "info"  # a name of `exporter.Severity`
+    monotonic_ns: int = field(default=0, compare=False, kw_only=True)  # when it was logged
+    id: str = field(default="", compare=False, kw_only=True)  # 16 hexadecimal digits
     span_id: str | None = field(default=None, compare=False, kw_only=True)
 
     def asdict(self) -> dict[str, Any]:
@@ -112,13 +90,7 @@ class EventHandler(ABC):
 def log(
     event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
 ) -> None:
-    """Log an event to all registered handlers, on their own threads, and count it.
-
-    Args:
-        event: The event, or its type: then one is made of it and of what follows.
-        message: For people; only with a type.
-        severity: A name of `exporter.Severity`, None for `info`; only with a type.
-        metadata: Only with a type.
+    """Log an event, or one made of a type and of what follows it, to all registered handlers, and count it.
 
     Raises:
         TypeError: The event, or something in it, is of the wrong type.
@@ -140,25 +112,16 @@ def log(
         EVENTS.record(kind, raw, happened, event)
 
 
-log_event = log
-
-
 def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
     """Have a handler told of all events, in order, on a thread of its own; what it raises is counted.
 
-    It is given a copy of what was logged, with its times and ids; events that are logged elsewhere come as an `Event`.
-
-    Raises:
-        TypeError: It is neither callable nor has it `handle`.
+    It is given a copy with times and ids. Raises TypeError: It is neither callable nor has it `handle`.
     """
     return EVENTS.register(handler, adapt=_adapted)
 
 
-register_event_handler = register
-
-
 def unregister(handle: Handle) -> None:
-    """Tell a handler, or a collector, no more; again is harmless. Raises TypeError: That is no handle."""
+    """Tell a handler, or a collector, no more; again is harmless."""
     if handle in _collectors:
         REGISTRY.flush(REPORT_SECONDS)
         _collectors.remove(handle)
@@ -203,24 +166,20 @@ class _ProfiledTimer(Timer):
         self._name = name
 
     def __enter__(self) -> Any:
-        self._range = _profiler_range(self._name)
+        profiler = getattr(sys.modules.get("torch"), "profiler", None)
+        self._range: Any = nullcontext() if profiler is None else profiler.record_function(self._name)
         self._range.__enter__()
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        self._range.__exit__(*exception)  # type: ignore[arg-type]  # the three that Python gives
+        self._range.__exit__(*exception)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function; what runs in pieces is timed alone, since ranges of the profiler have to nest."""
         if any(each(function) for each in _RUN_IN_PIECES):
             return super().__call__(function)
         return within(lambda: _ProfiledTimer(self._name, self._add), function)
-
-
-def _profiler_range(name: str) -> AbstractContextManager[object]:
-    profiler = getattr(sys.modules.get("torch"), "profiler", None)
-    return nullcontext() if profiler is None else profiler.record_function(name)
 
 
 # Collectors ----------------------------------------------------------------------------------------------------
@@ -235,10 +194,7 @@ class StatCollector(ABC):
 
 
 def register_stat_collector(collector: StatCollector) -> Handle:
-    """Give a collector every sample that is added from now on, within about a second; `unregister` ends it.
-
-    What it raises costs the sample, and is counted by batches. Raises TypeError: It has no `handle(stat, v)`.
-    """
+    """Give a collector every sample that is added from now on; `unregister` ends it. TypeError: It is none."""
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 
@@ -272,10 +228,7 @@ TAPS.append(_hand_on)
 
 
 class AggregatingStatCollector(StatCollector):
-    """Aggregates all samples since the last `reset`.
-
-    For a loop of your own (`report`, `reset`, sleep); Prometheus needs none: a scrape is a report.
-    """
+    """Aggregates all samples since the last `reset`, for a loop of your own; for Prometheus a scrape is a report."""
 
     def __init__(self) -> None:
         self._handle: Handle | None = None
@@ -283,7 +236,6 @@ class AggregatingStatCollector(StatCollector):
         _aggregating.add(self)
 
     def _begin(self) -> None:
-        """Set up what belongs to one process alone."""
         self._lock = threading.RLock()  # a signal handler may report, too
         self._windows: dict[str, Window] = {}
         self._stats: dict[str, frozenset[StatType]] = {}
@@ -292,9 +244,9 @@ class AggregatingStatCollector(StatCollector):
         """Take one sample."""
         with self._lock:
             if stat.key not in self._windows:
-                more = _QUANTILES if StatType.HISTOGRAM in stat.aggregations else frozenset[StatType]()
-                self._stats[stat.key] = stat.aggregations | more
-                self._windows[stat.key] = Window(self._stats[stat.key])
+                wanted = stat.aggregations
+                wanted |= _QUANTILES if StatType.HISTOGRAM in wanted else frozenset[StatType]()
+                self._stats[stat.key], self._windows[stat.key] = wanted, Window(wanted)
             self._windows[stat.key].add([v], [v])
 
     def report(self) -> dict[str, float]:
@@ -339,10 +291,6 @@ def _adapted(event: RecordedEvent, origin: object) -> Event:
         told = copy(origin)
     else:
         told = Event(event.type, event.message, metadata=dict(event.data), severity=event.severity)
-    told.timestamp, told.monotonic_ns, told.id, told.span_id = (
-        event.timestamp,
-        event.monotonic_ns,
-        event.id,
-        event.span_id,
-    )
+    for name in ("timestamp", "monotonic_ns", "id", "span_id"):
+        setattr(told, name, getattr(event, name))
     return told

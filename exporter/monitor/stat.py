@@ -46,9 +46,6 @@ class Aggregation(enum.Enum):
     MAX = 5
     MIN = 6
 
-    def __int__(self) -> int:
-        return self.value
-
     def __index__(self) -> int:
         return self.value
 
@@ -70,21 +67,11 @@ def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ..
 class Stat:
     """Stat computes summary statistics over fixed intervals, and logs them as an event when one closes.
 
-    The windows are torch's: aligned to multiples of their length on the machine's monotonic clock, in
-    milliseconds; the first is shorter. With `max_samples` a window closes inside the `add` that fills it, and what is
-    added later in the same window is discarded. Without a `window_size` the next window begins at once instead.
-
-    Besides, samples that count in a window are recorded as those of the `exporter.Stat` of this name (characters
-    that a name cannot have become `_`); Stats of one name share it.
-
-    Args:
-        name: Free text.
-        aggregations: Members of Aggregation.
-        window_size: A timedelta, or seconds as a float; None, which torch refuses, for windows of `max_samples` alone.
-        max_samples: Samples that close a window.
-
-    Attributes:
-        discarded: Samples that came after `max_samples`.
+    The windows are torch's: aligned to multiples of their length (a timedelta, or seconds as a float) on the machine's
+    monotonic clock, in milliseconds. With `max_samples` a window closes inside the `add` that fills it, and what is added
+    later in the same window is `discarded`. Without a `window_size`, None, which torch refuses, the next one begins at once.
+    What counts in a window is recorded as samples of the `exporter.Stat` of this name, too (characters that a name cannot
+    have become `_`), which Stats of one name share.
 
     Raises:
         TypeError: An argument is of the wrong type (an int is no window_size: torch refuses it, too).
@@ -146,16 +133,13 @@ class Stat:
         if type(v) is not float:
             v = _number(v)
         if monotonic() >= self._ends or len(self._values) >= self._room:
-            self._add_slowly(v)
+            self._turn(v)
         else:
             self._append(v)
             self._record(v)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Stat cannot be copied or pickled: its samples belong to this process")
-
-    def __repr__(self) -> str:
-        return f"<exporter.monitor.Stat {self._name!r}: {self.count} samples in the open window>"
 
     def __del__(self) -> None:
         with suppress(Exception):  # its construction failed, or the interpreter is being torn down around us
@@ -164,46 +148,42 @@ class Stat:
 
     # Inside ----------------------------------------------------------------------------------------------
 
-    def _add_slowly(self, v: float) -> None:
+    def _turn(self, v: float | None = None, *, at_end: bool = False) -> None:
+        """Close the window if its time is over, or the Stat or the process is at its end; then take a sample."""
         if not self._lock.acquire(blocking=False):
             # Somebody is closing this window: another thread, or this one, which a signal handler interrupted.
-            self._append(v)
-            self._record(v)
+            if v is not None:
+                self._append(v)
+                self._record(v)
             return
         closed = []
         try:
             now = monotonic()
-            if now >= self._ends:
-                closed.append(self._roll(now))
-            if self._full:
-                self.discarded += 1
-                return
-            self._append(v)
-            self._record(v)
-            self._put_together()
-            if self._count >= self._max_samples:
+            if at_end or now >= self._ends:
+                self._put_together()
                 closed.append(self._close())
-                if self._window_ms:
-                    self._full, self._room = True, -1
-                else:
-                    self._make_room()
+                self._begin(now)
+            if v is not None and self._full:
+                self.discarded += 1
+            elif v is not None:
+                self._append(v)
+                self._record(v)
+                self._put_together()
+                if self._count >= self._max_samples:
+                    closed.append(self._close())
+                    if self._window_ms:
+                        self._full, self._room = True, -1
+                    else:
+                        self._make_room()
         finally:
             self._lock.release()
-            self._log(closed)
+            for data in closed:
+                if data is not None:
+                    log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
 
     def _settle(self, *, at_end: bool = False) -> None:
-        """Close the window if its time is over, or if the Stat, or the process, is at its end."""
-        now = monotonic()
-        if (at_end or now >= self._ends) and (self._values or self._count or self._full):
-            if not self._lock.acquire(blocking=False):
-                return
-            closed = []
-            try:
-                if at_end or now >= self._ends:
-                    closed.append(self._roll(now))
-            finally:
-                self._lock.release()
-                self._log(closed)
+        if (at_end or monotonic() >= self._ends) and (self._values or self._count or self._full):
+            self._turn(at_end=at_end)
 
     def _forget(self) -> None:
         """In a forked child: the open window is the parent's."""
@@ -211,13 +191,6 @@ class Stat:
         self._values.clear()
         self._empty()
         self._begin(monotonic())
-
-    def _roll(self, now: float) -> dict[str, float] | None:
-        """Begin the window of now; gives what is to be logged of the one before."""
-        self._put_together()
-        closed = self._close()
-        self._begin(now)
-        return closed
 
     def _begin(self, now: float) -> None:
         self._full = False
@@ -264,12 +237,6 @@ class Stat:
         self._closed = {each: values[each] for each in self._aggregations}
         self._empty()
         return {f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}
-
-    def _log(self, closed: Iterable[dict[str, float] | None]) -> None:
-        for data in closed:
-            if data is not None:
-                event = Event(STAT_EVENT, dt.datetime.now(), data)  # noqa: DTZ005  # local and naive, as torch's own
-                log_event(event)
 
 
 _live: dict[int, weakref.ref[Stat]] = {}
@@ -320,19 +287,15 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
             raise ValueError(f"window_size must be finite, not {window_size}")
         whole = int(window_size * 1000.0)
     else:
-        raise TypeError(
-            f"window_size must be a timedelta, or seconds as a float, not {type(window_size).__name__}"
-        )
+        found = type(window_size).__name__
+        raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {found}")
     if whole < 1:
         raise ValueError(f"window_size must be at least a millisecond, not {window_size!r}")
     return min(whole, _MOST_SAMPLES)
 
 
-def _whole(max_samples: object) -> int:
-    try:
-        number = operator.index(max_samples)  # type: ignore[arg-type]  # that is the question
-    except TypeError:
-        raise TypeError(f"max_samples must be a whole number, not {type(max_samples).__name__}") from None
+def _whole(max_samples: SupportsIndex) -> int:
+    number = operator.index(max_samples)
     if not -_MOST_SAMPLES - 1 <= number <= _MOST_SAMPLES:
         raise TypeError("max_samples must fit into 64 bits")
     return number
@@ -342,17 +305,12 @@ def _recorded(
     name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
 ) -> Callable[[float], None]:
     """Find where Prometheus' share of the samples goes; nowhere where no family can have this name."""
-    own = stat_name(name)
+    own, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
+    kinds = [RecordedAggregation[each.name] for each in aggregations]
+    seconds = min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0) if window_ms else None
+    samples = None if window_ms else max_samples
     try:
-        return RecordedStat(
-            own,
-            [RecordedAggregation[each.name] for each in aggregations],
-            window_seconds=min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0)
-            if window_ms
-            else None,
-            window_samples=None if window_ms else max_samples,
-            help=f"torch.monitor Stat {own}.",
-        ).add
+        return RecordedStat(own, kinds, window_seconds=seconds, window_samples=samples, help=text).add
     except DefinitionError as error:
         known = REGISTRY.find(own)
         if known is not None:

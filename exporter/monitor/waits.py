@@ -28,14 +28,7 @@ class _WaitCounterTracker:
 
 
 class _WaitCounter:
-    """Counts waits and the time that they took.
-
-    Args:
-        key: What is waited for: `my.wait`; the label `key`.
-
-    Raises:
-        TypeError: The key is no text.
-    """
+    """Counts waits for something, the label `key`, and the time that they took. Raises TypeError: That is no text."""
 
     __slots__ = ("_tracker",)
 

@@ -1,5 +1,5 @@
 """What torch.monitor 2.13 does wrong, and this face does not: rows D1 to D22 that concern it."""
-# ruff: noqa: DTZ001, DTZ005 - torch's events have naive datetimes
+# ruff: noqa: DTZ001, DTZ005, DTZ006 - torch's events have naive datetimes
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ def child(program: str, module: str, *, seconds: float = 60) -> subprocess.Compl
 
 CRASHES = {
     "D2": "monitor.register_event_handler(lambda event: None)",
-    "D12": "s = monitor.Stat('a', [A.SUM], 0.00001)\ns.add(1.0)",
     "D13": "h = monitor.register_event_handler([].append)\nfor _ in range(2): monitor.unregister_event_handler(h)",
     "D15": "def f(event): raise ValueError\nh = monitor.register_event_handler(f)\n"
     "s = monitor.Stat('a', [A.SUM], 60.0)\ns.add(1.0)\ndel s\nmonitor.unregister_event_handler(h)",
@@ -59,8 +58,8 @@ CRASHES = {
 def test_the_same_is_no_crash_here(row: str) -> None:
     done = child(CRASHES[row], "exporter.monitor")
 
-    assert done.returncode == (row == "D12")
-    assert ("ValueError" in done.stderr) == (row in {"D12", "D15"})
+    assert done.returncode == 0
+    assert ("ValueError" in done.stderr) == (row == "D15")
 
 
 def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: Path) -> None:
@@ -105,15 +104,9 @@ def test_d3_value_is_the_last_sample(told: list[Event]) -> None:
         Aggregation(99)
 
 
-@pytest.mark.parametrize("window", [0.0, 0.0009, -5.0, dt.timedelta(0), dt.timedelta(microseconds=999)])
-def test_d12_a_window_below_a_millisecond_is_refused(window: Any) -> None:
-    with pytest.raises(ValueError, match="at least a millisecond"):
-        Stat("d12", [], window)
-
-
-@pytest.mark.parametrize("window", [math.nan, math.inf, -math.inf])
-def test_d12_a_window_that_is_no_length_is_refused(window: float) -> None:
-    with pytest.raises(ValueError, match="finite"):
+@pytest.mark.parametrize("window", [0.0, 0.0009, -5.0, dt.timedelta(microseconds=999), math.nan, math.inf])
+def test_d12_a_window_below_a_millisecond_or_of_no_length_is_refused(window: Any) -> None:
+    with pytest.raises(ValueError, match="window_size must be"):
         Stat("d12", [], window)
 
 
@@ -306,14 +299,6 @@ def test_a_bool_stays_one_and_a_time_zone_is_kept() -> None:
     assert event.timestamp.utcoffset() == dt.timedelta(hours=1)
 
 
-def test_an_event_has_a_repr_a_pickle_and_its_fields() -> None:
-    event = Event("a", dt.datetime(2026, 1, 1), {"x": 1})
-    again = pickle.loads(pickle.dumps(event))
-
-    assert again.asdict() == event.asdict()
-    assert repr(event) == "Event(name='a', timestamp=datetime.datetime(2026, 1, 1, 0, 0), data={'x': 1})"
-
-
 class Typed(Event):
     """An event with a constructor and an attribute of its own."""
 
@@ -329,26 +314,21 @@ def test_an_event_of_a_class_of_ones_own_is_copied_whole(again: Callable[[Typed]
 
     assert type(found) is Typed
     assert (found.step, found.asdict()) == (7, event.asdict())
+    when = "datetime.datetime(2026, 1, 1, 0, 0)"
+    assert repr(found) == f"Typed(name='typed', timestamp={when}, data={{'step': 7}})"
 
 
-def test_events_of_the_rest_of_the_package_reach_handlers_of_this_face(told: list[Event]) -> None:
+def test_events_of_this_face_and_of_the_rest_reach_each_others_handlers(told: list[Event]) -> None:
+    events: list[exporter.Event] = []
+    handle = exporter.events.register(events.append, types="face.*")
+    log_event(Event("face.event", dt.datetime.fromtimestamp(7.0), {"x": 1}))
+    handle.unregister()
     exporter.log("ckpt.saved", "step 7", step=7, timestamp=5.0)
     event = told[-1]
 
+    assert [(each.type, each.data, each.timestamp) for each in events] == [("face.event", {"x": 1}, 7.0)]
     assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
     assert event.data == {"message": "step 7", "step": 7}
-
-
-def test_events_of_this_face_reach_handlers_of_the_rest() -> None:
-    events: list[exporter.Event] = []
-    handle = exporter.events.register(events.append, types="face.*")
-    when = dt.datetime(2026, 1, 1)
-    log_event(Event("face.event", when, {"x": 1}))
-    handle.unregister()
-
-    assert [(each.type, each.data, each.timestamp) for each in events] == [
-        ("face.event", {"x": 1}, when.timestamp())
-    ]
 
 
 def test_samples_reach_prometheus_under_the_name_of_the_stat() -> None:
