@@ -26,8 +26,7 @@ from exporter.patching import patch, when_imported
 from exporter.recording.identity import AGENT
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-RECORDED = "exporter_recorded"
-"""Attribute of log records that stand for events which are recorded already."""
+RECORDED = "exporter_recorded"  # attribute of log records that stand for events which are recorded already
 
 
 class Faces:

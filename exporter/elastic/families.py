@@ -20,8 +20,7 @@ from exporter.recording.notices import tell_once
 from exporter.recording.stat import Stat, metric
 from exporter.recording.values import Aggregation
 
-LONGEST = 150
-"""Characters of a Stat's name made here: its families append to it."""
+LONGEST = 150  # characters of a Stat's name made here: its families append to it
 MOST_NAMES = 1000
 """Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
 

@@ -358,6 +358,17 @@ def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
     assert handler.names() == ["x", "emitted"]
 
 
+def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = pytest.importorskip(TORCH, reason="torch is not installed")
+    monkeypatch.setattr(bridge.Faces, "installed", False)  # which would record it, too
+    name = fresh("theirs")
+    theirs.configure(metrics.PrometheusMetricHandler(), "g")
+    theirs.put_metric(name, 3, "g")
+    del theirs.api._metrics_map["g"]
+
+    assert tally(f"g.{name}").sum == 3
+
+
 def outcomes(handler: Keeping) -> list[str]:
     return [name.rpartition(".")[2] for name in handler.names() if not name.endswith(".ms")]
 
