@@ -119,13 +119,13 @@ class Job:
                 found[phase[1]] = found.get(phase[1], 0) + int(value)
         return found
 
-    def number(self, run: str, what: str) -> float | None:
+    def number(self, run: str | None, what: str) -> float | None:
         """A number of a run: `FAMILY LABEL=VALUE…`, without `training_`; `phase NAME`, its entries; `gauge NAME`, printed."""
         name, *rest = what.split()
         if name == "phase":
             return self.phases(run).get(rest[0], 0)
         if name == "gauge":
-            return self.told()[run][f"training.{rest[0]}"]
+            return self.told()[run or ""][f"training.{rest[0]}"]
         return self.value(f"training_{name}", run, **dict(label.split("=") for label in rest))
 
     def numbers(self, run: str, wanted: Mapping[str, float | None]) -> dict[str, float | None]:

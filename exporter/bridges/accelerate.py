@@ -1,9 +1,8 @@
 """The bridge to Hugging Face Accelerate: its job's own loop, what it leaves to the Accelerator, and what it logs.
 
-Used in the training process. With `EXPORTER_AUTO=1`, or after `exporter.bridges.install("accelerate")`, every Accelerator is
-watched. An Accelerate loop is the job's own, and is reported as one without a framework (`exporter.bridges.torch_loop`).
-Accelerate adds the ranks, the loss before it is divided by the accumulated batches, what is written and read as a checkpoint,
-and what the job gives to `Accelerator.log`, whoever takes that.
+Used in the training process. An Accelerate loop is reported as one without a framework (`exporter.bridges.torch_loop`), with
+the ranks, the loss before it is divided by the accumulated batches, what is written and read as a checkpoint, and what the
+job gives to `Accelerator.log`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from exporter import training
 from exporter.bridges import torch_loop
 from exporter.bridges.sources import set_rank
-from exporter.patching import Around, patch, patch_existing, version_of, when_imported
+from exporter.patching import Around, version_of, when_imported
 
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
@@ -30,23 +29,24 @@ def install() -> None:
 
 def _watch(module: ModuleType) -> None:
     torch_loop.install()
-    accelerator = module.Accelerator
-    patch(accelerator, "__init__", _made)
-    patch(accelerator, "backward", _backward)
-    patch_existing(accelerator, ("log",), _logs)
-    torch_loop.watch_saves(accelerator, "save_state", lambda *_args, **_kwargs: True)
-    torch_loop.watch_saves(accelerator, "save_model", lambda *_args, **_kwargs: False)
-    torch_loop.watch_loads(accelerator, "load_state")
+    for name, hook in (
+        ("__init__", _made),
+        ("backward", lambda source, _, loss=None, *__, **given: source.loss_is(given.get("loss", loss))),
+        ("log", _logs),
+        ("save_state", lambda source, *_, **__: source.checkpoint(whole=True)),
+        ("save_model", lambda source, *_, **__: source.checkpoint(whole=False)),
+        ("load_state", lambda source, *_, **__: source.load()),
+    ):
+        torch_loop.watch(module.Accelerator, name, hook)
 
 
-def _made(accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
+def _made(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
-    source = torch_loop.active_loop()
-    if source is None or source.tracker is None or error is not None:
+    if error is not None:
         return
     source.batches_ahead = 1  # so that its loaders know the last one
     set_rank(int(accelerator.process_index))
-    torch_loop.describe_loop(
+    training.describe(
         framework="accelerate",
         framework_version=version_of("accelerate"),
         precision=str(accelerator.mixed_precision),
@@ -54,15 +54,9 @@ def _made(accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     )
 
 
-def _backward(_accelerator: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
-    source = torch_loop.active_loop()
-    if source is not None:
-        source.loss_is(kwargs.get("loss", loss))
-
-
-def _logs(_accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any) -> None:
-    tracker, values = torch_loop.describe_loop(), kwargs.get("values", values)
-    if tracker is None or not isinstance(values, Mapping):
+def _logs(_source: Any, _accelerator: Any, values: Any = None, *_args: Any, **kwargs: Any) -> None:
+    values = kwargs.get("values", values)
+    if not isinstance(values, Mapping):
         return
     validation = _first(values, VALIDATION_LOSSES)
     if validation is not None:

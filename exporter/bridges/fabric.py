@@ -1,12 +1,8 @@
-"""The bridge to Lightning Fabric: its job's own loop, and what it leaves to Fabric.
+"""The bridge to Lightning Fabric, of `lightning.fabric` and `lightning_fabric`: a callback, and its job's own loop.
 
-Used in the training process, for `lightning.fabric` and `lightning_fabric` alike. With `EXPORTER_AUTO=1` every Fabric has
-one among its callbacks, by Lightning's own entry points (see `exporter_auto`); otherwise it is given:
-
-    Fabric(callbacks=[exporter.bridges.fabric.callback()])
-
-A Fabric loop is the job's own, and is reported as one without a framework (`exporter.bridges.torch_loop`). Fabric adds the
-ranks, and what is written and read as a checkpoint.
+Used in the training process. With `EXPORTER_AUTO=1` every Fabric has a callback by Lightning's own entry points (see
+`exporter_auto`). Its loop is reported as one without a framework (`exporter.bridges.torch_loop`), with the ranks, and what
+is written and read as a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,10 +12,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from exporter import training
 from exporter.bridges import torch_loop
-from exporter.bridges.checkpoints import holds_optimizer
+from exporter.bridges.loop import holds_optimizer
 from exporter.bridges.sources import set_rank
-from exporter.patching import never_raises, version_of
+from exporter.patching import Around, never_raises, version_of
 
 PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -30,30 +27,26 @@ class _FabricCallback:
     @never_raises
     def on_after_setup(self, fabric: Any, **_module: Any) -> None:
         set_rank(int(fabric.global_rank))
-        torch_loop.describe_loop(
-            framework="fabric",
-            framework_version=version_of(type(fabric).__module__.split(".")[0]),
-            precision=str(getattr(getattr(fabric, "_precision", None), "precision", "")) or None,
-            world_size=int(fabric.world_size),
-        )
+        if torch_loop.active_loop() is not None:
+            training.describe(
+                framework="fabric",
+                framework_version=version_of(type(fabric).__module__.split(".")[0]),
+                precision=str(getattr(getattr(fabric, "_precision", None), "precision", "")) or None,
+                world_size=int(fabric.world_size),
+            )
 
 
 def callback(package: str | None = None, *, courteous: bool = False) -> Any:
-    """Make a callback for Fabric.
+    """Make a callback for Fabric, of one of its packages or of those that are loaded.
 
-    Args:
-        package: `lightning.fabric` or `lightning_fabric`; None for those that are loaded.
-        courteous: Whether a job that uses `exporter.training` itself is left to it.
-
-    Raises:
-        ImportError: Fabric is not installed.
+    A job that uses `exporter.training` itself is left to it, where `courteous`. Raises ImportError: It is not installed.
     """
-    torch_loop.loop_source(courteous=courteous)
+    torch_loop.install_source(courteous=courteous)
     for each in PACKAGES:
         if each == package or (package is None and each in sys.modules):
             fabric: Any = import_module(each).Fabric
-            torch_loop.watch_saves(fabric, "save", _is_whole)
-            torch_loop.watch_loads(fabric, "load")
+            torch_loop.watch(fabric, "save", _save)
+            torch_loop.watch(fabric, "load", lambda source, *_, **__: source.load())
     return _FabricCallback()
 
 
@@ -61,7 +54,8 @@ automatic = partial(callback, courteous=True)
 """Makes one that nobody has asked for."""
 
 
-def _is_whole(_fabric: Any, _path: Any = None, state: Any = None, *_args: Any, **kwargs: Any) -> bool:
-    saved = kwargs.get("state", state)
+def _save(source: Any, _fabric: Any, _path: Any = None, state: Any = None, *_: Any, **given: Any) -> Around:
+    saved = given.get("state", state)
     values = saved.values() if hasattr(saved, "values") else ()
-    return any(hasattr(each, "param_groups") for each in values) or holds_optimizer(saved)
+    whole = any(hasattr(each, "param_groups") for each in values) or holds_optimizer(saved)
+    return source.checkpoint(whole=whole)  # type: ignore[no-any-return]  # the loop's

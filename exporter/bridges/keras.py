@@ -1,13 +1,9 @@
 """The bridge to Keras 3: a callback for `fit` and `evaluate`.
 
-Used in the training process, on the thread that trains; with the torch backend:
-
-    model.fit(..., callbacks=[exporter.bridges.keras.callback()])
-
-With `EXPORTER_AUTO=1` every list of callbacks gets one. It has no hooks for batches: with one, Keras would wait for the
-device after each. Where a batch begins and ends is seen by the function that Keras makes for one, which is patched on
-the model while it is trained. An iteration goes from the end of one batch to the end of the next; what is not in that
-function is waiting for data. What happens inside of a batch is not told.
+Used in the training process, on the thread that trains; with the torch backend. The callback has no hooks for batches: with
+one, Keras would wait for the device after each. Where a batch begins and ends is seen by the function that Keras makes for
+one, which is patched on the model while it is trained. An iteration goes from the end of one batch to the end of the next;
+what is not in that function is waiting for data.
 """
 
 from __future__ import annotations
@@ -69,11 +65,7 @@ class _FitSource(Source):
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         return 0 if iterations is None else int(iterations)
 
-    def yields(self) -> None:
-        # Nobody is stronger, but the next call may come after one whose end nobody has seen.
-        self.end(Discarded())
-
-    def on_train_begin(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
+    def on_train_begin(self, *_: Any) -> None:
         policy = getattr(self.model, "dtype_policy", None)
         training.describe(
             framework="keras",
@@ -97,25 +89,26 @@ class _FitSource(Source):
         if logs and "val_loss" in logs:
             training.record(loss=logs["val_loss"], mode="validation")
 
-    def on_train_end(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
+    def on_train_end(self, *_: Any) -> None:
         self.tracker.discard_iteration()
         self.tracker.end(LOOP)
 
-    def on_test_begin(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
+    def on_test_begin(self, *_: Any) -> None:
         """A validation within `fit`, or an evaluation of its own, begins."""
         self.tracker.discard_iteration()
         self.tracker.begin_evaluation(self._mode)
         self._patch("test_function", self._test_batch)
 
-    def on_test_end(self, _params: Mapping[str, Any], _logs: Any = None) -> None:
+    def on_test_end(self, *_: Any) -> None:
         self.tracker.end(EVALUATION)
 
-    def end(self, error: BaseException | None) -> None:
+    def release(self, error: BaseException | None) -> None:
         """The call is over."""
         for name, function in self._functions.items():
             setattr(self.model, name, function)
         self._functions.clear()
         self.tracker.end_all(error)
+        ACTIVE.release(self)
 
     @property
     def _mode(self) -> str:
@@ -160,10 +153,9 @@ def _told(name: str) -> Callable[..., None]:
                 return
         if source is not None:
             getattr(source, name)(self.params or {}, *given, *named.values())
-            if not _is_called(self.model) and not (
-                source.tracker.is_open(LOOP) or source.tracker.is_open(EVALUATION)
-            ):
-                _release(source, None)  # no end of a call will be seen
+            goes_on = source.tracker.is_open(LOOP) or source.tracker.is_open(EVALUATION)
+            if not goes_on and not _is_called(self.model):
+                source.release(None)  # no end of a call will be seen
 
     return hook
 
@@ -196,26 +188,21 @@ def _source_of(model: Any) -> _FitSource | None:
     """Return what tells of a model's call; another model's call of which nobody saw the end is over."""
     source = ACTIVE.source
     if isinstance(source, _FitSource) and source.model is not model and not _is_called(source.model):
-        _release(source, Discarded())
+        source.release(Discarded())
     return source if isinstance(source, _FitSource) and source.model is model else None
 
 
-def _release(source: _FitSource, error: BaseException | None) -> None:
-    source.end(error)
-    ACTIVE.release(source)
-
-
 def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
+    is_nested = _is_called(model)  # the validation of a `fit` is a call of `evaluate`
     before = _source_of(model)
-    if before is not None and not _is_called(model):
-        _release(before, Discarded())
-        before = None
+    if before is not None and not is_nested:
+        before.release(Discarded())
     _calls.append(model)
     _, error = yield
     _calls.pop()
     source = _source_of(model)
-    if source is not None and source is not before:
-        _release(source, error)
+    if source is not None and not is_nested:
+        source.release(error)
 
 
 def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around | None:

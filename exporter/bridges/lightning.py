@@ -1,64 +1,47 @@
 """The bridge to PyTorch Lightning: a callback for its Trainer.
 
 Used in the training process, with the packages `lightning` and `pytorch_lightning` alike. With `EXPORTER_AUTO=1` every
-Trainer gets one by Lightning's own entry points (see `exporter_auto`); otherwise it is given like any callback:
-
-    Trainer(callbacks=[exporter.bridges.lightning.callback()])
-
-It keeps nothing in checkpoints, so that these load with and without it. An iteration is an optimizer step, from the fetch
-of its first batch on. In manual optimization it is a batch, as it is for Lightning's own loggers: what several optimizers
-mean to each other is known to the job alone.
+Trainer gets one by Lightning's own entry points (see `exporter_auto`). It keeps nothing in checkpoints. An iteration is an
+optimizer step, from the fetch of its first batch on; in manual optimization it is a batch, as it is for Lightning's own
+loggers: what several optimizers mean to each other is known to the job alone.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partialmethod
 from importlib import import_module
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, ClassVar
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.checkpoints import AsyncSaves
-from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, SAVE, LoopTracker
+from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, SAVE, AsyncSave, LoopTracker
 from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
-from exporter.patching import Around, never_raises, patch, patch_existing, version_of, when_imported
+from exporter.patching import Around, never_raises, patch, patch_existing, version_of
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def callback(package: str | None = None) -> Any:
-    """Make a callback for a Trainer.
+    """Make a callback for a Trainer, of one of its packages; None for the one that is loaded, or else is installed.
 
-    Args:
-        package: `lightning.pytorch` or `pytorch_lightning`; None for the one that is loaded, or else is installed.
-
-    Raises:
-        ImportError: Lightning is not installed.
+    Raises ImportError: Lightning is not installed.
     """
     torch_hooks.install()
-    bases = [
-        import_module(each).Callback
-        for each in PACKAGES
-        if each == package or (not package and each in sys.modules)
-    ]
-    if not bases:
-        bases = [_first_installed().Callback]
-    for base in bases:
-        _watch(base.__module__.partition(".callbacks")[0])
+    found = [each for each in PACKAGES if each == package or (not package and each in sys.modules)]
+    found = found or [PACKAGES[0] if find_spec("lightning") else PACKAGES[1]]
+    bases = [import_module(each).Callback for each in found]
+    for each in found:
+        _watch(each)
     return type("ExporterCallback", (_Hooks, *bases), {"package": package})()
 
 
 automatic = callback
 """Makes one that nobody has asked for."""
-
-
-def _first_installed() -> Any:
-    try:
-        return import_module(PACKAGES[0])
-    except ImportError:
-        return import_module(PACKAGES[1])
 
 
 def _part(phase: str) -> Callable[..., None]:
@@ -69,15 +52,14 @@ class _TrainerSource(Source):
     """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
 
     strength = LEADING
+    _handed_over: ClassVar[deque[AsyncSave]] = deque()  # what a thread of Lightning's is to write, in order
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.tracker = LoopTracker()
         self._manual = not trainer.lightning_module.automatic_optimization
         self._in_batch = False
-        self._batches_in_turn = 0
-        self._step_at_turn = 0
-        self._async_saves = AsyncSaves()
+        self._batches_in_turn = self._step_at_turn = 0
 
     @property
     def step(self) -> int:
@@ -87,15 +69,11 @@ class _TrainerSource(Source):
         return int(self.trainer.global_step)
 
     def describe(self) -> None:
-        """Say what is trained, and where."""
         trainer = self.trainer
-        package = next(
-            base.__module__.split(".")[0] for base in type(trainer).__mro__ if base.__name__ == "Trainer"
-        )
         set_rank(int(trainer.global_rank))
         training.describe(
             framework="lightning",
-            framework_version=version_of(package),
+            framework_version=version_of("lightning") or version_of("pytorch_lightning"),
             model=type(trainer.lightning_module).__name__,
             precision=str(trainer.precision),
             world_size=int(trainer.world_size),
@@ -107,11 +85,10 @@ class _TrainerSource(Source):
         self.tracker.record("grad_norm", norm)
 
     def on_after_backward(self) -> None:
-        self.part_of_batch(
-            "forward" if self._manual else None
-        )  # in manual optimization anything may come next
+        after = "forward" if self._manual else None  # in manual optimization anything may come next
+        self.part_of_batch(after)
 
-    def optimizer_ends(self, optimizer: Any) -> None:  # noqa: ARG002  # the interface's
+    def optimizer_ends(self, _optimizer: Any) -> None:
         self.on_after_backward()
 
     def part_of_batch(self, phase: str | None) -> None:
@@ -128,8 +105,7 @@ class _TrainerSource(Source):
         self.tracker.begin_loop(self.step, self._target())
 
     def on_train_end(self) -> None:
-        self._turn_ends()
-        self.tracker.discard_iteration()
+        self._turns_end()
         self.tracker.end_all()
 
     def fails(self, error: BaseException) -> None:
@@ -144,8 +120,7 @@ class _TrainerSource(Source):
     def on_train_epoch_end(self) -> None:
         """Perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
         self._in_batch = False
-        self._turn_ends()
-        self.tracker.discard_iteration()
+        self._turns_end()
         training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def fetch_begins(self) -> None:
@@ -154,10 +129,6 @@ class _TrainerSource(Source):
             self._turn_ends()
             self._turn_begins()
         self.tracker.phase("data_loading")
-
-    def fetch_ends(self) -> None:
-        """The batch is there; where the module itself has asked for it, the module goes on."""
-        self.part_of_batch("forward")
 
     def on_train_batch_start(self, *_: Any) -> None:
         """A batch has been brought to its device, or the module will fetch it itself."""
@@ -190,6 +161,10 @@ class _TrainerSource(Source):
         elif self._manual or self.step != self._step_at_turn:
             self.tracker.end(ITERATION)
 
+    def _turns_end(self) -> None:
+        self._turn_ends()
+        self.tracker.discard_iteration()
+
     def _target(self) -> int | None:
         trainer = self.trainer
         if trainer.max_steps > 0:
@@ -208,16 +183,10 @@ class _TrainerSource(Source):
         else:
             self.tracker.begin_evaluation(mode)
 
-    def on_test_start(self) -> None:
-        self.on_validation_start("test")
-
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
         self.tracker.end(BATCH)  # Lightning does not report the end of every one
         if not self.trainer.sanity_checking:
             self.tracker.begin_batch(mode)
-
-    def on_test_batch_start(self, *_: Any) -> None:
-        self.on_validation_batch_start(mode="test")
 
     def on_validation_end(self) -> None:
         loss = self.trainer.callback_metrics.get("val_loss")
@@ -228,23 +197,43 @@ class _TrainerSource(Source):
     def on_validation_batch_end(self, *_: Any) -> None:
         self.tracker.end(BATCH)
 
-    on_test_end = on_validation_end
+    on_test_start = partialmethod(on_validation_start, "test")
+    on_test_batch_start = partialmethod(on_validation_batch_start, mode="test")
     on_test_batch_end = on_validation_batch_end
+    on_test_end = on_validation_end
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def checkpoint(self, *, whole: bool) -> Around:
         """A checkpoint is written, or handed over to be written; only from a whole one can the job go on."""
         self._turn_ends()
-        save = self._async_saves.begin(self.trainer.strategy.checkpoint_io, self.step) if whole else None
-        if save is None:
-            self.tracker.begin_save(self.step, whole=whole)
-        else:
-            self.tracker.begin(SAVE, training.phase("checkpoint_save_async"))
+        checkpoint_io = self.trainer.strategy.checkpoint_io
+        writer = getattr(checkpoint_io, "checkpoint_io", None)  # to which an AsyncCheckpointIO hands it over
+        at_once = not whole or writer is None or not hasattr(checkpoint_io, "_executor")
+        self.tracker.begin_save(self.step, whole=whole, at_once=at_once)
+        save = AsyncSave(self.step)
+        if not at_once:
+            patch(writer, "save_checkpoint", _write)
+            self._handed_over.append(save)
         _, error = yield
         self.tracker.end(SAVE, error)
-        if save is not None:
-            self._async_saves.returned(save, error)
+        save.returned()
+        if error is not None and save in self._handed_over:
+            self._handed_over.remove(save)  # nothing is written, or what was written before has failed
+            save.report(ok=False)
+
+    @classmethod
+    def written(cls) -> Around:
+        """A checkpoint that was handed over is written, on Lightning's thread."""
+        if cls._handed_over:
+            save = cls._handed_over.popleft()
+            with training.background("checkpoint_finalize"):
+                _, error = yield
+            save.report(ok=error is None)
+
+
+def _write(*_args: Any, **_kwargs: Any) -> Around:
+    return _TrainerSource.written()
 
 
 def _told(name: str) -> Callable[..., None]:
@@ -259,15 +248,10 @@ def _told(name: str) -> Callable[..., None]:
 
 
 class _Hooks:
-    """What Lightning calls.
+    """What Lightning calls."""
 
-    Attributes:
-        source: Reports the Trainer while it runs; None before, after, and while another source is active.
-        last: The source of its last run.
-    """
-
-    source: _TrainerSource | None = None
-    last: _TrainerSource | None = None
+    source: _TrainerSource | None = None  # reports the Trainer while it runs, unless another source is active
+    last: _TrainerSource | None = None  # that of its last run
     package: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -275,23 +259,20 @@ class _Hooks:
         return callback, (self.package,)
 
     @never_raises
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  # Lightning's own
+    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
         source = _TrainerSource(trainer)
         if ACTIVE.take(source):
             self.source = self.last = source
             source.describe()
 
     @never_raises
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  # Lightning's own
-        self._release()
-
-    @never_raises
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002  # likewise
+    def on_exception(self, _trainer: Any, _module: Any, exception: BaseException) -> None:
         if self.source is not None:
             self.source.fails(exception)
-        self._release()
+        self.teardown()
 
-    def _release(self) -> None:
+    @never_raises
+    def teardown(self, *_: Any, **__: Any) -> None:
         if self.source is not None:
             ACTIVE.release(self.source)
             self.source = None
@@ -305,45 +286,35 @@ for _name in vars(_TrainerSource):
 # What no hook reports: saves as a whole, the reading of a checkpoint, and fetches -------------------------------
 
 
+@never_raises
 def _watch(package: str) -> None:
     patch(import_module(package).Trainer, "save_checkpoint", _save)
-    when_imported(f"{package}.trainer.connectors.checkpoint_connector", _watch_loads)
-    when_imported(f"{package}.loops.training_epoch_loop", _watch_fetches)
-
-
-def _watch_loads(module: Any) -> None:
+    connectors = import_module(f"{package}.trainer.connectors.checkpoint_connector")
+    loops = import_module(f"{package}.loops.training_epoch_loop")
     # Strategies override what is public.
-    patch_existing(module._CheckpointConnector, ("_restore_modules_and_callbacks",), _load)  # noqa: SLF001
+    patch_existing(connectors._CheckpointConnector, ("_restore_modules_and_callbacks",), _load)  # noqa: SLF001
+    patch_existing(loops._TrainingEpochLoop, ("_on_before_fetch",), _fetch_begins)  # noqa: SLF001  # no hook reports it
+    patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # likewise
 
 
-def _watch_fetches(module: Any) -> None:
-    loop = module._TrainingEpochLoop  # noqa: SLF001  # no hook reports it
-    patch_existing(loop, ("_on_before_fetch",), _fetch_begins)
-    patch_existing(loop, ("_on_after_fetch",), _fetch_ends)
-
-
-def _hooks_of(trainer: Any) -> _Hooks | None:
-    return next((each for each in trainer.callbacks if isinstance(each, _Hooks)), None)
+def _hooks_of(trainer: Any) -> _Hooks:
+    return next((each for each in trainer.callbacks if isinstance(each, _Hooks)), _Hooks())
 
 
 def _source_of(trainer: Any) -> _TrainerSource | None:
     """Return the source of a Trainer; after its run, the one it had, if no other is active now."""
     hooks = _hooks_of(trainer)
-    if hooks is None:
-        return None
-    if hooks.source is not None:
-        return hooks.source
-    return hooks.last if hooks.last is not None and ACTIVE.take(hooks.last) else None
+    if hooks.source is None and hooks.last is not None and ACTIVE.take(hooks.last):
+        return hooks.last
+    return hooks.source
 
 
 def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
     source = _source_of(trainer)
-    if source is None:
-        return
-    yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))
-    hooks = _hooks_of(trainer)
-    if hooks is not None and hooks.source is None:
-        ACTIVE.release(source)
+    if source is not None:
+        yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))
+        if _hooks_of(trainer).source is None:
+            ACTIVE.release(source)
 
 
 def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
@@ -354,13 +325,14 @@ def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: An
 
 
 def _fetch_begins(loop: Any) -> None:
-    hooks = _hooks_of(loop.trainer)
-    if hooks is not None and hooks.source is not None:
-        hooks.source.fetch_begins()
+    source = _hooks_of(loop.trainer).source
+    if source is not None:
+        source.fetch_begins()
 
 
 def _fetch_ends(loop: Any) -> Around:
+    """The batch is there; where the module itself has asked for it, the module goes on."""
     yield
-    hooks = _hooks_of(loop.trainer)
-    if hooks is not None and hooks.source is not None:
-        hooks.source.fetch_ends()
+    source = _hooks_of(loop.trainer).source
+    if source is not None:
+        source.part_of_batch("forward")

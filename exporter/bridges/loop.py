@@ -10,30 +10,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 from typing import Any
 
 from exporter import training
 from exporter.bridges.sources import EXIT
-from exporter.patching import Around
+from exporter.patching import Around, never_raises
 from exporter.training import api
 from exporter.training.recording import TRAINING
 
 LOOP, ITERATION, PHASE, EVALUATION, BATCH = "loop", "iteration", "phase", "evaluation", "batch"
 SAVE, LOAD = "save", "load"
 """Kinds of what may be open; validation and test are both evaluations."""
-
-_BLOCKS = {
-    "forward": "model_forward",
-    "backward": "model_backward",
-    "optimizer": "optimizer_update",
-    "data_loading": "data_loading",
-    "zero_grad": "zero_grad",
-}
-"""Phases that are spans of one-logger's, by the name of their blocks in `exporter.training`."""
 DEVICE_SECONDS = 0.1
 """How often a number is taken from a device: each takes a copy there."""
 _DEEPEST_BATCH = 4
+MOST_VALUES = 64
+"""Values of a dictionary among which an optimizer's state is looked for."""
 
 
 class Discarded(GeneratorExit):
@@ -41,10 +36,7 @@ class Discarded(GeneratorExit):
 
 
 class LoopTracker:
-    """Opens and closes spans; none of its methods minds being called out of order.
-
-    Where it guesses, the loop and its iterations are concluded; where the job reports its own, those take their place.
-    """
+    """Opens and closes spans, in whatever order its methods are called; what the job reports goes before what is guessed."""
 
     def __init__(self, *, guesses: bool = False) -> None:
         self._loop: Any = api.guessed_loop if guesses else api.training_loop
@@ -79,9 +71,7 @@ class LoopTracker:
         if self._open and self._open[-1][:2] == (PHASE, name):
             return
         if name is not None:
-            block = _BLOCKS.get(name)
-            span = getattr(training, block)() if block else training.phase(name)
-            self.begin(PHASE, span, name)
+            self.begin(PHASE, training.phase(name), name)
         elif self._open and self._open[-1][0] == PHASE:
             self._close(None)
 
@@ -97,7 +87,7 @@ class LoopTracker:
             self.begin(ITERATION, self._iteration())
 
     def discard_iteration(self) -> None:
-        """Close the iteration as none at all: what it took is outside of iterations, neither work nor lost."""
+        """Close the iteration as none at all: neither work nor lost."""
         if self.is_open(ITERATION):
             while self._open[-1][0] != ITERATION:
                 self._close(None)
@@ -106,19 +96,20 @@ class LoopTracker:
 
     def begin_evaluation(self, mode: str = "validation") -> None:
         """Begin a validation or a test."""
-        self.begin(
-            EVALUATION, training.validation_loop() if mode == "validation" else training.testing_loop()
-        )
+        is_test = mode == "test"
+        self.begin(EVALUATION, training.testing_loop() if is_test else training.validation_loop())
 
     def begin_batch(self, mode: str = "validation") -> None:
         """Begin a batch of a validation or of a test."""
-        span = training.validation_iteration() if mode == "validation" else training.testing_iteration()
-        self.begin(BATCH, span)
+        is_test = mode == "test"
+        self.begin(BATCH, training.testing_iteration() if is_test else training.validation_iteration())
 
-    def begin_save(self, step: int, *, whole: bool = True) -> None:
-        """Begin to save a checkpoint; from one that is not whole the job could not go on, and it is time only."""
-        span = training.checkpoint_save(global_step=step) if whole else training.phase("checkpoint_save_sync")
-        self.begin(SAVE, span)
+    def begin_save(self, step: int, *, whole: bool = True, at_once: bool = True) -> None:
+        """Begin to save a checkpoint; of one that is not whole, or is written later, it is time only."""
+        if whole and at_once:
+            self.begin(SAVE, training.checkpoint_save(global_step=step))
+        else:
+            self.begin(SAVE, training.phase(f"checkpoint_save_{'sync' if at_once else 'async'}"))
 
     def save(self, step: int, *, whole: bool = True) -> Around:
         """Save a checkpoint, around the call that does it."""
@@ -133,7 +124,7 @@ class LoopTracker:
         self.end(LOAD, error)
 
     def record(self, field: str, value: Any) -> None:
-        """Record a loss or a gradient norm; of those on a GPU, some."""
+        """Record a loss or a gradient norm, if it is due."""
         if self.is_due(field, value):
             training.record(**{field: readable(value)})
 
@@ -153,27 +144,30 @@ class LoopTracker:
         return True
 
     def job_reports(self, *, until_now: bool = False) -> bool:
-        """Tell whether the job itself has begun a loop or an iteration, or has reported steps; until now, or as is known."""
+        """Tell whether the job itself has begun a loop or an iteration, or has reported steps."""
         if until_now:
             TRAINING.drain()
         return TRAINING.job_tells
 
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()
-        if error is None:
-            span.__exit__(None, None, None)
-        else:
-            span.__exit__(type(error), error, error.__traceback__)
+        leave(span, error)
         return kind
 
 
-class TurnLoss:
-    """The loss of one turn, from what its backward passes begin from.
+def leave(block: AbstractContextManager[Any], error: BaseException | None = None) -> None:
+    """Leave a block, in order or by what was raised."""
+    if error is None:
+        block.__exit__(None, None, None)
+    else:
+        block.__exit__(type(error), error, error.__traceback__)
 
-    Of several passes before the first optimizer's step it is the mean. With `(loss / 4).backward()`, the usual idiom where
-    four batches are accumulated, a pass begins from the divided loss. The divisor is in the graph: where it is the number
-    of passes in this turn or in the longest one before (the last turn of an epoch may be shorter), it is undone. Any other
-    constant, such as a number of tokens, makes shares, of which the loss is the sum.
+
+class TurnLoss:
+    """The loss of one turn, from what its backward passes begin from; docs/bridges.md says how.
+
+    With `(loss / 4).backward()` a pass begins from the divided loss. The divisor is in the graph, and undone where it is the
+    number of passes in this turn or in the longest one before: the last turn of an epoch may be shorter.
     """
 
     def __init__(self) -> None:
@@ -229,11 +223,7 @@ def _divisor(loss: Any) -> float:
 
 
 def readable(value: Any) -> Any:
-    """Return what can be recorded of a value: that of a tensor in memory, a tensor on a GPU itself, else None.
-
-    Other tensors are on devices whose values cannot be had without waiting, are being captured into a graph, or are spread
-    over ranks.
-    """
+    """Return what can be recorded of a value: of a tensor its value, or itself on a GPU; None where that would wait."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value
@@ -245,13 +235,7 @@ def readable(value: Any) -> Any:
 
 
 def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
-    """Count a batch by its shapes; nothing is read from a device.
-
-    Returns:
-        The samples: the length of the first dimension of the first tensor, or of a list of what is no tensor; and the
-        tokens, padding included, of a batch with `input_ids`, the Hugging Face libraries' name. None for what it does
-        not say.
-    """
+    """Count a batch by its shapes: the samples, and the tokens of one with `input_ids`; None for what it does not say."""
     try:
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         shape = getattr(ids, "shape", None)
@@ -263,19 +247,69 @@ def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
 
 
 def _samples(batch: Any, depth: int) -> int | None:
+    """Find the length of the first tensor in a batch, or else of a list in it."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     is_mapping = isinstance(batch, Mapping)
-    if not depth or not (is_mapping or _is_list(batch)):
+    if not depth or isinstance(batch, (str, bytes)) or not (is_mapping or isinstance(batch, Sequence)):
         return None
-    for value in batch.values() if is_mapping else batch:
-        holds_more = hasattr(value, "shape") or isinstance(value, Mapping) or _is_list(value)
-        found = _samples(value, depth - 1) if is_mapping or holds_more else len(batch)
-        if found:
-            return found
-    return None
+    values = batch.values() if is_mapping else batch
+    found = next(filter(None, (_samples(value, depth - 1) for value in values)), None)
+    return found if found or is_mapping else len(batch) or None
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+# Checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def holds_optimizer(saved: Any, depth: int = 3) -> bool:
+    """Tell whether an optimizer's state is in a dictionary, or in one in it."""
+    if not isinstance(saved, Mapping):
+        return False
+    if "param_groups" in saved and "state" in saved:
+        return True
+    if not depth:
+        return False
+    return any(
+        holds_optimizer(each, depth - 1)
+        for value in islice(saved.values(), MOST_VALUES)
+        for each in (value[:MOST_VALUES] if isinstance(value, list) else (value,))
+    )
+
+
+def steps_made(state: Any) -> int:
+    """Read from an optimizer's state how many steps it has made; 0 of one that does not count them."""
+    first = next(iter(state.get("state", {}).values()), None)
+    return int(first.get("step", 0)) if isinstance(first, Mapping) else 0
+
+
+@dataclass
+class AsyncSave:
+    """A checkpoint that another thread writes while the training goes on."""
+
+    step: int
+    began: float = field(default_factory=monotonic)
+    blocking_seconds: float | None = None  # None while the training waits
+
+    def returned(self) -> None:
+        """The training goes on."""
+        self.blocking_seconds = monotonic() - self.began
+
+    def report(self, *, ok: bool) -> None:
+        """Report that it was written, or not."""
+        seconds, blocking = monotonic() - self.began, self.blocking_seconds
+        training.checkpoint_saved(self.step, kind="async", ok=ok, seconds=seconds, blocking_seconds=blocking)
+
+    def report_when_done(self, future: Any, error: BaseException | None) -> None:
+        """Report it from the thread to which `torch.distributed.checkpoint.async_save` has handed it."""
+        self.returned()
+
+        @never_raises
+        def written(done: Any) -> None:
+            self.report(ok=done.exception() is None)
+
+        future = getattr(future, "upload_completion", future)
+        if error is None and hasattr(future, "add_done_callback"):
+            future.add_done_callback(written)
+        else:
+            self.report(ok=False)

@@ -1,13 +1,8 @@
 """The bridge from NVIDIA's one-logger: a job that is instrumented with it, as NeMo and Megatron are, is recorded here too.
 
-Used in the training process, on the threads that call one-logger. With `EXPORTER_AUTO=1` every recorder of one-logger's is
-listened to. Otherwise an exporter is given to its provider, or named in its configuration of exporters:
-
-    provider.with_exporter(exporter.bridges.one_logger.OneLoggerExporter())
-
-An exporter is not shown the iterations, nor what is inside of them, unless the job asks for that; so ours only has the
-recorder listened to. Spans become spans of `exporter.training`, which computes its figures itself; the configuration
-is taken over with them. The application and its initialisation are told in any case, the training only while no
+Used in the training process, on the threads that call one-logger. Exporters are not shown iterations, so that its recorder
+is listened to, which `OneLoggerExporter` asks for, too. Spans become spans of `exporter.training`, whose names are the same,
+and the configuration is taken over. The application and its initialisation are told in any case, the training only while no
 framework's bridge tells it.
 """
 
@@ -21,9 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from exporter import training
+from exporter.bridges.loop import leave
 from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
 from exporter.patching import Around, never_raises, patch, when_imported
 from exporter.recording.notices import tell_once
+from exporter.training import span_kinds as kinds
 
 _RECORDER = "nv_one_logger.recorder.default_recorder"
 _PROVIDER = "nv_one_logger.api.one_logger_provider"
@@ -31,42 +28,18 @@ _OWN = frozenset({"error_handling_strategy", "logger_config", "telemetry_config"
 """Fields about how one-logger itself works, and one that is taken over by itself."""
 LATE_SECONDS = 0.5
 """A begin or an end that is told later than this is told with its time."""
-
-_SETUP = {
-    "application": "app",
-    "distributed_code_initialization": "distributed_init",
-    "data_loader_initialization": "dataloader_init",
-    "model_initialization": "model_init",
-    "optimizer_initialization": "optimizer_init",
-}
-"""Spans of the job, by the name of their callbacks."""
-_CALLBACKS = {
-    **_SETUP,
-    "checkpoint_load": "load_checkpoint",
-    "validation_loop": "validation",
-    "testing_loop": "testing",
-    "checkpoint_save_sync": "save_checkpoint",
-    "checkpoint_save_async": "save_checkpoint",
-}
-"""Spans that are few likewise."""
-_BLOCKS = {
-    "training_single_iteration": "training_iteration",
-    "validation_single_iteration": "validation_iteration",
-    "TESTING_SINGLE_ITERATION": "testing_iteration",
-    "data_loading": "data_loading",
-    "model_forward": "model_forward",
-    "zero_grad": "zero_grad",
-    "model_backward": "model_backward",
-    "optimizer_update": "optimizer_update",
-}
-"""Spans of the training that are many, by the name of their context managers."""
+_INITS = {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
+_SETUP = frozenset({kinds.APPLICATION} | _INITS)
+"""Kinds of spans of the job, and not of its training."""
+_MANY = kinds.STEPS | frozenset(kinds.SHORT)
+"""Kinds of which there are many: told by blocks, the others by callbacks, which take a time."""
 
 
 @dataclass(slots=True)
 class _Told:
     """A span that has been told."""
 
-    name: str
+    kind: kinds.Kind | None  # None for a name of the job's own
     block: Any  # what was entered; None where callbacks are called
     handled: BaseException | None  # when it began: no failure of its own
 
@@ -78,67 +51,85 @@ class _SpanSource(Source):
 
     def __init__(self) -> None:
         self._told: dict[Any, _Told] = {}
+        self._configured = self._knows_training = False  # from theirs
 
     def yields(self) -> None:
         """A framework's bridge goes on with the training."""
         for key, told in reversed(list(self._told.items())):
-            if told.name not in _SETUP:
+            if told.kind not in _SETUP:
                 del self._told[key]
                 self._end(told, None, None)
 
     def starts(self, span: Any) -> None:
         if span is None:
             return
-        name = _text(span.name)
-        if name == "application":
-            _take_over()
-        elif name not in _SETUP and not ACTIVE.take(self):
+        kind = kinds.BY_NAME.get(_text(span.name))
+        if kind is kinds.APPLICATION:
+            self._take_over()
+        elif kind not in _SETUP and not ACTIVE.take(self):
             return
-        self._told[span.id] = _Told(name, self._begin(name, span), sys.exc_info()[1])
+        self._told[span.id] = _Told(kind, self._begin(kind, span), sys.exc_info()[1])
 
     def stops(self, span: Any, error: BaseException | None) -> None:
         told = None if span is None else self._told.pop(span.id, None)
         if told is not None:
             self._end(told, span, error if error is not told.handled else None)
-            if told.name == "training_loop":
+            if told.kind is kinds.TRAINING_LOOP:
                 ACTIVE.release(self)
 
     def happens(self, event: Any) -> None:
         name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
-            _take_over()
+            self._take_over()
         elif name == "save_checkpoint_success" and ACTIVE.source is self:
             training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
 
-    def _begin(self, name: str, span: Any) -> Any:
-        if name in _CALLBACKS:
-            given = {"start_time_msec": _late(span.start_event)}
-            if _CALLBACKS[name] == "save_checkpoint":
-                given["global_step"] = _value(span, "current_iteration") or 0
-            getattr(training, f"on_{_CALLBACKS[name]}_start")(**given)
-            return None
-        if name == "training_loop":
+    @never_raises
+    def _take_over(self) -> None:
+        """Configure ours as theirs is, at the begin of the application, and what they know of the training once it is known."""
+        module = sys.modules.get(_PROVIDER)
+        theirs = None if module is None else module.OneLoggerProvider.instance()
+        if theirs is None or not theirs.one_logger_ready:
+            return
+        provider = training.TrainingTelemetryProvider.instance()
+        if not provider.one_logger_ready:
+            given = _fields(training.OneLoggerConfig, theirs.config)
+            fields = {name: value for name, value in given.items() if name not in _OWN}
+            provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
+            self._configured = True
+        telemetry = getattr(theirs.config, "telemetry_config", None)
+        if telemetry is not None and self._configured and not self._knows_training:
+            given = _fields(training.TrainingTelemetryConfig, telemetry)
+            provider.set_training_telemetry_config(training.TrainingTelemetryConfig(**given))
+            self._knows_training = True
+
+    def _begin(self, kind: kinds.Kind | None, span: Any) -> Any:
+        if kind is None:
+            block = training.span(_text(span.name))
+        elif kind in _MANY:
+            block = getattr(training, kind.call)()
+        elif kind is kinds.TRAINING_LOOP:
             block = training.training_loop(
                 train_iterations_start=_value(span, "train_iterations_start") or 0,
                 train_samples_start=_value(span, "train_samples_start"),
                 train_iterations_target_or_fn=_value(span, "train_iterations_target"),
                 train_samples_target_or_fn=_value(span, "train_samples_target"),
             )
-        elif name in _BLOCKS:
-            block = getattr(training, _BLOCKS[name])()
         else:
-            block = training.span(name)
+            given = {"start_time_msec": _late(span.start_event)}
+            if kind is kinds.CHECKPOINT_SAVE:
+                given["global_step"] = _value(span, "current_iteration") or 0
+            getattr(training, kind.begin)(**given)
+            return None
         block.__enter__()
         return block
 
     def _end(self, told: _Told, span: Any, error: BaseException | None) -> None:
-        if told.block is None:
+        if told.block is not None:
+            leave(told.block, error)
+        elif told.kind is not None:
             stop = None if span is None else _late(span.stop_event)
-            getattr(training, f"on_{_CALLBACKS[told.name]}_end")(finish_time_msec=stop)
-        elif error is None:
-            told.block.__exit__(None, None, None)
-        else:
-            told.block.__exit__(type(error), error, error.__traceback__)
+            getattr(training, told.kind.end)(finish_time_msec=stop)
 
 
 def _text(name: Any) -> str:
@@ -159,7 +150,6 @@ def _late(event: Any) -> float | None:
 
 
 SOURCE = _SpanSource()
-"""That of this process."""
 
 
 def install() -> None:
@@ -198,25 +188,16 @@ class _Exporting:
     def initialize(self) -> None:
         _watch(import_module(_RECORDER))
 
-    def export_start(self, span: Any) -> None:
+    def export_start(self, *_told: Any) -> None:
         """The recorder has told of it."""
 
-    export_stop = export_start
-
-    def export_event(self, event: Any, span: Any) -> None:
-        """Likewise."""
-
-    export_error = export_event
+    export_stop = export_event = export_error = close = export_start
 
     @never_raises
     def export_telemetry_data_error(self, error: Any) -> None:
         """One-logger has refused a call: what comes may be incomplete."""
-        tell_once(
-            "one-logger", f"one-logger tells that its data is not complete: {_value(error, 'error_message')}"
-        )
-
-    def close(self) -> None:
-        """Nothing more will come."""
+        why = _value(error, "error_message")
+        tell_once("one-logger", f"one-logger tells that its data is not complete: {why}")
 
 
 def __getattr__(name: str) -> Any:
@@ -229,38 +210,8 @@ def __getattr__(name: str) -> Any:
     return made
 
 
-# What the job has configured there, configured here too: the fields have the same names ---------------------------
-
-
-class _TakenOver:
-    """Whether ours was configured from theirs."""
-
-    settings = training = False
-
-
-def _take_over() -> None:
-    """Configure ours as theirs is, at the begin of the application, and what they know of the training once it is known."""
-    module = sys.modules.get(_PROVIDER)
-    theirs = None if module is None else module.OneLoggerProvider.instance()
-    if theirs is None or not theirs.one_logger_ready:
-        return
-    try:
-        provider = training.TrainingTelemetryProvider.instance()
-        if not provider.one_logger_ready:
-            given = _fields(training.OneLoggerConfig, theirs.config)
-            fields = {name: value for name, value in given.items() if name not in _OWN}
-            provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
-            _TakenOver.settings = True
-        telemetry = getattr(theirs.config, "telemetry_config", None)
-        if telemetry is not None and _TakenOver.settings and not _TakenOver.training:
-            given = _fields(training.TrainingTelemetryConfig, telemetry)
-            provider.set_training_telemetry_config(training.TrainingTelemetryConfig(**given))
-            _TakenOver.training = True
-    except Exception as error:  # noqa: BLE001  # the job's own values; the spans are told all the same
-        tell_once("one-logger settings", f"one-logger's configuration is not taken over: {error}")
-
-
 def _fields(ours: Any, theirs: Any) -> dict[str, Any]:
+    """Read what is configured there; the fields have the same names here."""
     given = {name: getattr(theirs, name, None) for name, _ in ours.fields()}
     return {
         name: value if callable(value) else getattr(value, "value", value)

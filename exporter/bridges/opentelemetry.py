@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import set_span_in_context
 from opentelemetry.trace.status import Status, StatusCode
@@ -36,31 +35,18 @@ MOST_KEPT = 4096
 _LARGEST = 2**63 - 1
 
 
-class _Ended(SpanProcessor):  # type: ignore[misc]  # the SDK is not looked at when types are checked
-    """Collects the spans that have ended."""
-
-    def __init__(self) -> None:
-        self.spans: deque[ReadableSpan] = deque(maxlen=MOST_KEPT)
-
-    def on_end(self, span: ReadableSpan) -> None:
-        """Keep one."""
-        self.spans.append(span)
-
-
 class OTelExporter(BaseExporter):
     """Sends spans through a span exporter of the OpenTelemetry SDK.
 
-    Args:
-        otel_span_exporter: Where to, such as `OTLPSpanExporter()` of `opentelemetry-exporter-otlp`.
-        resource: Who sends; None for the application's name as `service.name`, the run as `service.instance.id`, the
-            host and the rank.
+    The `resource` says who sends; None for the application's name as `service.name`, the run as `service.instance.id`, the
+    host and the rank.
     """
 
     def __init__(self, otel_span_exporter: SpanExporter, resource: Resource | None = None) -> None:
         super().__init__()
         self._exporter = otel_span_exporter
         self._resource = resource
-        self._ended = _Ended()
+        self._ended: deque[SdkSpan] = deque(maxlen=MOST_KEPT)
         self._open: dict[UUID, SdkSpan] = {}
         self._made: Any = None
 
@@ -75,8 +61,7 @@ class OTelExporter(BaseExporter):
         begun = self._of(span)
         del self._open[span.id]
         begun.set_attributes(_attributes(span.attributes))
-        stop = span.stop_event
-        begun.end(None if stop is None else _nanoseconds(stop.timestamp))
+        self._end(begun, None if span.stop_event is None else _nanoseconds(span.stop_event.timestamp))
 
     def export_event(self, event: Event, span: Span) -> None:
         """Add the event to its span."""
@@ -102,16 +87,14 @@ class OTelExporter(BaseExporter):
         begun = self._tracer().start_span(error.name_str, context={}, start_time=when)
         begun.set_attributes(_attributes(error.attributes))
         begun.set_status(Status(StatusCode.ERROR, error.error_message))
-        begun.end(when)
+        self._end(begun, when)
 
     def write_out(self) -> None:
         """Send the spans that have ended. Raises ExportError: The backend refused them; they are kept."""
-        waiting: Sequence[ReadableSpan] = tuple(self._ended.spans)
-        if not waiting:
-            return
-        if self._exporter.export(waiting) is not SpanExportResult.SUCCESS:
+        waiting = tuple(self._ended)
+        if waiting and self._exporter.export(waiting) is not SpanExportResult.SUCCESS:
             raise ExportError(f"{type(self._exporter).__name__} refused {len(waiting)} spans")
-        self._ended.spans.clear()
+        self._ended.clear()
 
     def close(self) -> None:
         """Send what is left, spans that are open too, the innermost first, and shut the exporter down.
@@ -119,23 +102,25 @@ class OTelExporter(BaseExporter):
         Raises ExportError: The backend refused them.
         """
         while self._open:
-            self._open.popitem()[1].end()
+            self._end(self._open.popitem()[1])
         try:
             self.write_out()
         finally:
             self._exporter.shutdown()
             super().close()
 
+    def _end(self, begun: SdkSpan, when: int | None = None) -> None:
+        begun.end(when)
+        self._ended.append(begun)
+
     def _tracer(self) -> Any:
         """Give a tracer of its own; made at the first record, when the provider knows the application's name."""
         if self._made is None:
+            limits = SpanLimits(max_events=MOST_EVENTS)
             # atexit would end it before the job's last spans have arrived; `close` does it.
             provider = TracerProvider(
-                resource=self._resource or _resource(),
-                span_limits=SpanLimits(max_events=MOST_EVENTS),
-                shutdown_on_exit=False,
+                resource=self._resource or _resource(), span_limits=limits, shutdown_on_exit=False
             )
-            provider.add_span_processor(self._ended)
             self._made = provider.get_tracer("training-exporter")
         return self._made
 

@@ -11,14 +11,12 @@ from time import monotonic
 from exporter.recording.events import EVENTS
 from exporter.recording.worker import Worker
 
-EXIT_SECONDS = 2.0
-
 
 class Periodic:
     """Takes a look every so many seconds, at the times of the recording thread.
 
     `after_fork` is called in a forked child; `at_exit` before the last look, for which an exiting process waits at most
-    `exit_seconds`.
+    `exit_seconds`. They begin with the first thing that is recorded; now, where `wake`.
     """
 
     def __init__(
@@ -29,13 +27,19 @@ class Periodic:
         seconds: float,
         after_fork: Callable[[], None],
         at_exit: Callable[[], object] = lambda: None,
-        exit_seconds: float = EXIT_SECONDS,
+        exit_seconds: float = 2.0,
+        wake: bool = False,
     ) -> None:
+        self._name, self._look = name, look
         self._seconds, self._exit_seconds, self._due = seconds, exit_seconds, 0.0
-        self._forked, self._at_exit = after_fork, at_exit
-        self._worker = Worker(lambda _: look(), name=name, bound=1, what="looks")
+        self._forget, self._at_exit = after_fork, at_exit
+        self.restart()
+        EVENTS.attach(self, wake=wake)
+
+    def restart(self) -> None:
+        """Go on with a thread that has not hung."""
+        self._worker = Worker(lambda _: self._look(), name=self._name, bound=1, what="looks")
         self._worker.start()
-        EVENTS.attach(self)
 
     def tick(self) -> None:
         """Look, if it is time and the last look is over."""
@@ -47,12 +51,10 @@ class Periodic:
     def close(self) -> None:
         """Look once more, for the last time."""
         self._at_exit()
-        self._worker.drain(self._exit_seconds)
         self._worker.put(None)
         self._worker.finish()(self._exit_seconds, "exit")
 
     def after_fork(self) -> None:
         """Begin anew."""
-        self._forked()
-        self._worker.after_fork()
-        self._worker.start()
+        self._forget()
+        self.restart()

@@ -1,35 +1,32 @@
 """The bridge from prometheus_client: the job's own metrics, by the feed, under its run and rank.
 
-Used in the training process, where the job has loaded that library; no HTTP server in a rank, no multiprocess mode. Of the
-default registry, and of those given to `export`, every collector is asked every few seconds and at exit, on a thread of the
-bridge. One that raises costs itself that look; one that hangs is left alone from then on, and its gauges go.
-
-Counters, histograms and summaries go on over restarts as the exporter's own do, and a forked child counts from zero.
-What prometheus_client says of Python and of the process is left to the sidecar.
+Used in the training process, where the job has loaded that library. Of the default registry, and of those given to `export`,
+every collector is asked every few seconds and at exit, on a thread of the bridge. One that raises costs itself that look; one
+that hangs is left alone from then on, and its gauges go. Counters, histograms and summaries go on over restarts as the
+exporter's own do, and a forked child counts from zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import cache
 from math import inf, isfinite
 from operator import lt, sub
 from time import monotonic
 from typing import Any
 
+from exporter.bridges.periodic import Periodic
 from exporter.errors import DefinitionError
 from exporter.patching import when_imported
 from exporter.recording.definition import LONGEST_HELP, check_definition
-from exporter.recording.events import EVENTS
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import REGISTRY
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation
-from exporter.recording.worker import Worker
 
 LOOK_SECONDS = 5.0
 HANGS_SECONDS = 10.0
-EXIT_SECONDS = 2.0
 MOST_SERIES = 2000
 """Of one process; those beyond it are left out, which is said once."""
 _SIDECARS = ("python_", "process_")
@@ -70,7 +67,7 @@ class _Series:
         self._last, self._forked = None, True
 
 
-class Registries:
+class Registries(Periodic):
     """Asks the collectors of the job's registries."""
 
     def __init__(self) -> None:
@@ -80,46 +77,29 @@ class Registries:
         self._hung: set[int] = set()
         self._asked: tuple[int, float] | None = None  # a collector, and since when
         self._forked = False
-        self._due = 0.0
-        self._worker = self._made()
+        super().__init__(
+            "prometheus-client", self.look, seconds=LOOK_SECONDS, after_fork=self._begin_anew, wake=True
+        )
 
     def add(self, registry: Any) -> None:
         """Ask one more registry from now on; again is harmless."""
         if not any(each is registry for each in self._registries):
             self._registries.append(registry)
-            if len(self._registries) == 1:
-                self._worker.start()
-                EVENTS.attach(self, wake=True)
-
-    def _made(self) -> Worker:
-        return Worker(lambda _: self.look(), name="prometheus-client", bound=1, what="looks")
-
-    # What the recording thread calls ----------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Look, if it is time; leave a collector alone that hangs."""
-        now, asked = monotonic(), self._asked
-        if asked is not None and now - asked[1] > HANGS_SECONDS:
+        asked = self._asked
+        if asked is not None and monotonic() - asked[1] > HANGS_SECONDS:
             self._leave(asked[0])
-        elif now >= self._due and asked is None:
-            self._due = now + LOOK_SECONDS
-            self._worker.put(None)
+        else:
+            super().tick()
 
-    def close(self) -> None:
-        """Look for the last time."""
-        self._worker.put(None)
-        self._worker.finish()(EXIT_SECONDS, "exit")
-
-    def after_fork(self) -> None:
+    def _begin_anew(self) -> None:
         """In a forked child: what was counted so far is the parent's."""
         self._forked, self._asked = True, None
         for series in self._series.values():
             if series is not None:
                 series.forget()
-        self._worker.after_fork()
-        self._worker.start()
-
-    # What the bridge's thread does ------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Ask every collector once."""
@@ -138,47 +118,39 @@ class Registries:
                 if not family.name.startswith(_SIDECARS):
                     self._take(family, gauges)
         except Exception as error:  # noqa: BLE001  # the job's own code
-            name = type(collector).__qualname__
-            tell_once(
-                f"prometheus_client {name}",
-                f"the collector {name} of prometheus_client has raised: {error!r}",
-            )
+            name = f"the collector {type(collector).__qualname__} of prometheus_client"
+            tell_once(name, f"{name} has raised: {error!r}")
         if self._asked is not asked:
             return False
         self._asked = None
-        for key in self._gauges.get(id(collector), set()) - gauges:
-            self._set(key, None)
+        self._hide(self._gauges.get(id(collector), set()) - gauges)
         self._gauges[id(collector)] = gauges
         return True
 
     def _leave(self, collector: int) -> None:
         self._hung.add(collector)
         self._asked = None
-        tell_once(
-            f"prometheus_client hangs {collector}",
-            f"a collector of prometheus_client has not answered within {HANGS_SECONDS:g} s and is not asked any more",
-        )
-        for key in self._gauges.pop(collector, set()):
-            self._set(key, None)
-        self._worker = self._made()
-        self._worker.start()
+        told = f"has not answered within {HANGS_SECONDS:g} s and is not asked any more"
+        tell_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {told}")
+        self._hide(self._gauges.pop(collector, set()))
+        self.restart()
 
-    def _set(self, key: Key, value: float | None) -> None:
-        series = self._series.get(key)
-        if series is not None:
-            series.set(value)
+    def _hide(self, gauges: set[Key]) -> None:
+        for key in gauges:
+            series = self._series[key]
+            if series is not None:
+                series.set(None)
 
     def _take(self, family: Any, gauges: set[Key]) -> None:
         if family.type in {"histogram", "summary"}:
             self._take_distributions(family)
-        for sample in () if family.type in {"histogram", "summary", "gaugehistogram"} else family.samples:
-            is_counter = family.type == "counter"
+            return
+        is_counter = family.type == "counter"
+        for sample in () if family.type == "gaugehistogram" else family.samples:
             if is_counter != sample.name.endswith("_total") or sample.name.endswith("_created"):
                 continue
-            kind, name = (
-                ("counter", sample.name.removesuffix("_total")) if is_counter else ("gauge", sample.name)
-            )
-            key = (kind, name, _labels(sample))
+            name = sample.name.removesuffix("_total")
+            key = ("counter" if is_counter else "gauge", name, _labels(sample))
             series = self._of(key, family.documentation)
             if series is None:
                 continue
@@ -207,23 +179,21 @@ class Registries:
         """Return a series, made when it is met first; None of one whose name or labels cannot be recorded."""
         if key not in self._series:
             if len(self._series) >= MOST_SERIES:
-                tell_once(
-                    "prometheus_client most", f"only {MOST_SERIES} series of prometheus_client are exported"
-                )
+                told = f"only {MOST_SERIES} series of prometheus_client are exported"
+                tell_once("prometheus_client most", told)
                 return None
             self._series[key] = self._make(key, clean_text(text)[:LONGEST_HELP], tuple(bounds))
         return self._series[key]
 
     def _make(self, key: Key, text: str, bounds: tuple[float, ...]) -> _Series | None:
         kind, name, labels = key
+        kind = "summary" if kind == "histogram" and not bounds else kind
         aggregations = {Aggregation.HISTOGRAM} if bounds else set[Aggregation]()
         try:
             definition = check_definition(
                 name, aggregations, help=text, labels=dict(labels), buckets=bounds or None
             )
-            state = REGISTRY.obtain(
-                definition.replace(kind="summary" if kind == "histogram" and not bounds else kind)
-            )
+            state = REGISTRY.obtain(definition.replace(kind=kind))
         except DefinitionError as error:
             tell_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
@@ -235,9 +205,12 @@ def _labels(sample: Any) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le" and value))
 
 
-_REGISTRIES = Registries()
-export: Callable[[Any], None] = _REGISTRIES.add
-"""Have a registry's metrics exported, besides the default one."""
+_registries = cache(Registries)
+
+
+def export(registry: Any) -> None:
+    """Have a registry's metrics exported, besides the default one."""
+    _registries().add(registry)
 
 
 def install() -> None:

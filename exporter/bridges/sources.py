@@ -25,62 +25,45 @@ WATCHING, INSTRUMENTED, LEADING = 0, 1, 2
 framework's own loop."""
 
 
+def _ignore(*_args: Any, **_kwargs: Any) -> Around | None:
+    return None
+
+
 class Source:
-    """A bridge that can report the training, and is called with what torch is asked to do meanwhile."""
+    """A bridge that can report the training, and is called with what torch is asked to do meanwhile.
+
+    What a source does not take is of no interest to it:
+
+        fetch(begins=)              a batch is fetched from one of torch's loaders, or the loader begins to
+        backward(tensors)           a backward pass is made from some tensors
+        optimizer_begins(optimizer), optimizer_ends(optimizer)
+                                    around an optimizer's step; the latter not when it raises
+        optimizer_skipped(optimizer)    a gradient scaler has left its step out
+        optimizer_loaded(state)     an optimizer has been given the state of an earlier one
+        gradients_cleared(module)   a module's gradients have been cleared, in a process that has made no optimizer
+        loss_is(loss)               it is about to be scaled, or divided by the number of accumulated batches
+        gradient_norm_is(norm)      gradients have been clipped
+        evaluates(module)           a module has been set to evaluate
+        trains(module)              a module has been set to train, while the source `is_evaluating`
+        save(saved, at_once=)       torch writes something; where not at once, the result is a thread's future
+        yields()                    a stronger source takes over: what is open is to be closed
+    """
 
     strength = WATCHING
-    is_evaluating = False  # whether it waits for a module to be set to train again
-
-    def yields(self) -> None:
-        """A stronger source takes over: close what is open."""
+    is_evaluating = False
+    fetch = backward = optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
+    gradients_cleared = loss_is = gradient_norm_is = evaluates = trains = save = yields = _ignore
 
     def has_phases(self) -> bool:
         """Tell whether phases of the main thread, such as torch's compiling, belong to the training."""
         return self.strength == LEADING
-
-    def fetch(self, *, begins: bool = False) -> Around | None:
-        """A batch is fetched from one of torch's loaders, or the loader begins to."""
-
-    def backward(self, tensors: Any) -> Around | None:
-        """A backward pass is made from some tensors."""
-
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """An optimizer's step begins."""
-
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """An optimizer's step is over; not called when it raises."""
-
-    def optimizer_skipped(self, optimizer: Any) -> None:
-        """A gradient scaler has left an optimizer's step out."""
-
-    def optimizer_loaded(self, state: Any) -> None:
-        """An optimizer has been given the state of an earlier one."""
-
-    def gradients_cleared(self, module: Any) -> None:
-        """A module's gradients have been cleared, in a process that has made no optimizer."""
-
-    def loss_is(self, loss: Any) -> None:
-        """A loss is about to be scaled, or divided by the number of accumulated batches."""
-
-    def gradient_norm_is(self, norm: Any) -> None:
-        """Gradients have been clipped; they had this norm."""
-
-    def evaluates(self, module: Any) -> None:
-        """A module has been set to evaluate."""
-
-    def trains(self, module: Any) -> None:
-        """A module has been set to train, while the source is evaluating."""
-
-    def save(self, saved: Any, *, at_once: bool) -> Around | None:
-        """Something is written by torch; where not at once, the result is the future of a thread that does it."""
 
 
 class ActiveSource:
     """Which source reports: `NOBODY` while none does, the fallback while no other does."""
 
     def __init__(self) -> None:
-        self.source: Source = NOBODY
-        self.fallback: Source = NOBODY
+        self.source = self.fallback = NOBODY
 
     def fall_back_to(self, source: Source) -> None:
         """Let a source report whenever no other does."""
@@ -111,15 +94,15 @@ ACTIVE = ActiveSource()
 
 
 class ExitHooks:
-    """What is done when the process ends."""
+    """What is done when the process ends: one hook, with the exception that has ended the program, if one has."""
 
     def __init__(self) -> None:
-        self._hooks: list[Callable[[BaseException | None], None]] = []
+        self._hook: Callable[[BaseException | None], object] = _ignore
         self._began = self._registered = False
 
-    def add(self, hook: Callable[[BaseException | None], None]) -> None:
-        """Have a hook called at exit, with the exception that has ended the program, if one has."""
-        self._hooks.append(hook)
+    def call(self, hook: Callable[[BaseException | None], object]) -> None:
+        """Have a hook called, once."""
+        self._hook = hook
         self._register()
 
     def begin_application(self) -> None:
@@ -127,7 +110,7 @@ class ExitHooks:
         if not self._began:
             self._began = True
             self._register()
-            if not training.OneLoggerProvider.instance().one_logger_ready:
+            if not _reports_itself():
                 training.on_app_start()
 
     def _register(self) -> None:
@@ -155,16 +138,18 @@ class ExitHooks:
             error = getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        for hook in self._hooks:
-            hook(error if isinstance(error, BaseException) else None)
-        self._hooks.clear()
-        if self._began and not training.OneLoggerProvider.instance().one_logger_ready:
+        hook, self._hook = self._hook, _ignore
+        hook(error if isinstance(error, BaseException) else None)
+        if self._began and not _reports_itself():
             training.on_app_end()
         self._began = False
 
 
+def _reports_itself() -> bool:
+    return bool(training.OneLoggerProvider.instance().one_logger_ready)
+
+
 EXIT = ExitHooks()
-"""Those of this process."""
 
 
 def set_rank(rank: int) -> None:

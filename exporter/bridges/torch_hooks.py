@@ -1,23 +1,22 @@
 """Hooks on torch, which call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
-Used in the training process, on the thread that does it. torch itself has hooks for optimizers; the others are methods
-that are patched. Nothing is read from a device, and nothing is done while torch compiles or captures.
-
-A step that a gradient scaler skips is seen by the optimizer not being stepped. A fused optimizer skips inside of its
-kernel: that cannot be seen without waiting for the device.
+Used in the training process, on the thread that does it. Nothing is read from a device, and nothing is done while torch
+compiles or captures. A step that a gradient scaler skips is seen by the optimizer not being stepped; a fused optimizer
+skips inside of its kernel, which cannot be seen without waiting for the device.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-from functools import wraps
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
 from time import monotonic
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from exporter import training
+from exporter.bridges.loop import leave
 from exporter.bridges.sources import ACTIVE, NOBODY, set_rank
 from exporter.patching import Around, Hook, never_raises, patch, patch_existing, when_imported
 
@@ -33,7 +32,7 @@ class _Seen:
     optimizer_made = False
     optimizer_steps = 0  # begun
     next_scale = 0.0
-    compiling: tuple[Any, ...] = ()
+    compiling: ClassVar[list[Any]] = []
 
 
 def install() -> None:
@@ -49,25 +48,38 @@ def install() -> None:
     def unless_compiling(hook: Hook) -> Hook:
         return lambda *args, **kwargs: None if is_compiling() else hook(*args, **kwargs)
 
-    patch(torch.autograd, "backward", unless_compiling(_backward))
-    patch(loaders._BaseDataLoaderIter, "__next__", lambda _iterator: ACTIVE.source.fetch())  # noqa: SLF001  # no hook elsewhere
-    patch(loaders.DataLoader, "__iter__", lambda _loader: ACTIVE.source.fetch(begins=True))
-    patch(torch, "save", _save)
-    patch(torch.nn.Module, "eval", unless_compiling(_evaluates))
+    for owner, name, hook in (
+        (torch.autograd, "backward", _backward),
+        (loaders._BaseDataLoaderIter, "__next__", lambda _iterator: ACTIVE.source.fetch()),  # noqa: SLF001  # no hook elsewhere
+        (loaders.DataLoader, "__iter__", lambda _loader: ACTIVE.source.fetch(begins=True)),
+        (torch, "save", _save),
+        (torch.nn.Module, "eval", _after(lambda _, module: ACTIVE.source.evaluates(module))),
+        (torch.nn.Module, "zero_grad", _after(_cleared)),
+        (torch.optim.Optimizer, "load_state_dict", _after(_state_loaded)),
+        (torch.optim.Optimizer, "add_param_group", _optimizer_made),
+        (
+            torch.nn.utils,
+            "clip_grad_norm_",
+            _after(lambda norm, *_, **__: ACTIVE.source.gradient_norm_is(norm)),
+        ),
+    ):
+        patch(owner, name, unless_compiling(hook))
     _watch_training_mode(torch.nn.Module)
-    patch(torch.nn.Module, "zero_grad", unless_compiling(_cleared))
-    patch(torch.optim.Optimizer, "load_state_dict", _state_loaded)
-    patch(torch.optim.Optimizer, "add_param_group", _optimizer_made)
-    patch(torch.nn.utils, "clip_grad_norm_", unless_compiling(_clipped))
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
-    when_imported(
-        "torch.distributed", lambda module: patch_existing(module, ("init_process_group",), _group_made)
-    )
+    when_imported("torch.distributed", _watch_process_group)
     when_imported("torch._dynamo", _watch_compiler)
 
 
-# Optimizers -----------------------------------------------------------------------------------------------------
+def _after(tell: Callable[..., object]) -> Hook:
+    """Make a hook that is told of a call which has succeeded: of its result and its arguments."""
+
+    def hook(*args: Any, **kwargs: Any) -> Around:
+        result, error = yield
+        if error is None:
+            tell(result, *args, **kwargs)
+
+    return hook
 
 
 def _watch_optimizers(wrapped: Any) -> None:
@@ -95,35 +107,17 @@ def _optimizer_made(*_args: Any, **_kwargs: Any) -> None:
     _Seen.optimizer_made = True
 
 
-def _state_loaded(_optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> Around:
-    state = kwargs.get("state_dict", state)
-    _, error = yield
-    if error is None:
-        ACTIVE.source.optimizer_loaded(state)
-
-
-# A turn ---------------------------------------------------------------------------------------------------------
+def _state_loaded(_result: Any, _optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> None:
+    ACTIVE.source.optimizer_loaded(kwargs.get("state_dict", state))
 
 
 def _backward(tensors: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
     return ACTIVE.source.backward(kwargs.get("tensors", tensors))
 
 
-def _cleared(module: Any, *_args: Any, **_kwargs: Any) -> Around:
-    _, error = yield
-    if error is None and not _Seen.optimizer_made:
+def _cleared(_result: Any, module: Any, *_args: Any, **_kwargs: Any) -> None:
+    if not _Seen.optimizer_made:
         ACTIVE.source.gradients_cleared(module)
-
-
-def _clipped(*_args: Any, **_kwargs: Any) -> Around:
-    norm, error = yield
-    if error is None:
-        ACTIVE.source.gradient_norm_is(norm)
-
-
-def _evaluates(module: Any, *_args: Any, **_kwargs: Any) -> Around:
-    yield
-    ACTIVE.source.evaluates(module)
 
 
 def _watch_training_mode(module_class: Any) -> None:
@@ -145,14 +139,10 @@ def _trains(module: Any) -> None:
     ACTIVE.source.trains(module)
 
 
-def _group_made(*_args: Any, **_kwargs: Any) -> Around:
-    """Ranks that the job starts itself know theirs from here on; those of a launcher have it in their environment."""
-    _, error = yield
-    if error is None:
-        set_rank(int(sys.modules["torch.distributed"].get_rank()))
-
-
-# Saves ----------------------------------------------------------------------------------------------------------
+def _watch_process_group(module: ModuleType) -> None:
+    """See the rank of those that the job starts itself; those of a launcher have it in their environment."""
+    made = _after(lambda *_, **__: set_rank(int(module.get_rank())))
+    patch_existing(module, ("init_process_group",), made)
 
 
 def _save(saved: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
@@ -163,16 +153,11 @@ def _save(saved: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
-    def hook(*, at_once: bool) -> Hook:
-        return lambda state=None, *_args, **kwargs: ACTIVE.source.save(
-            kwargs.get("state_dict", state), at_once=at_once
-        )
+    def hook(state: Any = None, *_args: Any, at_once: bool, **kwargs: Any) -> Around | None:
+        return ACTIVE.source.save(kwargs.get("state_dict", state), at_once=at_once)
 
-    patch_existing(module, ("save",), hook(at_once=True))
-    patch_existing(module, ("async_save",), hook(at_once=False))
-
-
-# Compiling ------------------------------------------------------------------------------------------------------
+    patch_existing(module, ("save",), partial(hook, at_once=True))
+    patch_existing(module, ("async_save",), partial(hook, at_once=False))
 
 
 def _watch_compiler(module: ModuleType) -> None:
@@ -186,25 +171,19 @@ def _watch_compiler(module: ModuleType) -> None:
 
 def _compiling_begins(*_args: Any) -> None:
     if ACTIVE.source.has_phases() and threading.current_thread() is threading.main_thread():
-        span = training.phase("compile")
-        span.__enter__()
-        _Seen.compiling += (span,)
+        _Seen.compiling.append(training.phase("compile"))
+        _Seen.compiling[-1].__enter__()
 
 
 def _compiling_ends(*_args: Any) -> None:
     if _Seen.compiling and threading.current_thread() is threading.main_thread():
-        *rest, span = _Seen.compiling
-        _Seen.compiling = tuple(rest)
-        span.__exit__(None, None, None)
-
-
-# Loss scaling ---------------------------------------------------------------------------------------------------
+        leave(_Seen.compiling.pop())
 
 
 def _watch_scaler(module: ModuleType) -> None:
     patch(module.GradScaler, "scale", _scales)
     patch(module.GradScaler, "step", _scaled_step)
-    patch(module.GradScaler, "update", _scale_updated)
+    patch(module.GradScaler, "update", _after(_scale_updated))
 
 
 def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> None:
@@ -215,21 +194,16 @@ def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> Non
 def _scaled_step(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> Around:
     before = _Seen.optimizer_steps
     _, error = yield
-    if (
-        error is None
-        and scaler.is_enabled()
-        and before == _Seen.optimizer_steps
-        and ACTIVE.source is not NOBODY
-    ):
+    skipped = scaler.is_enabled() and before == _Seen.optimizer_steps
+    if error is None and skipped and ACTIVE.source is not NOBODY:
         training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(kwargs.get("optimizer", optimizer))
         _Seen.next_scale = 0.0
 
 
-def _scale_updated(scaler: Any, *_args: Any, **_kwargs: Any) -> Around:
-    _, error = yield
+def _scale_updated(_result: Any, scaler: Any, *_args: Any, **_kwargs: Any) -> None:
     now = monotonic()
-    if error is None and now >= _Seen.next_scale and ACTIVE.source is not NOBODY:
+    if now >= _Seen.next_scale and ACTIVE.source is not NOBODY:
         scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
             _Seen.next_scale = now + SCALE_SECONDS

@@ -17,7 +17,6 @@ from weakref import ReferenceType, WeakSet, ref
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_made
 from exporter.bridges.loop import (
     BATCH,
     EVALUATION,
@@ -25,10 +24,13 @@ from exporter.bridges.loop import (
     LOAD,
     LOOP,
     SAVE,
+    AsyncSave,
     Discarded,
     LoopTracker,
     TurnLoss,
+    holds_optimizer,
     samples_and_tokens,
+    steps_made,
 )
 from exporter.bridges.sources import ACTIVE, EXIT, Source
 from exporter.patching import Around, never_raises, patch_existing, version_of
@@ -51,12 +53,9 @@ class _LoopSource(Source):
     def forget(self) -> None:
         self._tracker: LoopTracker | None = None
         self._thread: int | None = None
-        self._silent = False
-        self._start = self._turns = 0
-        self._epochs = self._turns_at_epoch = 0
-        self.is_evaluating = False
+        self._silent = self._worked = self.is_evaluating = False
+        self._start = self._turns = self._epochs = self._turns_at_epoch = 0
         self._in_optimizer = self._in_backward = self._stepped_in_backward = False
-        self._worked = False
         self._loss = TurnLoss()
         self._optimizers: WeakSet[Any] = WeakSet()
         self._changed_by_hand: ReferenceType[Any] | None = None
@@ -73,21 +72,15 @@ class _LoopSource(Source):
             return None
         if self._tracker is None:
             self._tracker = LoopTracker(guesses=self.courteous)
-            self._describe()
+            world_size = _world_size()
+            training.describe(
+                framework="pytorch", framework_version=version_of("torch"), world_size=world_size
+            )
         elif self.courteous and self._tracker.job_reports():
             self._silent = True
             self._tracker.end_all(Discarded())
             return None
         return self._tracker
-
-    @staticmethod
-    def _describe() -> None:
-        ranks = os.environ.get("WORLD_SIZE", "")
-        world_size = int(ranks) if ranks.isascii() and ranks.isdigit() else None
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            world_size = int(distributed.get_world_size())
-        training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size)
 
     @property
     def step(self) -> int:
@@ -118,40 +111,27 @@ class _LoopSource(Source):
                 self._training_goes_on(tracker)
             tracker.phase("data_loading")
         batch, error = yield
-        if begins:
-            batch = None
+        has_batch = error is None and batch is not None and not begins
         if self._tracker is not tracker:
             return
         if tracker.is_open(EVALUATION):
             if error is not None:
                 self._evaluation_ends(tracker, None if isinstance(error, StopIteration) else error)
-            elif batch is not None:
+            elif has_batch:
                 tracker.begin_batch()
-        elif error is not None or batch is None:
-            tracker.phase(None)
-            if not tracker.is_open(LOOP):
-                self._fetched.clear()
-            self._is_exhausted = error is not None
-            if isinstance(error, StopIteration):
-                self._idle(tracker)
-                self._epoch_ends()
-        else:
-            self._is_exhausted = False
+            return
+        self._is_exhausted = error is not None
+        tracker.phase("forward" if has_batch and tracker.is_open(LOOP) else None)
+        if has_batch:
             self._fetched.append(samples_and_tokens(batch))
-            tracker.phase("forward" if tracker.is_open(LOOP) else None)
-
-    def _count_batches(self) -> None:
-        """Count the batches that something is trained on by now."""
-        ahead = 0 if self._is_exhausted else self.batches_ahead
-        while len(self._fetched) > ahead:
-            samples, tokens = self._fetched.popleft()
-            training.record(samples=samples, tokens=tokens, microbatches=1)
-
-    def _epoch_ends(self) -> None:
-        if self._turns > self._turns_at_epoch:
-            self._turns_at_epoch = self._turns
-            self._epochs += 1
-            training.record(epoch=self._epochs)
+        elif not tracker.is_open(LOOP):
+            self._fetched.clear()
+        if isinstance(error, StopIteration):
+            self._idle(tracker)
+            if self._turns > self._turns_at_epoch:
+                self._turns_at_epoch = self._turns
+                self._epochs += 1
+                training.record(epoch=self._epochs)
 
     # Evaluation -------------------------------------------------------------------------------------------------
 
@@ -171,18 +151,15 @@ class _LoopSource(Source):
                 self._turn_begins(tracker)
 
     def _is_trained(self, module: Any) -> bool:
-        """Tell whether the job changes a module by hand, or it holds most of what one of its optimizers changes.
-
-        A teacher holds nothing of it, and a layer that stays as it is, such as a batch norm while its model is trained,
-        is a small part of it.
-        """
+        """Tell whether the job changes a module by hand, or it holds most of what one of its optimizers changes."""
         if self._changed_by_hand is not None and self._changed_by_hand() is module:
             return True
         held = {id(parameter) for parameter in module.parameters()}
         for optimizer in tuple(self._optimizers):
-            groups = optimizer.param_groups
-            changed = [id(each) in held for group in groups for each in group["params"] if each.requires_grad]
-            if 2 * sum(changed) > len(changed):
+            changed = [
+                each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
+            ]
+            if 2 * sum(id(each) in held for each in changed) > len(changed):
                 return True
         return False
 
@@ -210,7 +187,10 @@ class _LoopSource(Source):
             return
         self._training_goes_on(tracker)
         self._worked = True
-        self._count_batches()
+        ahead = 0 if self._is_exhausted else self.batches_ahead
+        while len(self._fetched) > ahead:
+            samples, tokens = self._fetched.popleft()
+            training.record(samples=samples, tokens=tokens, microbatches=1)
         again = self._in_optimizer and not self._loss.is_empty  # LBFGS calls its closure until it is content
         if not self._stepped and not again:  # what follows an optimizer's step is another's loss
             self._loss.add(tensors, begins=True)
@@ -255,15 +235,16 @@ class _LoopSource(Source):
 
     def _optimizer_done(self, tracker: LoopTracker, key: int) -> None:
         self._asked_since_step = False
-        self._loss.record(tracker)
-        if self._leader not in {None, key} and key not in self._stepped:
+        if self._leader in {None, key} or key in self._stepped:
+            self._leader = key
+            self._stepped.clear()
+            self._turn_ends(tracker)
+        else:
             self._stepped.add(key)
-            return
-        self._leader = key
-        self._stepped.clear()
-        self._turn_ends(tracker)
+            self._loss.record(tracker)
 
     def _turn_ends(self, tracker: LoopTracker) -> None:
+        self._loss.record(tracker)
         self._turns += 1
         tracker.end(ITERATION)
         self._turn_begins(tracker)
@@ -282,7 +263,6 @@ class _LoopSource(Source):
         """End a turn of a job without an optimizer, if it has had a backward pass."""
         by_hand = self._changed_by_hand is not None and not self._optimizers
         if by_hand and self._worked and tracker.is_open(ITERATION):
-            self._loss.record(tracker)
             self._turn_ends(tracker)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
@@ -338,10 +318,7 @@ class _LoopSource(Source):
         if tracker.is_open(SAVE) or not tracker.is_open(LOOP):
             return
         self._idle(tracker)
-        if at_once:
-            tracker.begin_save(self.step, whole=whole)
-        else:
-            tracker.begin(SAVE, training.phase("checkpoint_save_async"))
+        tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
         future, error = yield
         if self._tracker is tracker:
@@ -375,67 +352,50 @@ class _LoopSource(Source):
         tracker.end_all(error)
 
 
+def _world_size() -> int | None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    ranks = os.environ.get("WORLD_SIZE", "")
+    return int(ranks) if ranks.isascii() and ranks.isdigit() else None
+
+
 # What is installed ----------------------------------------------------------------------------------------------
 
 
 def install() -> None:
-    """Report the job's own loop whenever no other source does, except where the job itself does.
+    """Report the job's own loop whenever no other source does; with `EXPORTER_AUTO=1` unless the job does itself.
 
     Raises ImportError: There is no torch.
     """
-    loop_source(courteous=os.environ.get("EXPORTER_AUTO") == "1")
+    install_source(courteous=os.environ.get("EXPORTER_AUTO") == "1")
 
 
-def loop_source(*, courteous: bool = False) -> _LoopSource:
-    """Return the source of this process that reports whenever no other does, made at the first call.
-
-    Raises ImportError: There is no torch.
-    """
+def install_source(*, courteous: bool = False) -> None:
+    """Report it, for whoever has asked for it; not a job that reports itself, where all were courteous."""
     torch_hooks.install()
     source = ACTIVE.fallback
     if isinstance(source, _LoopSource):
         source.courteous = source.courteous and courteous
-        return source
+        return
     source = _LoopSource(courteous=courteous)
     ACTIVE.fall_back_to(source)
-    EXIT.add(source.exits)
+    EXIT.call(source.exits)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=never_raises(source.forget))
-    return source
 
 
 def active_loop() -> _LoopSource | None:
-    """Return it while it reports."""
-    return ACTIVE.source if isinstance(ACTIVE.source, _LoopSource) else None
+    """Return the source while it reports."""
+    source = ACTIVE.source
+    return source if isinstance(source, _LoopSource) and source.tracker is not None else None
 
 
-def describe_loop(**facts: Any) -> LoopTracker | None:
-    """Say what else is known of the loop while it is reported, and return its tracker."""
-    source = active_loop()
-    tracker = None if source is None else source.tracker
-    if tracker is not None and facts:
-        training.describe(**facts)
-    return tracker
+def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
+    """Patch a class's method, if this version has it; the hook gets the source that reports, and the arguments."""
 
-
-def watch_saves(owner: Any, name: str, is_whole: Callable[..., bool]) -> None:
-    """Report a class's method that writes a checkpoint of such a loop, if this version has it.
-
-    `is_whole` gets its arguments, and tells whether the job could go on from what it writes.
-    """
-
-    def hook(*args: Any, **kwargs: Any) -> Around | None:
+    def watched(*args: Any, **kwargs: Any) -> Around | None:
         source = active_loop()
-        return None if source is None else source.checkpoint(whole=is_whole(*args, **kwargs))
+        return None if source is None else hook(source, *args, **kwargs)
 
-    patch_existing(owner, (name,), hook)
-
-
-def watch_loads(owner: Any, name: str) -> None:
-    """Report a method by which a library reads one."""
-
-    def hook(*_args: Any, **_kwargs: Any) -> Around | None:
-        source = active_loop()
-        return None if source is None else source.load()
-
-    patch_existing(owner, (name,), hook)
+    patch_existing(owner, (name,), watched)

@@ -3,11 +3,7 @@
 Used in the training process. torch calls handlers on the thread that logs, under locks of its own, and a handler in
 Python can make two threads wait for each other forever. So the handler is `deque.append`, which runs no Python; a thread
 of the bridge takes the events out. The handler is unregistered once, before the interpreter ends: torch crashes the
-process otherwise.
-
-An event counts in `training_events_total` and goes to the handlers of `exporter.events`. The windows of a Stat `train.step`
-become the Stats `train.step.mean`, `.min`, `.max` and `.value`, and the counters `train.step.samples` and `.added`; a name
-that ends in a unit is treated as in `exporter.elastic.metrics`.
+process otherwise. What becomes of the windows is in docs/torchelastic.md.
 """
 
 from __future__ import annotations
@@ -28,16 +24,12 @@ from exporter.recording.stat import Stat, metric
 from exporter.recording.worker import RawEvent
 
 UNNAMED = "unnamed"
-"""The type under which an event of no name is counted."""
 QUEUE_EVENTS = 1 << 22
 """Events that may wait, 8 bytes each: what torch can log in a second."""
 SLICE_EVENTS = 1 << 15
 """Events taken out at once, in about a millisecond."""
 MOST_TOLD = 1 << 12
 """Events of one slice that handlers and `recent` are told of: the first; all of them count."""
-LOOK_SECONDS = 0.0  # at every tick of the recording thread, four times a second
-EXIT_SECONDS = 15.0
-"""The longest that an exiting process waits until what waits is counted."""
 MOST_SERIES = 1000
 """Numbers of Stats that are recorded; beyond them they are passed over, and counted."""
 
@@ -46,21 +38,13 @@ _COUNTED = {"count": "samples", "sum": "added"}
 
 
 class MonitorBridge:
-    """Takes the events of torch.monitor out of a queue.
-
-    Args:
-        event_class: torch's Event.
-        stat_event: The name of the events that are windows of Stats.
-
-    Attributes:
-        queue: What torch's handler appends to.
-    """
+    """Takes the events of torch.monitor out of a queue; those of the name `stat_event` are windows of Stats."""
 
     def __init__(self, event_class: Any, stat_event: str) -> None:
         # The getter of C++, whatever a subclass makes of the attribute.
         self._name_of: Callable[[Any], str] = event_class.name.fget
         self._stat_event = stat_event
-        self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)
+        self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # what torch's handler appends to
         self._series: dict[str, Callable[[float], None] | None] = {}
         self._lost = metric("counter", "training.torch_monitor.overflows")
         self._refused = metric("counter", "training.torch_monitor.refused")
@@ -130,13 +114,13 @@ def _series(key: str) -> Callable[[float], None] | None:
     if named is None or aggregation not in _WINDOWED | _COUNTED.keys():
         return None
     times = 1.0 if aggregation == "count" else named.times
+    unit = None if aggregation == "count" else named.unit
     try:
         if aggregation in _COUNTED:
-            unit = None if aggregation == "count" else named.unit
             add = metric("counter", f"{named.stat}.{_COUNTED[aggregation]}", unit=unit, own=False)
         else:
             text = f"The {aggregation} of each window of a torch.monitor Stat."
-            add = Stat(f"{named.stat}.{aggregation}", ["value"], unit=named.unit, help=text).add
+            add = Stat(f"{named.stat}.{aggregation}", ["value"], unit=unit, help=text).add
     except DefinitionError:
         return None
     return lambda value: add(value * times)
@@ -151,8 +135,8 @@ def install() -> None:
     Periodic(
         "torch-monitor",
         bridge.look,
-        seconds=LOOK_SECONDS,
+        seconds=0.0,  # at every tick of the recording thread, four times a second
         after_fork=bridge.queue.clear,
         at_exit=lambda: monitor.unregister_event_handler(handle),
-        exit_seconds=EXIT_SECONDS,
+        exit_seconds=15.0,
     )

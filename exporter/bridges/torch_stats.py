@@ -1,9 +1,8 @@
 """The bridges to torch's own counters: its allocator of GPU memory, and its wait counters.
 
 Used in the training process, and the latter in torchrun's agent. Threads of the bridges ask from time to time; nothing is
-hooked, so that the job does not notice. Of the allocator nothing waits for the GPU, no peak is reset, and as long as the
-job has not touched CUDA there is nothing to ask; what the driver sees of the same memory is the sidecar's. The wait
-counters (calls and times of stores, process groups and compilation) come as an answer of torch's control plane.
+hooked, nothing waits for the GPU, and no peak is reset. The wait counters (calls and times of stores, process groups and
+compilation) come as an answer of torch's control plane.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from exporter.bridges.periodic import Periodic
 from exporter.recording.identity import AGENT, clean_text
 from exporter.recording.stat import metric
 
-MEMORY_SECONDS = 5.0
-WAIT_SECONDS = 1.0
 MOST_DEVICES = 64
 STATES: Mapping[str, tuple[str, str]] = {
     "allocated": ("allocated_bytes", "current"),
@@ -55,10 +52,8 @@ class CudaMemory:
             for state, (name, kind) in STATES.items():
                 value = stats.get(name, {}).get("all", {}).get(kind)
                 if value is not None:
-                    gauge = metric(
-                        "gauge", "training.gpu_memory", unit="bytes", labels=labels | {"state": state}
-                    )
-                    gauge(value)
+                    of_state = labels | {"state": state}
+                    metric("gauge", "training.gpu_memory", unit="bytes", labels=of_state)(value)
             for name, family in COUNTS.items():
                 now = stats.get(name)
                 if now is not None:
@@ -77,7 +72,7 @@ def install_cuda_memory() -> None:
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # else it is a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
-        Periodic("cuda-memory", memory.look, seconds=MEMORY_SECONDS, after_fork=memory.forget)
+        Periodic("cuda-memory", memory.look, seconds=5.0, after_fork=memory.forget)
 
 
 def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
@@ -129,9 +124,8 @@ class WaitCounters:
             self._keys.add(label)
         labels = {"key": label}
         metric("counter", "training.torch.wait_calls", labels=labels)(increase("total_calls"))
-        metric("counter", "training.torch.wait", unit="seconds", labels=labels)(
-            increase("total_time_us") / 1e6
-        )
+        seconds = increase("total_time_us") / 1e6
+        metric("counter", "training.torch.wait", unit="seconds", labels=labels)(seconds)
         if label != OTHER:  # of several together there is no such number
             metric("gauge", "training.torch.waits", labels=labels)(now.get("active_count", 0))
             longest = metric("gauge", "training.torch.wait_longest", unit="seconds", labels=labels)
@@ -141,34 +135,30 @@ class WaitCounters:
 def install_wait_counters() -> None:
     """Look at the wait counters from time to time. Raises ImportError: This torch has none."""
     counters = WaitCounters(_wait_reader())
-    Periodic("wait-counters", counters.look, seconds=WAIT_SECONDS, after_fork=counters.forget)
+    Periodic("wait-counters", counters.look, seconds=1.0, after_fork=counters.forget)
 
 
 def _wait_reader() -> Callable[[], Counters]:
     c10d: Any = import_module("torch._C._distributed_c10d")  # its type stubs lack what is needed here
 
-    class Request(c10d._Request):  # type: ignore[misc]  # noqa: SLF001  # there is no public name
-        def __init__(self) -> None:
-            c10d._Request.__init__(self)  # noqa: SLF001  # as above
+    request_class, response_class = c10d._Request, c10d._Response  # noqa: SLF001  # there are no public names
+    handler = c10d._get_handler("wait_counter_values")  # noqa: SLF001  # as above
 
+    class Request(request_class):  # type: ignore[misc, valid-type]  # torch's
         def body(self) -> bytes:
             return b""
 
         def params(self) -> dict[str, str]:
             return {}
 
-    class Response(c10d._Response):  # type: ignore[misc]  # noqa: SLF001  # as above
-        def __init__(self) -> None:
-            c10d._Response.__init__(self)  # noqa: SLF001  # as above
-            self.content: str | bytes = "{}"
+    class Response(response_class):  # type: ignore[misc, valid-type]  # torch's
+        content: str | bytes = "{}"
 
         def set_content(self, content: str | bytes, _content_type: str) -> None:
             self.content = content
 
         def set_status(self, status: int) -> None:
             pass
-
-    handler = c10d._get_handler("wait_counter_values")  # noqa: SLF001  # as above
 
     def read() -> Counters:
         response = Response()

@@ -1,12 +1,8 @@
 """The bridge to Hugging Face Transformers: a callback for its Trainer.
 
-Used in the training process. With `EXPORTER_AUTO=1` every Trainer has one among its default callbacks; otherwise it is
-given like any other:
-
-    Trainer(callbacks=[exporter.bridges.transformers.callback()], ...)
-
-Callbacks do not report where a fetch, a save or an evaluation begins, nor that training has failed; for these the
-Trainer's own methods are patched. Where a version or a subclass has them differently, what the callbacks report remains.
+Used in the training process. Callbacks do not report where a fetch, a save or an evaluation begins, nor that training has
+failed; for these the Trainer's own methods are patched. Where a version or a subclass has them differently, what the
+callbacks report remains.
 """
 
 from __future__ import annotations
@@ -24,9 +20,9 @@ from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 from exporter.patching import Around, Hook, never_raises, patch_existing, version_of, when_imported
 
 
-def callback() -> Any:
+def callback(name: str = "ExporterCallback") -> Any:
     """Make a callback for a Trainer. Raises ImportError: transformers is not installed."""
-    return _made("ExporterCallback")
+    return _class(import_module("transformers.trainer"), name)()
 
 
 def install() -> None:
@@ -39,18 +35,14 @@ def _add_to_defaults(trainer_module: ModuleType) -> None:
     trainer_module.DEFAULT_CALLBACKS.append(_class(trainer_module, "ExporterAutoCallback"))
 
 
-def _made(name: str) -> Any:
-    return _class(import_module("transformers.trainer"), name)()
-
-
 def _class(trainer_module: Any, name: str) -> type[Any]:
     torch_hooks.install()
     for hook, *methods in (
         (_call, "train"),
-        (_fetch, "get_batch_samples"),
-        (_batch, "training_step"),
-        (_save, "_save_checkpoint"),
-        (_load, "_load_from_checkpoint", "_load_optimizer_and_scheduler"),
+        (_within("fetches"), "get_batch_samples"),
+        (_within("works"), "training_step"),
+        (_within("saves"), "_save_checkpoint"),
+        (_within("loads"), "_load_from_checkpoint", "_load_optimizer_and_scheduler"),
         (_evaluation_of("validation"), "evaluate"),
         (_evaluation_of("test"), "predict"),
     ):
@@ -63,18 +55,16 @@ class _TrainerSource(Source):
 
     strength = LEADING
 
-    def __init__(self, *, is_patched: bool = False) -> None:
+    def __init__(self, *, is_patched: bool) -> None:
         self.tracker = LoopTracker()
         self.is_patched = is_patched
         self._batches_are_seen = False  # the work on each, and not only what is logged
         self._norms_are_seen = False  # since gradients are clipped, before they are logged
-        self._mode = "validation"
-        self._evaluated_at = 0.0
-        self._loss: Any = None
         self._in_batch = False
+        self._loss: Any = None
+        self._mode, self._evaluated_at = "validation", 0.0
 
     def describe(self, args: Any, model: Any) -> None:
-        """Say what is trained, and how."""
         set_rank(int(args.process_index))
         precision = next((each for each in ("bf16", "fp16") if getattr(args, each, False)), "fp32")
         training.describe(
@@ -86,9 +76,7 @@ class _TrainerSource(Source):
             **_flops(model, recomputed=bool(getattr(args, "gradient_checkpointing", False))),
         )
 
-    # What torch is asked to do ----------------------------------------------------------------------------------
-
-    def backward(self, tensors: Any) -> Around:  # noqa: ARG002  # the interface's
+    def backward(self, _tensors: Any) -> Around:
         if self._in_batch:
             self.tracker.phase("backward")
             _, error = yield
@@ -98,8 +86,6 @@ class _TrainerSource(Source):
     def gradient_norm_is(self, norm: Any) -> None:
         self._norms_are_seen = True
         self.tracker.record("grad_norm", norm)
-
-    # What the callbacks report ----------------------------------------------------------------------------------
 
     def on_train_end(self, _state: Any) -> None:
         """The training loop is over; the Trainer may still go on."""
@@ -147,9 +133,7 @@ class _TrainerSource(Source):
             training.record(grad_norm=logs.get("grad_norm"))
         training.record(learning_rate=logs.get("learning_rate"))
 
-    # What the patches report ------------------------------------------------------------------------------------
-
-    def fetch_of_turn(self) -> Around:
+    def fetches(self, *_args: Any, **_kwargs: Any) -> Around:
         """All batches of a turn are asked for; there may be none any more."""
         self.tracker.discard_iteration()
         self.tracker.begin_iteration()
@@ -160,20 +144,28 @@ class _TrainerSource(Source):
             if not (result[0] if isinstance(result, tuple) else result):
                 self.tracker.discard_iteration()
 
-    def batch(self, batch: Any) -> Around:
+    def works(
+        self, _trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **given: Any
+    ) -> Around:
         """The work on one batch; it returns this batch's share of the step's loss."""
         self._batches_are_seen = self._in_batch = True
         self.tracker.begin_iteration()
         self.tracker.phase("forward")
-        self.tracker.record_batch(batch)
+        self.tracker.record_batch(given.get("inputs", batch))
         loss, error = yield
         self._in_batch = False
         if error is None:
             self.tracker.phase(None)
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
 
+    def saves(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
+        whole = not getattr(trainer.args, "save_only_model", False)
+        return self.tracker.save(int(trainer.state.global_step), whole=whole)
+
+    def loads(self, _trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> Around | None:
+        return None if checkpoint is None else self.tracker.load()
+
     def evaluation(self, mode: str) -> Around:
-        """An evaluation."""
         self._mode, self._evaluated_at = mode, monotonic()
         self.tracker.begin_evaluation(mode)
         _, error = yield
@@ -197,11 +189,11 @@ class _Hooks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be made anew where it is sent to."""
-        return _made, (type(self).__name__,)
+        return callback, (type(self).__name__,)
 
     @never_raises
     def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
-        source = _active() or _taken(_TrainerSource())
+        source = _active() or _taken(is_patched=False)
         if source is not None:
             source.describe(args, model)
             target = int(state.max_steps) if state.max_steps > 0 else None
@@ -223,15 +215,15 @@ def _active() -> _TrainerSource | None:
     return ACTIVE.source if isinstance(ACTIVE.source, _TrainerSource) else None
 
 
-def _taken(source: _TrainerSource) -> _TrainerSource | None:
+def _taken(*, is_patched: bool) -> _TrainerSource | None:
+    """Begin to report a Trainer, unless another source is active."""
+    source = _TrainerSource(is_patched=is_patched)
     return source if ACTIVE.take(source) else None
 
 
 def _taken_for(trainer: Any) -> _TrainerSource | None:
-    """Begin to report a Trainer that has one of our callbacks, unless another source is active."""
-    if not any(isinstance(each, _Hooks) for each in trainer.callback_handler.callbacks):
-        return None
-    return _taken(_TrainerSource(is_patched=True))
+    is_ours = any(isinstance(each, _Hooks) for each in trainer.callback_handler.callbacks)
+    return _taken(is_patched=True) if is_ours else None
 
 
 def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
@@ -242,26 +234,14 @@ def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         ACTIVE.release(source)
 
 
-def _fetch(*_args: Any, **_kwargs: Any) -> Around | None:
-    source = _active()
-    return None if source is None else source.fetch_of_turn()
+def _within(name: str) -> Hook:
+    """Make a hook of a method that the source which is active has for a call; it gets the call's arguments."""
 
+    def hook(*args: Any, **kwargs: Any) -> Around | None:
+        source = _active()
+        return None if source is None else getattr(source, name)(*args, **kwargs)
 
-def _batch(
-    _trainer: Any, _model: Any = None, inputs: Any = None, *_args: Any, **kwargs: Any
-) -> Around | None:
-    source = _active()
-    return None if source is None else source.batch(kwargs.get("inputs", inputs))
-
-
-def _save(trainer: Any, *_args: Any, **_kwargs: Any) -> Around | None:
-    source, whole = _active(), not getattr(trainer.args, "save_only_model", False)
-    return None if source is None else source.tracker.save(int(trainer.state.global_step), whole=whole)
-
-
-def _load(_trainer: Any, checkpoint: Any = None, *_args: Any, **_kwargs: Any) -> Around | None:
-    source = _active()
-    return None if source is None or checkpoint is None else source.tracker.load()
+    return hook
 
 
 def _evaluation_of(mode: str) -> Hook:

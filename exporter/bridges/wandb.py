@@ -59,13 +59,11 @@ MetricNamingStrategy = HierarchicalMetricNamingStrategy
 class FlatMetricNamingStrategy(MetricNamingStrategy):
     """The attribute's name alone."""
 
-    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  # the interface's
-        """Give it."""
-        return attribute.name
+    def from_span_attribute(self, *owners_and_attribute: Any) -> str:
+        """Name an attribute of a span."""
+        return str(owners_and_attribute[-1].name)
 
-    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:  # noqa: ARG002  # likewise
-        """Give it."""
-        return attribute.name
+    from_event_attribute: Any = from_span_attribute
 
 
 class WandBExporter(BaseExporter):
@@ -118,11 +116,10 @@ class WandBExporter(BaseExporter):
             run.finish(quiet=True)
 
     def _log(self, span: Span, attributes: Iterable[Attribute], event: Event | None) -> None:
-        naming = self._naming
-        metrics = {naming.from_span_attribute(span, each): each.value for each in attributes}
+        metrics = {self._naming.from_span_attribute(span, each): each.value for each in attributes}
         if event is not None:
             for each in event.attributes.values():
-                metrics[naming.from_event_attribute(span, event, each)] = each.value
+                metrics[self._naming.from_event_attribute(span, event, each)] = each.value
         self._send(metrics)
 
     def _send(self, metrics: dict[str, Any]) -> None:
@@ -138,9 +135,7 @@ def _begin(config: Config) -> Any:
     wandb: Any = import_module("wandb")
     if config.api_key:
         wandb.login(key=config.api_key, host=config.host, timeout=5)
-    settings = wandb.Settings(
-        base_url=config.host, x_disable_stats=True, x_disable_machine_info=True, console="off"
-    )
+    quiet = {"x_disable_stats": True, "x_disable_machine_info": True, "console": "off"}
     return wandb.init(
         project=config.project,
         name=config.run_name,
@@ -148,5 +143,5 @@ def _begin(config: Config) -> Any:
         tags=config.tags,
         dir=config.save_dir,
         reinit="create_new",
-        settings=settings,
+        settings=wandb.Settings(base_url=config.host, **quiet),
     )

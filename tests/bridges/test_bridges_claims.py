@@ -54,26 +54,22 @@ def test_a_patched_method_gives_and_raises_what_it_did_before(library: type[Libr
         patch(library, "work", bracket(told))
 
     assert library().work(1) == 2
-    with pytest.raises(KeyError, match="the job's own"):
+    with pytest.raises(KeyError, match="the job's own") as raised:
         library().work(3, fail=True)
     assert told[:3] == [1, (2, None), 3]
     assert isinstance(told[3][1], KeyError)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="a bare raise adds the frame again")
-def test_a_traceback_shows_the_jobs_frames_only(library: type[Library]) -> None:
-    patch(library, "work", bracket([]))
-
-    with pytest.raises(KeyError) as raised:
-        library().work(3, fail=True)
     files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
-    assert files == {Path(__file__).name}
+    assert files == {Path(__file__).name} or sys.version_info < (
+        3,
+        11,
+    )  # where a bare raise adds the frame again
 
 
 @pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
 def test_hooks_that_raise_or_do_not_want_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
-    patch(library, "work", hook)
+    patch_existing(library, ("missing", "work"), hook)  # what a version does not have is left out
 
+    assert hasattr(library.work, "__wrapped__")
     assert library().work(1) == 2
 
 
@@ -87,14 +83,6 @@ def test_a_function_that_is_patched_where_it_is_reexported_can_still_be_pickled(
     patch(face, "work", lambda: None)
 
     assert pickle.loads(pickle.dumps(vars(face)["work"])) is vars(face)["work"]
-
-
-def test_what_a_version_does_not_have_is_left_out(library: type[Library]) -> None:
-    patch_existing(library, ("missing", "work"), lambda *_args, **_kwargs: None)
-
-    assert hasattr(library.work, "__wrapped__")
-    with pytest.raises(AttributeError):
-        patch(library, "missing", lambda *_args: None)
 
 
 # The claim ----------------------------------------------------------------------------------------------------

@@ -99,6 +99,15 @@ def asynchronous():
     with contextlib.suppress(OSError):
         made.fit(Module(), loader(12))
 
+def asynchronous_again():
+    class Saving(pl.Callback):
+        def on_train_batch_end(self, trainer, *rest):
+            trainer.save_checkpoint(f"{ROOT}/again{trainer.global_step}.ckpt")
+    made = trainer(plugins=[AsyncCheckpointIO(TorchCheckpointIO())], callbacks=[Saving()])
+    for epochs in (1, 2):
+        made.fit_loop.max_epochs = epochs
+        made.fit(Module(), loader(4))
+
 def failing():
     class Failing(Module):
         def training_step(self, batch, index):
@@ -181,7 +190,7 @@ def pickled():
 def workers():
     trainer(max_epochs=1).fit(Module(), loader(8, num_workers=1), loader(4, num_workers=1))
 
-for scenario in (accumulation, two_optimizers, failed_save, asynchronous, failing, failing_callback, several_loops, resumed,
+for scenario in (accumulation, two_optimizers, failed_save, asynchronous, asynchronous_again, failing, failing_callback, several_loops, resumed,
                  without_length, not_finite, given_up, pickled, workers):
     begin(scenario.__name__)
     scenario()
@@ -222,6 +231,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "checkpoints_total kind=async result=failed": 1,
         "phase checkpoint_save_async": 3,
     },
+    "asynchronous_again": {"checkpoints_total kind=async result=ok": 2},
     # The next `fit` after an exception counts right.
     "failing": {STEPS: 2 + 1},
     # A step that is made counts though a callback fails after it.

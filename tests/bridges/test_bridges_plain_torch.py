@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from bridges_support import AUTO, Job, job, wanted
@@ -33,7 +34,7 @@ def turn(model, optimizer, batch):
 
 SCENARIOS = """
 from exporter.bridges import torch_loop
-torch_loop.loop_source()
+torch_loop.install_source()
 
 def looking():
     for (batch,) in loader(8):
@@ -483,43 +484,30 @@ def test_a_loop_that_ends_in_order_on_a_thread_of_its_own_is_finished(tmp_path: 
     assert (told.value("training_productive_seconds_total") or 0) > 0
 
 
-@pytest.mark.parametrize(
-    ("outside", "inside"),
-    [
-        ("with training.training_loop(train_iterations_start=0):", "with training.training_iteration():"),
-        ("if True:", "with training.training_iteration():"),
-        ("if True:", "training.step();"),
-    ],
-)
-def test_a_job_that_tells_itself_is_left_to_itself(tmp_path: Path, outside: str, inside: str) -> None:
-    program = f"""
-from exporter import training
-model, optimizer = made()
-{outside}
-    for (batch,) in training.batches(loader(12)):
-        {inside}
-            turn(model, optimizer, batch)
-""".replace("training.step();\n            turn", "training.step(); turn")
-    told = job(tmp_path, PRELUDE + program, AUTO)
-
-    assert told.value("training_steps_total", mode="train") == 3
-    assert "backward" not in told.phases()
-
-
-def test_steps_that_a_job_tells_of_afterwards_are_counted_once(
-    tmp_path: Path,
-) -> None:
-    program = """
-from exporter import training
-model, optimizer = made()
-for (batch,) in loader(40):
-    turn(model, optimizer, batch)
-    training.step()
+ITERATED = """for (batch,) in training.batches(loader(12)):
+    with training.training_iteration():
+        turn(model, optimizer, batch)
 """
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps", "is_told"),
+    [
+        (f"with training.training_loop(train_iterations_start=0):\n{indent(ITERATED, '    ')}", 3, False),
+        (ITERATED, 3, False),
+        (ITERATED.replace("with training.training_iteration()", "training.step()\n    if True"), 3, False),
+        ("for (batch,) in loader(40):\n    turn(model, optimizer, batch)\n    training.step()", 10, True),
+    ],
+    ids=["a loop", "iterations", "steps before", "steps afterwards"],
+)
+def test_a_job_that_tells_itself_is_left_to_itself_and_no_step_is_counted_twice(
+    tmp_path: Path, loop: str, steps: int, is_told: bool
+) -> None:
+    program = f"from exporter import training\nmodel, optimizer = made()\n{loop}"
     told = job(tmp_path, PRELUDE + program, AUTO)
 
-    assert told.value("training_steps_total", mode="train") == 10
-    assert told.phases()["backward"] == 10
+    assert told.value("training_steps_total", mode="train") == steps
+    assert ("backward" in told.phases()) is is_told
 
 
 def test_a_job_that_only_adds_to_what_is_told_is_told(tmp_path: Path) -> None:

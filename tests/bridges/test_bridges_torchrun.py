@@ -296,20 +296,13 @@ time.sleep(60)
 
 @torch_wanted
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("backend", ["static", "standalone"])
-def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupted(
-    tmp_path: Path, backend: str
-) -> None:
+def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupted(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(WAITING)
     ends = []
     for feed in (None, tmp_path / "feed"):
         alive = tmp_path / f"alive-{feed is None}"
-        means = (
-            ["--standalone"]
-            if backend == "standalone"
-            else ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-        )
+        means = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
         command = [sys.executable, "-m", "torch.distributed.run", *means, "--nproc-per-node=1"]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
         with started(
