@@ -27,7 +27,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "--web.listen-address": ("ADDRESS", f"listen on this address; repeatable (default {DEFAULT_ADDRESS})"),
     "--web.config.file": ("FILE", "read TLS and password settings, in exporter-toolkit's format"),
     "--web.enable-lifecycle": ("", "let POST /-/reload reload the configuration"),
-    "--feed.dir": ("DIR", "directory shared with the training processes (default /dev/shm/exporter-UID)"),
+    "--feed.dir": ("DIR", "shared with the jobs (default $EXPORTER_FEED_DIR or /dev/shm/exporter-UID)"),
     "--state.dir": ("DIR", "directory for totals that outlive restarts (default: the feed directory)"),
     "--gpu.replay": ("NAME|FILE", "play a described machine (h100, t4, ...) instead of reading GPUs"),
     "--log.level": ("LEVEL", "debug, info, warn or error (default info)"),
