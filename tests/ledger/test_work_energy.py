@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 from energy_support import EnergyLedger
-from goodput_support import PaperJob, Watched
+from goodput_support import PaperJob, Watched, of, steps
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import Clock, Page, Sidecar
@@ -166,10 +166,10 @@ amounts = st.floats(0, 1e6)
 phase_seconds = st.dictionaries(
     st.sampled_from(["forward", "data_loading", "other", "init"]), amounts, max_size=3
 )
-steps = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amounts, amounts), st.booleans())
+divisions = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amounts, amounts), st.booleans())
 
 
-@given(st.lists(steps, max_size=8))
+@given(st.lists(divisions, max_size=8))
 def test_whatever_happens_both_sums_are_the_runs_energy(
     story: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
 ) -> None:
@@ -216,7 +216,7 @@ class Machine:
         run = RunUse(self.run, frozenset({7}), 0.0, 1, 0)
         return MachineUse(self.clock.monotonic, (run,), 0.0, 1, 0)
 
-    def look(self, watts: float = 100.0) -> dict[tuple[str, ...], float]:
+    def look(self, watts: float = 100.0) -> Page:
         """Let the clock be where the job is, and both look."""
         before = self.clock.monotonic
         self.job.write()
@@ -224,21 +224,12 @@ class Machine:
         self.sidecar.feed.files[process_id] = replace(self.sidecar.feed.files[process_id], pid=7)
         self.joules += watts * (self.clock.monotonic - before)
         self.sidecar.collect()
-        return told(self.ledger.collect())
+        return self.ledger.collect()
 
 
-def told(page: Page) -> dict[tuple[str, ...], float]:
-    return {
-        (name.removeprefix("training_"), *in_order(dict(labels))): round(value, 3)
-        for name in page.families
-        for labels, value in page.all(name).items()
-        if name.startswith("training_")
-    }
-
-
-def in_order(labels: dict[str, str]) -> list[str]:
-    names = ("run", "phase", "component", "method", "cause", "device")
-    return [labels[name] for name in names if name in labels]
+def wasted(page: Page) -> dict[str, float]:
+    found = {cause: of(page, "wasted_energy_joules_total", cause=cause) for cause in CAUSES}
+    return {cause: joules for cause, joules in found.items() if joules}
 
 
 def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
@@ -249,19 +240,15 @@ def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
     job.begin_loop(0)
     job.spend("init", 10.0)
     machine.look()
-    for _ in range(20):
-        job.train(1.0, data=0.25)
+    steps(job, 20, data=0.25)
     machine.look()
     job.save(5.0)
     page = machine.look()
+    in_work = of(page, "phase_energy_joules_total", phase="iteration", component="gpu", method="time_share")
 
-    assert page["energy_joules_total", "r", "gpu", "exclusive"] == 1000 + 2500 + 500
-    assert page["phase_energy_joules_total", "r", "iteration", "gpu", "time_share"] == 2000
-    assert page["productive_energy_joules_total", "r"] == 2000
-    assert page["wasted_energy_joules_total", "r", "init"] == 1000
-    assert page["wasted_energy_joules_total", "r", "data_stall"] == 500
-    assert page["wasted_energy_joules_total", "r", "checkpoint_save"] == 500
-    assert page["wasted_energy_joules_total", "r", "lost_progress"] == 0
+    assert of(page, "energy_joules_total", component="gpu", method="exclusive") == 1000 + 2500 + 500
+    assert in_work == of(page, "productive_energy_joules_total") == 2000
+    assert wasted(page) == {"init": 1000, "data_stall": 500, "checkpoint_save": 500}
 
 
 def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
@@ -271,15 +258,12 @@ def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
     job.spend("init", 10.0)
     job.begin_loop(0)
     machine.look()
-    for _ in range(10):
-        job.train(1.0)
+    steps(job, 10)
     machine.look()
     job.save(1.0)
-    page = machine.look()
-    families = machine.sidecar.collect().families
 
-    assert page["productive_energy_joules_total", "r"] == 1000
-    assert "training_productive_seconds_total" not in families
+    assert of(machine.look(), "productive_energy_joules_total") == 1000
+    assert "training_productive_seconds_total" not in machine.sidecar.collect().families
 
 
 def test_the_joules_of_a_run_are_lost_or_safe_as_the_next_run_of_its_session_finds_them(
@@ -287,12 +271,11 @@ def test_the_joules_of_a_run_are_lost_or_safe_as_the_next_run_of_its_session_fin
 ) -> None:
     """A training that a scheduler begins again under another name."""
     machine = Machine(tmp_path)
-    machine.job.job.facts["session_tag"] = "s"
     job = machine.job.job
+    job.facts["session_tag"] = "s"
     job.begin_loop(0)
     machine.look()
-    for _ in range(10):
-        job.train(1.0)
+    steps(job, 10)
     machine.look()
     machine.job.die()
     machine.run = "r2"
@@ -301,5 +284,5 @@ def test_the_joules_of_a_run_are_lost_or_safe_as_the_next_run_of_its_session_fin
     machine.look(watts=0.0)
     page = machine.look(watts=0.0)
 
-    assert page["wasted_energy_joules_total", "r", "lost_progress"] == 600
-    assert page["productive_energy_joules_total", "r"] == 400
+    assert wasted(page) == {"lost_progress": 600}
+    assert of(page, "productive_energy_joules_total") == 400
