@@ -5,8 +5,7 @@ a name has one family, one type, one unit and one set of buckets.
 
 - Names of the exporter's own families are refused, except to a Stat that is just that family (`OWN`).
 - A family belongs to the living processes that have it. The first (those that already hold it come before new ones)
-  decides type, unit and buckets; a Stat that differs in one of them, or whose other families collide with a held name, is
-  refused while a holder lives.
+  decides type, unit and buckets; a Stat that differs, or whose other families collide with a held name, is refused.
 - Help may differ (the first one's is published), and so may labels: the family then has the union of the label names,
   and those that a Stat lacks are absent from its series.
 - What only the dead have recorded lingers under the same rule, after all the living.

@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 from exporter.collectors.job import JobProcess
@@ -93,8 +94,7 @@ class JobCollector:
         self._refused: frozenset[tuple[str, str]] = frozenset()
         self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
         self._kept_files: set[str] = set()
-        self._started: float | None = None
-        self._told_of_no_feed = False
+        self._quiet_since: float | None = None
 
     def collect(self) -> Collected:
         """Make one pass; raises a CollectError where the feed directory cannot be read."""
@@ -152,18 +152,18 @@ class JobCollector:
 
     def _look_for_job(self, now: Moment, *, found: bool) -> None:
         """Ask once, after a while without any feed, whether the job has what it needs."""
-        if self._started is None:
-            self._started = now.monotonic
-        if not found and (self._told_of_no_feed or now.monotonic - self._started < NO_FEED_SECONDS):
-            return
-        if not self._told_of_no_feed and not found:
+        if self._quiet_since is None:
+            self._quiet_since = now.monotonic
+        quiet = not found and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
+        if quiet:
             _log.info(
                 "no job has written to the feed directory%s yet: does the job's Python have training-exporter"
                 " installed, does the job record anything, and has it the same EXPORTER_FEED_DIR (or user) as"
                 " this sidecar? `python -m exporter check` looks at each",
                 f" {self._directory}" if self._directory else "",
             )
-        self._told_of_no_feed = True
+        if quiet or found:
+            self._quiet_since = inf
 
     def _tell_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         fresh = Counter(reason for _, reason in set(refused) - self._refused)

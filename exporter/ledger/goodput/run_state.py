@@ -77,15 +77,6 @@ def started_at(
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known of the end of an attempt."""
-
-    status: int | None  # as a parent gets it, negative for a signal; None where nobody saw it
-    silent: bool  # a process of the run was seen to be dead that had not said that it ends
-    reason: str  # one of `END_REASONS`
-
-
-@dataclass(frozen=True, slots=True)
 class Witnesses:
     """Who may know of the end of a process; each may be called from the ledger's thread."""
 
@@ -117,10 +108,11 @@ class Witnesses:
         oom_kills: float | None,
         *,
         seen: bool,
-    ) -> Evidence:
-        """Tell how an attempt ended, and why; its process was perhaps `seen` to be dead.
+    ) -> tuple[str, int | None, bool]:
+        """Tell why an attempt ended, one of `END_REASONS`; its process was perhaps `seen` to be dead.
 
-        `oom_kills` is the kernel's count while it lived, None where that is not known.
+        `oom_kills` is the kernel's count while it lived, None where that is not known. With the reason come the status, as
+        a parent gets it, where somebody saw it, and whether a process of the run was dead that had not said that it ends.
         """
         # Whatever ended before this attempt began was the end of the one before.
         others = [
@@ -158,7 +150,7 @@ class Witnesses:
             reason = "signal"  # so ends what is killed; `os._exit` is rare
         else:
             reason = "exit" if attempt.final else "unknown"
-        return Evidence(status, silent, reason)
+        return reason, status, silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,12 @@
 """Sessions: whose attempts belong together, one after another, and the state files that stand behind their goodput.
 
-Runs in the sidecar, on the ledger's collecting thread, within the ledger's pass. A session is all processes of rank 0
-with one session tag, or without one all of one run. It has one keeper at a time, as ranks have: with a shared state
-directory the sidecar that sees the next process, of another run and on another node perhaps, goes on where the last one
-was. Nothing is published before it is saved, and the feed file of a dead process stays until what it says is safe.
+Runs in the sidecar, within the ledger's pass. A session is all processes of rank 0 with one session tag, or without one
+all of one run. With a shared state directory the sidecar that sees the next process, of another run and on another node
+perhaps, goes on where the last one was. A process is bound to its session when it tells its tag, or begins to train, or
+ends: what it tells is cumulative, so that nothing is lost by waiting.
 
 A node without rank 0 counts its lowest rank in the same way, for itself: nothing of that is published, but the node's
 energy is divided by what has become of the work.
-
-A process is bound to its session when it tells its tag, or begins to train, or ends; what it tells is cumulative, so
-that nothing is lost by waiting.
 """
 
 from __future__ import annotations
@@ -188,12 +185,12 @@ class Session:
         own = look.witnesses.own(attempt.pid, attempt.recorded, ended)
         if own is not None:  # whoever waited for it knows best
             ended = max(attempt.written, min(own.at, before))
-        evidence = look.witnesses.explain(
+        reason, status, silent = look.witnesses.explain(
             attempt, ended, look.processes, self._oom_kills[0], seen=process is not None
         )
         # One that exited normally within a step, while another rank was killed or crashed, did so for want of it.
-        believed = attempt.reading.open_seconds <= 0 or not evidence.silent
-        goodput.end(ended, evidence.reason, status=evidence.status, believed=believed)
+        believed = attempt.reading.open_seconds <= 0 or not silent
+        goodput.end(ended, reason, status=status, believed=believed)
         if not attempt.orderly:
             extra = {"reason": attempt.reason}
             _log.info("attempt %d of %s ended before its time", attempt.number, self.name, extra=extra)

@@ -1,7 +1,6 @@
 """Goodput of a task: what its wall time went into, over all attempts at it.
 
-Runs in the sidecar, on the ledger's collecting thread; arithmetic, no I/O, no clock of its own. What the process of
-rank 0 tells of its training comes in, attempt by attempt; counters that never fall come out. What was counted of an
+Runs in the sidecar, on the ledger's collecting thread; arithmetic, no I/O, no clock of its own. What was counted of an
 attempt stands in it, so that a sidecar that takes over from the state file counts nothing twice.
 
     wall = productive + uncommitted + badput by cause
@@ -10,9 +9,7 @@ holds at every moment. Work is *productive* once a successful save covers it, or
 was to do; before that it is *uncommitted*. What a restart must do again was lost: when a process begins its training
 at step s, uncommitted work of steps up to s has been saved after all, and that of later steps moves to
 `lost_progress`. Where a process goes back behind a save, work that was productive cannot become less: the repetition
-of it counts as `lost_progress` instead, until it is where the training was before.
-
-`other` is what is left: wall time that is neither work nor lost to a cause that has a name.
+of it counts as `lost_progress` instead, until it is where the training was before. `other` is what is left.
 """
 
 from __future__ import annotations
@@ -207,8 +204,6 @@ class Goodput:
         self.target += tail
         lost, attempt.reading = reading.open_seconds, reading.replace(open_seconds=0.0)
         if attempt.orderly:
-            if reading.loop:
-                self._resume(attempt, reading)
             self.complete()  # what it did after its last step is no work that has to be done again
             return
         self.interruptions[reason] += 1
@@ -221,8 +216,11 @@ class Goodput:
 
     def complete(self) -> None:
         """Count all work of the latest attempt as done for good, whether a save covers it or not."""
-        self.latest.completed = True
-        self._credit_rest(self.latest)
+        attempt = self.latest
+        if attempt.reading.loop:
+            self._resume(attempt, attempt.reading)
+        attempt.completed = True
+        self._credit_rest(attempt)
         self._balance()
 
     def revive(self) -> None:
