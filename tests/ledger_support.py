@@ -14,43 +14,26 @@ from exporter.feed.reader import FeedEntry, FeedReader, Scan
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
-from exporter.recording.values import (
-    Aggregation,
-    Recording,
-    StatDefinition,
-    StatReading,
-    WindowReading,
-)
+from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
 
 START = 1_700_000_000.0
 _numbers = count(1 << 64)
 
 
-def an_id() -> str:
-    return f"{next(_numbers):032x}"
-
-
-def a_process(
-    *,
-    run: str = "r",
-    rank: int | None = 0,
-    role: str = "trainer",
-    started: float = START,
-    labels: tuple[tuple[str, str], ...] = (),
-    id: str | None = None,
-) -> ProcessIdentity:
-    return ProcessIdentity(
-        id=id or an_id(),
+def a_process(*, rank: int | None = 0, **others: object) -> ProcessIdentity:
+    usual = ProcessIdentity(
+        id=f"{next(_numbers):032x}",
         pid=7,
-        started=started,
-        run=run,
+        started=START,
+        run="r",
         rank=rank,
         local_rank=rank,
-        role=role,
+        role="trainer",
         node="node-a",
-        labels=labels,
+        labels=(),
         version="0.1.0",
     )
+    return usual.replace(**others)
 
 
 def a_definition(
@@ -62,18 +45,9 @@ def a_definition(
     window_seconds: float | None = 60.0,
     help: str = "",
 ) -> StatDefinition:
-    wanted = aggregations or (Aggregation.MEAN,)
-    histogram = (Aggregation.HISTOGRAM,) if buckets else ()
-    return StatDefinition(
-        name,
-        frozenset({*wanted, *histogram}),
-        window_seconds,
-        None if window_seconds else 10,
-        unit,
-        help,
-        labels,
-        buckets,
-    )
+    wanted = {*(aggregations or (Aggregation.MEAN,)), *((Aggregation.HISTOGRAM,) if buckets else ())}
+    samples = None if window_seconds else 10
+    return StatDefinition(name, frozenset(wanted), window_seconds, samples, unit, help, labels, buckets)
 
 
 def a_reading(
@@ -216,24 +190,18 @@ class Shown:
     @classmethod
     def of(cls, metric: Metric) -> Shown:
         name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        samples: list[tuple[dict[str, str], float | Distribution]] = []
         if metric.type not in {"histogram", "summary"}:
-            return cls(
-                name,
-                metric.type,
-                metric.documentation,
-                [(each.labels, each.value) for each in metric.samples],
-            )
+            samples += [(each.labels, each.value) for each in metric.samples]
+            return cls(name, metric.type, metric.documentation, samples)
         parts: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
         for each in metric.samples:
             labels = tuple(sorted((key, value) for key, value in each.labels.items() if key != "le"))
             part = each.name.rpartition("_")[2]
             parts.setdefault(labels, {})[part + each.labels.get("le", "")] = each.value
-        samples: list[tuple[dict[str, str], float | Distribution]] = []
         for labels, found in parts.items():
-            bounds = {
-                key: value for key, value in found.items() if key.startswith("bucket") and "Inf" not in key
-            }
-            buckets = tuple((float(key.removeprefix("bucket")), int(value)) for key, value in bounds.items())
+            bounds = [key for key in found if key.startswith("bucket") and "Inf" not in key]
+            buckets = tuple((float(key.removeprefix("bucket")), int(found[key])) for key in bounds)
             samples.append((dict(labels), Distribution(int(found["count"]), found.get("sum"), buckets)))
         return cls(name, metric.type, metric.documentation, samples)
 

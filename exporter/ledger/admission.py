@@ -158,7 +158,7 @@ Place = tuple[Claim, tuple[str, ...]]
 """The family of a Stat, and the labels of its series."""
 
 
-class StatFamilies:
+class StatMetrics:
     """Makes the families of all Stats; one in which nothing has changed is taken as the last pass made it."""
 
     def __init__(self, admission: Admission) -> None:

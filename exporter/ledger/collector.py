@@ -27,7 +27,7 @@ from exporter.collectors.job import JobProcess
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
-from exporter.ledger.admission import Admission, StatFamilies
+from exporter.ledger.admission import Admission, StatMetrics
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse, gone_on
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, tell_runs
@@ -88,7 +88,7 @@ class JobCollector:
         self._clock = clock
         self._monotonic = monotonic
         self._admission = Admission()
-        self._stats = StatFamilies(self._admission)
+        self._stats = StatMetrics(self._admission)
         self._ranks = Ranks(state)
         self._states = RunStates()
         self._refused: frozenset[tuple[str, str]] = frozenset()

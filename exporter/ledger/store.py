@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 _MAGIC = b"training-exporter-ledger"
 _VERSION = 3
 _LONGEST_HEADER = 128
-_SUFFIX, _TEMPORARY, _DAMAGED = ".ledger", ".tmp", ".damaged-"
+_SUFFIX, _DAMAGED = ".ledger", ".damaged-"
 TIDY_SECONDS = 3600.0
 _IN_USE = {errno.EACCES, errno.EAGAIN}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -91,9 +91,6 @@ class StateStore:
         directory: Path,
         *,
         keeper: str | None = None,
-        max_bytes: int = 16 << 20,
-        keep_seconds: float = 30 * 86_400.0,
-        keep_files: int = 5000,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.directory = directory / "ledger"
@@ -101,8 +98,7 @@ class StateStore:
         self.errors = 0
         self.damaged = 0
         self.problems: list[str] = []
-        self._max_bytes = max_bytes
-        self._keep_seconds, self._keep_files = keep_seconds, keep_files
+        self._keep_seconds, self._keep_files = 30 * 86_400.0, 5000
         self._clock = clock
         self._claimed: dict[StateKey, str] = {}
         self._locks: int | None = None
@@ -162,12 +158,9 @@ class StateStore:
                 raise OSError(errno.ENOLCK, "another sidecar keeps this rank")
             head = json.dumps({"key": key, "keeper": self.keeper}).encode() + b"\n"
             header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(content, zlib.crc32(head)))
-            data = header + head + content
-            if len(data) > self._max_bytes:
-                raise OSError(errno.EFBIG, f"{len(data)} bytes are more than {self._max_bytes}")
-            temporary = path.with_name(path.name + _TEMPORARY)
+            temporary = f"{path}.tmp"
             # A leftover is that of a sidecar that was killed here; nobody else's, by the lock.
-            replace_file(str(path), data, temporary=str(temporary), mode=0o600)
+            replace_file(str(path), header + head + content, temporary=temporary, mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
         """List the keys of a kind that this keeper saved in the last so many seconds."""
@@ -227,7 +220,7 @@ class StateStore:
             with open(path, "rb", opener=_open) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise _DamagedError("it is not a regular file")
-                header, rest = file.readline(_LONGEST_HEADER).split(), file.read(self._max_bytes)
+                header, rest = file.readline(_LONGEST_HEADER).split(), file.read()
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.EISDIR}:
                 raise _DamagedError("it is a link, or a directory") from error

@@ -162,10 +162,6 @@ class Process(Totals):
         reading = self.training
         return self.identity.trains or (reading is not None and (reading.loop > 0 or reading.steps > 0))
 
-    def since_progress(self, now: Moment) -> float | None:
-        """Give the time since its latest step; None before the first, and after its training."""
-        return None if self.progress is None else max(0.0, now.monotonic - self.progress_monotonic)
-
     def note_progress(self, now: Moment) -> None:
         """Follow its latest step by a clock that is never set."""
         progress = None if self.training is None else self.training.last_progress
@@ -255,9 +251,10 @@ class GapRules:
         Before the first step has ended, which may compile, and after the training nothing is overdue; a phase that may
         take long is given five times as long.
         """
-        reading, since = process.training, process.since_progress(now)
-        if reading is None or since is None or reading.steps < 1:
+        reading = process.training
+        if reading is None or process.progress is None or reading.steps < 1:
             return None
+        since = now.monotonic - process.progress_monotonic
         ideal = process.series.get(_IDEAL)
         usual = None if ideal is None else ideal.value
         if usual is None:

@@ -110,16 +110,6 @@ def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_state_that_grows_without_bound_is_not_written(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, max_bytes=1000)
-    saved(store, b"small")
-
-    with pytest.raises(StateError, match="more than 1000"):
-        store.save(KEY, b"x" * 1000)
-    assert store.load(KEY, the_same) == b"small"
-    assert store.errors == 1
-
-
 def test_only_what_this_keeper_saved_lately_is_recent(tmp_path: Path) -> None:
     ours, theirs = StateStore(tmp_path, keeper="here"), StateStore(tmp_path, keeper="there")
     old = saved(ours, key=("rank", "old", "0", "", ""))
