@@ -106,13 +106,11 @@ def test_a_damaged_file_costs_what_is_in_it(
     assert "pressure/io" in collected.problems[0][1]
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        entry for entry in OF_TREE if entry.name != "disk"
-    ],  # without diskstats psutil asks this machine's sysfs
-    ids=lambda entry: str(entry.name),
-)
+# Without diskstats psutil asks this machine's sysfs.
+WITHOUT_DISK = [entry for entry in OF_TREE if entry.name != "disk"]
+
+
+@pytest.mark.parametrize("entry", WITHOUT_DISK, ids=lambda entry: str(entry.name))
 def test_a_machine_that_offers_nothing_is_a_normal_state(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:

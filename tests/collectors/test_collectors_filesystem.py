@@ -16,11 +16,7 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
-from exporter.collectors.host.filesystem import (
-    CheckpointDirsCollector,
-    FilesystemCollector,
-    StatvfsPool,
-)
+from exporter.collectors.host.filesystem import CheckpointDirsCollector, FilesystemCollector, StatvfsPool
 from exporter.collectors.kernel_files import Mount, parse_mounts, unescape, visible
 
 SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
@@ -181,11 +177,8 @@ def test_each_run_has_the_room_of_each_directory_of_checkpoints_that_answers(
     collected = CheckpointDirsCollector(paths, runs=lambda: {"b", "a"}, pool=pool).collect()
     missing = CheckpointDirsCollector([tmp_path / "missing"], runs=lambda: {"r"}).collect()
 
-    told = {
-        (sample.name, *sample.labels.values()): sample.value
-        for metric in collected
-        for sample in metric.samples
-    }
+    samples = [sample for metric in collected for sample in metric.samples]
+    told = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     assert told == {
         (f"training_checkpoint_dir_{what}_bytes", run, "/data"): size
         for what, size in (("available", 400 * 4096), ("size", 1000 * 4096))
