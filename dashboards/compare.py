@@ -102,32 +102,24 @@ def comparison() -> tuple[Panel, ...]:
                 width=100,
                 decimals=1,
             ),
-            Column(
-                'min by (run) (last_over_time(training_loss{@run, mode="train"}[$__range]))',
-                "Last loss",
-                width=100,
-                decimals=3,
-            ),
             Column(LAST_STEPS, "At step", unit="locale", width=100),
-            Column(_at_common_step(LOSS.format(THESE)), "Loss at the common step", width=100, decimals=3),
+            Column(_at_common_step(LOSS.format(THESE)), "Same-step loss", width=100, decimals=3),
             Column(
-                _at_common_step("sum by (run) (training_cost_total{@run})"),
-                "Cost to it",
+                _at_common_step("sum by (run, currency) (training_cost_total{@run})"),
+                "Same-step cost",
                 width=100,
                 decimals=2,
             ),
             Column(
-                "sum by (run) (last_over_time(training_cost_total{@run}[$__range]))",
+                "sum by (run, currency) (last_over_time(training_cost_total{@run}[$__range]))",
                 "Cost so far",
                 width=100,
                 decimals=2,
             ),
-            Column(
-                "sum by (run) (last_over_time(training_restarts_total{@run}[$__range]))", "Restarts", width=90
-            ),
+            Column("currency", "Currency", width=90),
             sort="Tokens/s",
             points=100,
-            h=9,
+            h=6,
         ),
         matrix(
             "Seconds of a step, by phase",

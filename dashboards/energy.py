@@ -238,14 +238,18 @@ def carbon() -> tuple[Panel, ...]:
                 width=110,
             ),
             Column(
-                'sum by (run) (training_cost_total{@run, kind="electricity"})',
+                'sum by (run, currency) (training_cost_total{@run, kind="electricity"})',
                 "Electricity",
                 decimals=3,
                 width=110,
             ),
             Column(
-                'sum by (run) (training_cost_total{@run, kind="device_time"})', "Rent", decimals=3, width=110
+                'sum by (run, currency) (training_cost_total{@run, kind="device_time"})',
+                "Rent",
+                decimals=3,
+                width=110,
             ),
+            Column("currency", "Currency", width=90),
             sort="Energy",
             w=14,
             h=8,

@@ -6,22 +6,8 @@ from collections.abc import Iterator
 
 from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, Board, Row
 from dashboards.node_io import disks, network, processes, shared
-from dashboards.palette import (
-    BLUE,
-    BROWN,
-    GREEN,
-    GREY,
-    KHAKI,
-    ORANGE,
-    PALE,
-    PLAIN,
-    PURPLE,
-    SKY,
-    VERMILION,
-    WARNING,
-    named,
-)
-from dashboards.panels import YES_NO, Panel, above, lines, stat, steps
+from dashboards.palette import BLUE, BROWN, GREEN, GREY, KHAKI, ORANGE, PALE, PURPLE, SKY, VERMILION, named
+from dashboards.panels import YES_NO, Panel, above, lines, stat
 from dashboards.queries import Query, events, now
 from dashboards.tables import Column, table
 
@@ -226,7 +212,7 @@ def itself() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            thresholds=steps((None, PLAIN), (10, WARNING)),
+            thresholds=above(10),
             legend="hidden",
             w=6,
             h=9,

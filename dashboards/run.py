@@ -25,6 +25,7 @@ from dashboards.tables import Column, table
 
 UID = "training-run"
 TO_RANKS = to("training-ranks", "Ranks", run="${run}")
+TO_GPUS = to("training-gpus", "GPUs of this run", run="${run}")
 STEP_BUCKETS = (
     'sum by (le) (rate(training_step_duration_seconds_bucket{@run, mode="train"}[$__rate_interval]))'
 )
@@ -176,6 +177,7 @@ def _glance() -> tuple[Panel, ...]:
             unit="percentunit",
             most=1,
             w=8,
+            links=(TO_GPUS,),
             overrides=[
                 {
                     "matcher": {"id": "byName", "options": "power, W (right)"},

@@ -117,6 +117,9 @@ def matrix(
             "properties": [{"id": "noValue", "value": NOTHING}],
         }
     ]
+    if numbers:
+        matcher = {"id": "byName", "options": down.capitalize()}
+        overrides.append({"matcher": matcher, "properties": [{"id": "decimals", "value": 0}]})
     made = _assembled(title, (query,), w, h, defaults, overrides)
     ordered = [
         {

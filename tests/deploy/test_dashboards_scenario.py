@@ -128,6 +128,8 @@ class Proxy(http.server.ThreadingHTTPServer):
                 pass
 
         super().__init__(("127.0.0.1", 0), Handler)
+        # What is dead answers nothing, and so does the proxy.
+        self.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
