@@ -1,8 +1,8 @@
 """What other libraries call where training-exporter is installed: `import torch`, Lightning's Trainers, one-logger.
 
-Each by an entry point. A module outside of the package, so that nothing of it is imported, and nothing happens, unless `EXPORTER_AUTO=1`, which
-`python -m exporter run` sets for the job. Whatever goes wrong here stays here: an exception would make `import torch`
-fail.
+Each by an entry point. A module outside of the package, so that nothing of it is imported, and nothing happens, unless
+`EXPORTER_AUTO=1`, which `training-exporter run` sets for the job. Whatever goes wrong here stays here: an exception would
+make `import torch` fail.
 """
 
 from __future__ import annotations

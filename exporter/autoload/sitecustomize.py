@@ -1,8 +1,8 @@
 """Loaded by every Python that a job of `training-exporter run` starts, since its folder is the first of PYTHONPATH.
 
 Torch and Lightning find `exporter_auto` by entry points. One-logger, Keras and prometheus_client without torch look for
-none, so their import calls it here. No part of the package: it imports nothing of it before that, and whatever goes wrong stays here. The
-environment's own `sitecustomize` is loaded as if this one were not there.
+none, so their import calls it here. No part of the package: it imports nothing of it before that, and whatever goes wrong
+stays here. The environment's own `sitecustomize` is loaded as if this one were not there.
 """
 
 from __future__ import annotations

@@ -182,9 +182,6 @@ class _ProfiledTimer(Timer):
         return within(lambda: _ProfiledTimer(self._name, self._add), function)
 
 
-# Collectors ----------------------------------------------------------------------------------------------------
-
-
 class StatCollector(ABC):
     """Is given every sample of every Stat, on a thread of its own: of this module, `exporter.Stat` and `exporter.monitor`."""
 

@@ -146,8 +146,6 @@ class Stat:
             _live.pop(id(self), None)
             self._settle(at_end=True)
 
-    # Inside ----------------------------------------------------------------------------------------------
-
     def _turn(self, v: float | None = None, *, at_end: bool = False) -> None:
         """Close the window if its time is over, or the Stat or the process is at its end; then take a sample."""
         if not self._lock.acquire(blocking=False):
