@@ -93,7 +93,7 @@ def comparison() -> tuple[Panel, ...]:
                 _tokens, "Tokens/s", "locale", 0, steps((None, VERMILION), (-0.02, PLAIN), (0.02, BLUE))
             ),
             *_compared(_step, "Step", "s", 3, better_down),
-            *_compared(_joules, "Joules/token", "joule", 3, better_down),
+            *_compared(_joules, "J/token", "joule", 3, better_down),
             Column(
                 "max by (run) (last_over_time(training_productive_seconds_total{@run}[$__range]))"
                 " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))",

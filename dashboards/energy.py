@@ -61,6 +61,7 @@ def _glance() -> tuple[Panel, ...]:
                 ' / (sum(rate(training_tokens_total{@run, mode="train"}[5m])) > 0)'
             ),
             unit="joule",
+            w=5,
         ),
         stat(
             "Energy goodput",
@@ -68,6 +69,7 @@ def _glance() -> tuple[Panel, ...]:
                 "sum(training_productive_energy_joules_total{@run}) / sum(training_energy_joules_total{@run})"
             ),
             unit="percentunit",
+            w=5,
             decimals=1,
             thresholds=below(0.9, 0.7),
         ),

@@ -115,7 +115,7 @@ def _glance() -> tuple[Panel, ...]:
             text="value_and_name",
         ),
         stat(
-            "Since the last step",
+            "Last step",
             now("time() - max(training_last_progress_timestamp_seconds{@run})"),
             unit="s",
             decimals=0,
