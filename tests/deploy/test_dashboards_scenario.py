@@ -101,6 +101,7 @@ OF_A_MOMENT = {
     "Phase now",
     "Ranks by phase",
     "Ranks in another phase than most",
+    "Slowest rank",
     "Steps apart",
 }
 """Panels about the very second; two servers scrape in different ones."""
