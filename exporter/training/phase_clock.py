@@ -7,6 +7,7 @@ it is `init` where none is open, afterwards `other`. A phase inside the same pha
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from math import floor
 
 from exporter.training.metrics import PHASE_BUCKETS, Families
@@ -54,7 +55,10 @@ class PhaseHistory:
         self._bin = floor(at * self.BINS_PER_SECOND)
         self._bin_end = (self._bin + 1) / self.BINS_PER_SECOND
         self._in_bin: dict[str, float] = {}
-        self._stays: deque[tuple[str, float]] = deque(maxlen=self.MOST)  # up to the begin of the present bin
+        self._places: dict[str, int] = {}
+        # up to the begin of the present bin: the place of a phase and microseconds
+        self._stays: deque[tuple[int, int]] = deque()
+        self._told = 0
 
     def add(self, phase: str, began: float, until: float) -> None:
         """Take a stay, which begins where the last one ended."""
@@ -71,21 +75,18 @@ class PhaseHistory:
             self._in_bin[phase] = self._in_bin.get(phase, 0.0) + until - began
 
     def _append(self, phase: str, seconds: float) -> None:
-        if self._stays and self._stays[-1][0] == phase:
-            seconds += self._stays.pop()[1]
-        self._stays.append((phase, seconds))
+        place, stays = self._places.setdefault(phase, len(self._places)), self._stays
+        microseconds = round(seconds * 1e6)
+        self._told += microseconds
+        if stays and stays[-1][0] == place:
+            microseconds += stays.pop()[1]
+        stays.append((place, microseconds))
+        while len(stays) > self.MOST or self._told - stays[0][1] > self.SECONDS * 1e6:
+            self._told -= stays.popleft()[1]
 
     def reading(self) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
         """Give the time up to which it tells, the phases, and by turns the place of one among them and microseconds."""
-        numbers: list[int] = []
-        places: dict[str, int] = {}
-        told = 0.0
-        for phase, seconds in reversed(self._stays):
-            numbers += (round(seconds * 1e6), places.setdefault(phase, len(places)))
-            told += seconds
-            if told >= self.SECONDS:
-                break
-        return self._bin / self.BINS_PER_SECOND, tuple(places), tuple(reversed(numbers))
+        return self._bin / self.BINS_PER_SECOND, tuple(self._places), tuple(chain.from_iterable(self._stays))
 
 
 class PhaseClock:
