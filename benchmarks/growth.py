@@ -1,13 +1,15 @@
-"""Where the cost grows: ranks and series of a node, processes of a job, runs through one state file, iterations.
+"""Where the cost grows: with ranks and series of a node, processes of a job, runs through one state file, iterations.
 
-The real sidecar with its default settings, over real processes; what is measured of it is the kernel's. Prints one JSON
-document of curves; with `--pictures` (and matplotlib) it draws each into docs/images.
+The real sidecar over real processes; what is measured of it is the kernel's. Beside it, where they do the same work, stand
+prometheus_client's multiprocess mode (series) and nv-one-logger (iterations). Prints one JSON document of curves, each with
+a verdict for what it measures; with `--pictures` (and matplotlib) it draws each into docs/images.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -17,17 +19,23 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from report import QUICK, REPOSITORY, child, described, feed_directory, memory_mib, process_seconds
 
 WATCHED_SECONDS = 6.0 if QUICK else 15.0
-RANKS = (1, 4, 16) if QUICK else (1, 4, 16, 64)
+RANKS = (1, 4, 16) if QUICK else (1, 4, 16, 64, 256)
+STATS = (5, 20) if QUICK else (15, 50, 150, 500, 1500)
 PROCESSES = (1, 10, 100) if QUICK else (1, 10, 100, 1000, 2000)
 RUNS = (10, 20) if QUICK else (50, 200, 500, 1000)
 ITERATIONS = (1_000, 10_000) if QUICK else (1_000, 10_000, 100_000, 1_000_000)
-STATS = 50
+RANKS_OF_SERIES = 8
+PEER_ITERATIONS = 100_000
+"""Beyond, one of nv-one-logger's takes longer with each that went before."""
+FLAT, LINEAR = 0.25, 1.3
+"""Exponents of growth: at most so much is called flat, and linear."""
 
 
 def forked(work: Callable[..., None], *arguments: int) -> int:
@@ -58,19 +66,21 @@ def children(*calls: Callable[[], None]) -> Iterator[None]:
             os.waitpid(pid, 0)
 
 
-def be_rank(number: int, ranks: int) -> None:
-    """One rank of a job: 50 Stats and an iteration, once a second."""
+def be_rank(number: int, ranks: int, stats: int = 0) -> None:
+    """One rank of a job: an iteration and a value of each Stat, once a second."""
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(ranks))
     import exporter
     from exporter import training
 
-    stats = [exporter.Stat(f"growth.part{index}", ["mean", "max"], unit="seconds") for index in range(STATS)]
+    all_stats = [
+        exporter.Stat(f"growth.part{index}", ["mean", "max"], unit="seconds") for index in range(stats)
+    ]
     with training.training_loop(train_iterations_start=0):
         while True:
             with training.training_iteration():
                 time.sleep(1.0)
                 training.record(loss=2.0, tokens=1024)
-            for stat in stats:
+            for stat in all_stats:
                 stat.add(time.time() % 1.0)
 
 
@@ -79,8 +89,9 @@ def sidecar(feed: Path, **environment: str) -> Iterator[tuple[int, str]]:
     """Run the sidecar; its process id and the address of its page."""
     command = [
         sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}",
-        f"--state.dir={feed}", "--gpu.replay=no-gpu",
+        f"--state.dir={feed}", "--gpu.replay=no-gpu", f"--config.file={feed}/config.yaml",
     ]  # fmt: skip
+    (feed / "config.yaml").write_text("exposition: {max_series: 100000}\n")
     with child(command, until=r"http://127\.0\.0\.1:\d+", **environment) as (process, address):
         yield process.pid, f"{address}/metrics"
 
@@ -90,10 +101,12 @@ def watched(pid: int, url: str) -> dict[str, float]:
     for _ in range(2):
         page(url)
         time.sleep(WATCHED_SECONDS / 3)
-    before, began = process_seconds(pid), time.monotonic()
+    before, began, took = process_seconds(pid), time.monotonic(), []
     while time.monotonic() < began + WATCHED_SECONDS:
         time.sleep(WATCHED_SECONDS / 3)
+        asked = time.perf_counter()
         body = page(url)
+        took.append(time.perf_counter() - asked)
     percent = (process_seconds(pid) - before) / (time.monotonic() - began) * 100
     series = sum(not line.startswith(b"#") for line in body.splitlines())
     return {
@@ -101,6 +114,7 @@ def watched(pid: int, url: str) -> dict[str, float]:
         "MiB": memory_mib(pid),
         "series": series,
         "KiB of a scrape": len(body) // 1024,
+        "ms of a scrape": round(min(took) * 1000, 1),
     }
 
 
@@ -113,20 +127,59 @@ def page(url: str) -> bytes:
         time.sleep(0.2)
 
 
+def of_ranks(count: int, stats: int) -> dict[str, float]:
+    """What the sidecar takes for so many ranks with so many Stats each."""
+    with feed_directory() as feed:
+        os.environ.update(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="growth")
+        ranks = (partial(be_rank, each, count, stats) for each in range(count))
+        with children(*ranks), sidecar(feed) as (pid, url):
+            while page(url).count(b"training_process_up{") < count:
+                time.sleep(0.5)
+            return watched(pid, url)
+
+
 def ranks() -> dict[str, Any]:
-    """Ranks of one node, 50 Stats each; with them grow the series."""
+    """Ranks of one node."""
+    points = [{"ranks": count, **of_ranks(count, 0)} for count in RANKS]
+    return {"title": "Ranks of a node", "points": points}
+
+
+def series() -> dict[str, Any]:
+    """Series of one node, of ever more Stats, beside the same numbers in prometheus_client's multiprocess mode."""
     points = []
-    for count in RANKS:
-        with feed_directory() as feed:
-            os.environ.update(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="growth")
-            with (
-                children(*(partial(be_rank, each, count) for each in range(count))),
-                sidecar(feed) as (pid, url),
-            ):
-                while page(url).count(b"training_process_up{") < count:
-                    time.sleep(0.5)
-                points.append({"ranks": count, **watched(pid, url)})
-    return {"title": "Ranks of a node, each with 50 Stats", "points": points}
+    for count in STATS:
+        found = of_ranks(RANKS_OF_SERIES, count)
+        peer = multiprocess(RANKS_OF_SERIES, count)
+        points.append({"series": found.pop("series"), **found, "prometheus_client, ms of a scrape": peer})
+    return {"title": f"Series of a node, of {RANKS_OF_SERIES} ranks with ever more Stats", "points": points}
+
+
+def multiprocess(ranks: int, stats: int) -> float:
+    """Milliseconds of a scrape of prometheus_client's multiprocess mode: a summary and two gauges for each Stat."""
+    with feed_directory() as directory:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+
+        def be_peer(rank: int) -> None:
+            from prometheus_client import Gauge, Summary
+
+            for index in range(stats):
+                Summary(f"part{index}_seconds", "").observe(1.0)
+                for name in ("mean", "max"):
+                    Gauge(f"part{index}_{name}", "", ["rank"]).labels(str(rank)).set(1.0)
+
+        for rank in range(ranks):
+            os.waitpid(forked(be_peer, rank), 0)
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it brings no types
+        took = []
+        for _ in range(3):
+            began = time.perf_counter()
+            generate_latest(registry)
+            took.append(time.perf_counter() - began)
+        return round(min(took) * 1000, 1)
 
 
 def processes() -> dict[str, Any]:
@@ -175,28 +228,57 @@ def runs() -> dict[str, Any]:
 
 
 def iterations() -> dict[str, Any]:
-    """Instrumented iterations of one process."""
-    points = []
-    done = 0
+    """Instrumented iterations of one process, beside nv-one-logger's."""
+    points: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         os.environ["EXPORTER_FEED_DIR"] = str(stack.enter_context(feed_directory()))
-        from exporter import training
+        from exporter import flush, shutdown, training
 
+        def ours() -> None:
+            with training.training_iteration():
+                training.record(loss=2.0)
+
+        stack.callback(shutdown)
         stack.enter_context(training.training_loop(train_iterations_start=0))
-        for count in ITERATIONS:
-            began, before = time.thread_time(), done
-            while done < count:
-                with training.training_iteration():
-                    training.record(loss=2.0)
-                done += 1
-            points.append(
-                {
-                    "iterations": count,
-                    "µs each": round((time.thread_time() - began) / (done - before) * 1e6, 2),
-                    "MiB": memory_mib(os.getpid()),
-                }
-            )
-    return {"title": "Instrumented iterations of a process", "points": points}
+        for before, count in pairwise((0, *ITERATIONS)):
+            spent = each(ours, count - before, between=flush)
+            points.append({"iterations": count, "µs each": spent, "MiB": memory_mib(os.getpid())})
+    from bench_recording import peer_iteration
+
+    for name, call in peer_iteration().items():
+        for point, (before, count) in zip(points, pairwise((0, *ITERATIONS)), strict=True):
+            if count <= PEER_ITERATIONS:
+                point[f"{name}, µs each"] = each(call, count - before)
+    return {"title": "Instrumented iterations of a process whose recording thread keeps up", "points": points}
+
+
+def each(call: Callable[[], object], times: int, between: Callable[[], object] = lambda: None) -> float:
+    """Microseconds of this thread that a call takes; every 500 calls something else has its turn, which is not counted."""
+    spent = 0.0
+    for _ in range(0, times, 500):
+        began = time.thread_time()
+        for _ in range(500):
+            call()
+        spent += time.thread_time() - began
+        between()
+    return round(spent / times * 1e6, 2)
+
+
+def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
+    """How each number grows with the first: flat, linear at most, or more than that from some point on."""
+    across, *names = points[0]
+    found = {}
+    for name in names:
+        pairs = [(point[across], max(point[name], 1e-9)) for point in points if name in point]
+        steps = [
+            (x, math.log(after / before) / math.log(x / last))
+            for (last, before), (x, after) in pairwise(pairs)
+        ]
+        steep = [x for x, exponent in steps if exponent > LINEAR]
+        whole = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
+        more = f"more than linear from {steep[0]:,.0f}" if steep else "linear at most"
+        found[name] = "flat" if whole <= FLAT else more
+    return found
 
 
 def draw(curves: Sequence[dict[str, Any]]) -> None:
@@ -214,7 +296,8 @@ def draw(curves: Sequence[dict[str, Any]]) -> None:
             1, len(measured), figsize=(3.2 * len(measured), 2.6), layout="constrained"
         )
         for axis, name in zip(axes if len(measured) > 1 else [axes], measured, strict=True):
-            axis.plot([p[across] for p in curve["points"]], [p[name] for p in curve["points"]], marker="o")
+            known = [point for point in curve["points"] if name in point]
+            axis.plot([p[across] for p in known], [p[name] for p in known], marker="o")
             axis.set(xlabel=across, title=name, xscale="log", ylim=(0, None))
             axis.grid(alpha=0.3)
         figure.savefig(REPOSITORY / f"docs/images/growth-{across}.svg", metadata={"Date": None})
@@ -224,12 +307,13 @@ def main() -> None:
     """Measure, print, and draw where asked."""
     # A process of its own for each curve: what one has imported is not the next one's.
     if name := next((each for each in sys.argv[1:] if not each.startswith("-")), ""):
-        print(json.dumps(globals()[name]()))
+        curve = globals()[name]()
+        print(json.dumps({**curve, "verdicts": verdicts(curve["points"])}))
         return
     curves = []
-    for each in ("ranks", "processes", "runs", "iterations"):
+    for subject in ("ranks", "series", "processes", "runs", "iterations"):
         quick = ["--quick"] if QUICK else []
-        with os.popen(" ".join([sys.executable, __file__, each, *quick])) as told:
+        with os.popen(" ".join([sys.executable, __file__, subject, *quick])) as told:
             curves.append(json.loads(told.read()))
     if "--pictures" in sys.argv:
         draw(curves)

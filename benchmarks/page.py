@@ -100,10 +100,14 @@ def page(results: dict[str, Any]) -> str:
 def grown(curve: dict[str, Any]) -> list[str]:
     """The table and the picture of a curve."""
     names = list(curve["points"][0])
-    rows = [" | ".join(number(point[name]) for name in names) for point in curve["points"]]
+    rows = [
+        " | ".join(number(point[name]) if name in point else "" for name in names)
+        for point in curve["points"]
+    ]
+    told = "; ".join(f"{name}: {verdict}" for name, verdict in curve["verdicts"].items())
     picture = f"![{curve['title']}](images/growth-{names[0]}.svg)"
     head = [f"### {curve['title']}", "", "| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    return [*head, *(f"| {row} |" for row in rows), "", picture, ""]
+    return [*head, *(f"| {row} |" for row in rows), "", f"Growth of {told}.", "", picture, ""]
 
 
 def fleet(result: dict[str, Any]) -> str:
