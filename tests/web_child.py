@@ -1,7 +1,7 @@
 """A web server in a process of its own, to be attacked: started by `web_support.Child`, told what to do on stdin.
 
 Arguments: one JSON object. On stdout one JSON line with the addresses, then one per command line on stdin:
-`stats`, `hang`, `slow SECONDS`, `release`. SIGTERM stops the server and ends the process.
+`stats`, `hang`, `finish` (hang until half a second after the stop), `slow SECONDS`, `release`. SIGTERM stops the server and ends the process.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ def main() -> None:
         limits=Limits(**options.get("limits", {})),
     )
 
+    finishing = False
+
     def terminate(number: int, frame: object) -> None:
+        if finishing:
+            threading.Timer(0.5, page.free.set).start()
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, terminate)
@@ -104,8 +108,9 @@ def main() -> None:
     try:
         for line in sys.stdin:
             command, *arguments = line.split()
-            if command == "hang":
+            if command in {"hang", "finish"}:
                 page.free.clear()
+                finishing = command == "finish"
             elif command == "slow":
                 page.slow_seconds = float(arguments[0])
             elif command == "release":

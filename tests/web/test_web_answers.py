@@ -172,7 +172,7 @@ def test_a_scrape_is_answered_before_prometheus_gives_up() -> None:
 def test_a_scrape_in_flight_is_answered_although_the_server_stops() -> None:
     with Child() as child, ExitStack() as stack:
         place = ("127.0.0.1", child.port)
-        child.command("slow 1")
+        child.command("finish")
         peer, idle = (stack.enter_context(socket.create_connection(place, timeout=10)) for _ in range(2))
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: child.command()["exporter_http_connections{running}"] == 1)
