@@ -70,7 +70,7 @@ def _compared(
     of: Callable[[str], str], title: str, unit: str, decimals: int, better: Json
 ) -> tuple[Column, Column]:
     """Give a number of each run, and how far it is from the baseline's."""
-    delta = f"\N{GREEK CAPITAL LETTER DELTA} {title.lower()}"
+    delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
         Column(of(THESE), title, unit, 100, decimals=decimals),
         Column(f"({of(THESE)}) / scalar({of(THAT)}) - 1", delta, "percentunit", 100, better, decimals=1),
@@ -131,7 +131,7 @@ def comparison() -> tuple[Panel, ...]:
             down="phase",
             unit="s",
             decimals=1,
-            w=14,
+            w=12,
             h=11,
         ),
         matrix(
@@ -145,7 +145,7 @@ def comparison() -> tuple[Panel, ...]:
             unit="none",
             decimals=3,
             numbers=True,
-            w=10,
+            w=12,
             h=11,
         ),
         lines(

@@ -85,6 +85,15 @@ def _glance() -> tuple[Panel, ...]:
 
 
 def _power() -> tuple[Panel, ...]:
+    gpus, cpus = (
+        f'sum by (instance) (rate({family}_energy_joules_total{{instance=~"$node"}}[$__rate_interval]))'
+        for family in ("gpu", "host_cpu")
+    )
+    # Of a card that was never at rest, the least that was seen is a part of its work.
+    resting = (
+        'max by (instance, gpu) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})'
+        ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{instance=~"$node", limit="enforced"})'
+    )
     return (
         lines(
             "Power of runs by component",
@@ -98,13 +107,7 @@ def _power() -> tuple[Panel, ...]:
         ),
         lines(
             "Power of machines",
-            Query(
-                'sum by (instance) (rate(gpu_energy_joules_total{instance=~"$node"}[$__rate_interval]))'
-                ' + on (instance) (sum by (instance) (rate(host_cpu_energy_joules_total{instance=~"$node"}'
-                "[$__rate_interval])) or 0 * sum by (instance) (rate(gpu_energy_joules_total"
-                '{instance=~"$node"}[$__rate_interval])))',
-                "{{instance}}",
-            ),
+            Query(f"{gpus} + {cpus} or {gpus} or {cpus}", "{{instance}}"),
             Query(
                 'sum by (instance) (rate(host_dram_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
                 "memory of {{instance}}",
@@ -119,7 +122,7 @@ def _power() -> tuple[Panel, ...]:
             ),
             Query(
                 'max by (instance) (gpu_power_idle_watts{instance=~"$node", method="before_start"})'
-                ' or max by (instance) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})',
+                f" or max by (instance) ({resting})",
                 "{{instance}} at rest, the most",
                 bound=True,
             ),
@@ -154,7 +157,7 @@ def _worth() -> tuple[Panel, ...]:
         per("Joules per token", "training_tokens_total", "joule"),
         bars(
             "Energy by phase",
-            now("sum by (phase) (training_phase_energy_joules_total{@run}) / 3.6e6", "{{phase}}"),
+            now("topk(9, sum by (phase) (training_phase_energy_joules_total{@run})) / 3.6e6", "{{phase}}"),
             unit="kwatth",
             overrides=named(PHASES | {"unattributed": GREY}),
             color=fixed(GREY),
@@ -196,7 +199,7 @@ def carbon() -> tuple[Panel, ...]:
                 "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule) * 3.6e6",
                 "{{zone}}: {{kind}}, {{factor}} ({{source}})",
             ),
-            unit="massg",
+            unit="suffix:g/kWh",
             color=shades(BLUE),
             steps_drawn=True,
             w=8,
@@ -227,7 +230,7 @@ def carbon() -> tuple[Panel, ...]:
             ),
             Column(
                 "sum by (run) (training_embodied_carbon_grams_total{@run})",
-                "CO2, making",
+                "Embodied CO2",
                 unit="massg",
                 decimals=2,
                 width=110,
@@ -253,8 +256,7 @@ def carbon() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             sort="Energy",
-            w=14,
-            h=8,
+            h=6,
         ),
         table(
             "Settings in force",
@@ -272,11 +274,10 @@ def carbon() -> tuple[Panel, ...]:
                 width=90,
             ),
             Column("currency", "Currency", width=90),
-            Column("device_type", "Device", width=100),
-            Column("zone", "Zone", width=70),
-            Column("source", "From", width=80),
-            w=10,
-            h=8,
+            Column("device_type", "Device"),
+            Column("zone", "Zone"),
+            Column("source", "From"),
+            h=6,
         ),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dashboards.board import Board, Mark, Row
 from dashboards.compare import BASELINE, RUNS, TAG, comparison
 from dashboards.palette import BAD, BLUE, CAUSES, ORANGE, PLAIN, PURPLE, VERMILION, WARNING, named, shades
-from dashboards.panels import Panel, above, below, lines, stat, steps, to, words
+from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, steps, to, words
 from dashboards.queries import Query, now
 from dashboards.tables import Column, percent, table
 
@@ -115,14 +115,7 @@ def _alerts() -> tuple[Panel, ...]:
     return (
         table(
             "Firing alerts",
-            Column(
-                "severity",
-                "Severity",
-                width=100,
-                mappings=words(
-                    {"critical": ("critical", BAD), "warning": ("warning", WARNING), "info": ("info", PLAIN)}
-                ),
-            ),
+            Column("severity", "Severity", width=100, mappings=SEVERITIES),
             Column("alertname", "Alert"),
             Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
             Column("rank", "Rank", width=80),
@@ -212,7 +205,7 @@ def _runs() -> tuple[Panel, ...]:
             ),
             of="max by (run, user, model) (run:training_run:info{@cluster})",
             sort="Last step",
-            h=11,
+            h=8,
         ),
     )
 
@@ -221,7 +214,7 @@ def _cluster() -> tuple[Panel, ...]:
     return (
         lines(
             "Badput of the cluster by cause",
-            Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster})", "{{cause}}"),
+            Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
             unit="percentunit",
             stacked=True,
             overrides=named(CAUSES),
@@ -306,7 +299,7 @@ def _nodes() -> tuple[Panel, ...]:
                 thresholds=above(1),
             ),
             sort="Troubles",
-            h=12,
+            h=10,
             w=24,
         ),
     )

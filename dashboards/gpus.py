@@ -16,7 +16,7 @@ HELD = (
     ' "uuid", "$1", "device", "(.+)")'
 )
 """The cards of the run, as the rules `run_gpu:…` find them."""
-RUNS = Variable(RUN.name, RUN.label, RUN.query, every=".*", what="Its GPUs; All is every GPU.")
+RUNS = Variable(RUN.name, RUN.label, RUN.query, every=".*", what="Its GPUs; All is every GPU of the nodes.")
 NODES = Variable(
     NODE.name,
     NODE.label,
@@ -210,7 +210,6 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=2,
-            stacked=True,
             overrides=named(THROTTLES),
         ),
         lines(
@@ -232,8 +231,8 @@ def links() -> tuple[Panel, ...]:
         rate = f"sum by (instance, gpu) (rate(gpu_{link}_{{way}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
         return lines(
             title,
-            Query(rate.format(way="transmit"), f"{LEGEND} sent"),
-            Query(rate.format(way="receive"), f"{LEGEND} received", dashed=True),
+            Query(rate.format(way="transmit"), f"sent, {LEGEND}"),
+            Query(rate.format(way="receive"), f"received, {LEGEND}", dashed=True),
             unit="Bps",
             legend="hidden",
         )
@@ -257,7 +256,7 @@ def errors() -> tuple[Panel, ...]:
             Query(events("gpu_nvlink_errors_total{@gpu}", "kind") + " > 0", "NVLink {{kind}}", PURPLE),
             unit="none",
             bars=True,
-            w=12,
+            w=10,
         ),
         table(
             "Xid errors",
@@ -272,17 +271,17 @@ def errors() -> tuple[Panel, ...]:
                 width=170,
             ),
             sort="Last",
-            w=12,
+            w=14,
             h=8,
         ),
         table(
-            "GPUs that need attention",
+            "Health of each GPU",
             Column("instance", "Node"),
             Column("gpu", "GPU", width=60),
             Column("min by (instance, gpu) (gpu_up{@gpu})", "Answers", width=90, mappings=YES_NO),
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
-                "The driver asks for",
+                "Driver asks for",
                 mappings=words(
                     {
                         0: ("nothing", PLAIN),
@@ -303,7 +302,7 @@ def errors() -> tuple[Panel, ...]:
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
-                "Row waits for reset",
+                "Row waits",
                 mappings=words({0: ("no", PLAIN), 1: ("yes", WARNING)}),
             ),
             Column(
@@ -313,13 +312,13 @@ def errors() -> tuple[Panel, ...]:
             ),
             Column(
                 'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
-                "NVLinks out of use",
+                "NVLinks down",
                 thresholds=above(1),
             ),
             Column(
                 'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
                 ' gpu_pcie_link_width{@gpu, kind="current"})',
-                "PCIe lanes missing",
+                "Lanes missing",
                 thresholds=above(1),
             ),
             sort="Answers",
@@ -355,27 +354,27 @@ def inventory() -> tuple[Panel, ...]:
             "GPUs and their drivers",
             Column("instance", "Node"),
             Column("gpu", "GPU", width=60),
-            Column("name", "Model"),
-            Column("driver", "Driver", width=110),
+            Column("name", "Model", width=190),
+            Column("driver", "Driver", width=100),
             Column("cuda_driver", "CUDA", width=70),
-            Column("vbios", "VBIOS", width=140),
-            Column("serial", "Serial", width=140),
+            Column("vbios", "VBIOS", width=135),
+            Column("serial", "Serial", width=130),
             Column("pci_bus_id", "PCI address", width=150),
             Column(
                 'max by (instance, gpu, uuid) (gpu_pcie_link_generation{@gpu, kind="current"})',
-                "PCIe generation",
-                width=130,
+                "PCIe",
+                width=70,
             ),
             Column(
                 'max by (instance, gpu, uuid) (gpu_pcie_link_width{@gpu, kind="current"})', "Lanes", width=70
             ),
             Column(
                 'max by (instance, gpu, uuid) (gpu_power_limit_watts{@gpu, limit="enforced"})',
-                "Power limit",
+                "Limit",
                 unit="watt",
-                width=100,
+                width=80,
             ),
-            Column("uuid", "UUID"),
+            Column("uuid", "UUID", width=340),
             of="max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
         ),
     )

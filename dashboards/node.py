@@ -53,6 +53,7 @@ def _glance() -> tuple[Panel, ...]:
             now("max(host_cpu_utilization_ratio{@node})"),
             unit="percentunit",
             decimals=0,
+            w=6,
             thresholds=above(0.9, 0.97),
         ),
         stat(
@@ -62,6 +63,7 @@ def _glance() -> tuple[Panel, ...]:
                 " or on (instance) host_memory_available_bytes{@node})"
             ),
             unit="bytes",
+            w=6,
         ),
         stat(
             "OOM kills",
@@ -71,6 +73,7 @@ def _glance() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=0,
+            w=6,
             thresholds=above(1, 1),
         ),
         stat(
@@ -78,6 +81,7 @@ def _glance() -> tuple[Panel, ...]:
             now("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,
+            w=6,
             thresholds=above(0.7, 0.9),
         ),
     )
@@ -121,7 +125,9 @@ def _cpu() -> tuple[Panel, ...]:
 def _waits() -> Iterator[Query]:
     for what, name, color in (("cpu", "CPU", BLUE), ("memory", "memory", VERMILION), ("io", "I/O", PURPLE)):
         yield Query(
-            f"rate(host_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval])", name, color
+            f"clamp_max(rate(host_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval]), 1)",
+            name,
+            color,
         )
     rate = "rate(cgroup_pressure_io_waiting_seconds_total{@node}[$__rate_interval])"
     yield Query(rate, "I/O, container", PURPLE, dashed=True)
@@ -203,7 +209,7 @@ def itself() -> tuple[Panel, ...]:
             ),
             sort="Success",
             descending=False,
-            w=12,
+            w=24,
         ),
         lines(
             "Age of the feed",
@@ -214,8 +220,7 @@ def itself() -> tuple[Panel, ...]:
             unit="s",
             thresholds=above(10),
             legend="hidden",
-            w=6,
-            h=9,
+            w=12,
         ),
         lines(
             "Samples and files lost",
@@ -226,8 +231,7 @@ def itself() -> tuple[Panel, ...]:
             ),
             unit="none",
             bars=True,
-            w=6,
-            h=9,
+            w=12,
         ),
         lines(
             "Series, and those dropped",

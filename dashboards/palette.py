@@ -72,6 +72,7 @@ COMPONENTS = {"gpu": BLUE, "cpu": ORANGE, "dram": GREEN, "soc": PURPLE}
 
 THROTTLES = {
     "sw_power_cap": GREY,
+    "thermal": RED,
     "hw_thermal": VERMILION,
     "sw_thermal": ORANGE,
     "hw_power_brake": INDIGO,

@@ -70,6 +70,7 @@ def words(meaning: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 
 
 YES_NO = words({1: ("yes", GOOD), 0: ("no", BAD)})
+SEVERITIES = words({"critical": ("critical", BAD), "warning": ("warning", WARNING), "info": ("info", PLAIN)})
 
 
 SOFT_MOST = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
@@ -129,11 +130,11 @@ def lines(
         "scaleDistribution": {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
-        "stacking": {"group": "A", "mode": "normal" if stacked else "none"},
+        "stacking": {"group": "A", "mode": "normal" if stacked or bars else "none"},
         "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
     }
     shown: Json = {
-        "calcs": ["lastNotNull", "max"] if legend == "right" else [],
+        "calcs": ["lastNotNull"] if legend == "right" else [],
         "displayMode": "table" if legend == "right" else "list",
         "placement": "right" if legend == "right" else "bottom",
         "showLegend": legend != "hidden",

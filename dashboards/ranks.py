@@ -59,6 +59,7 @@ def _glance() -> tuple[Panel, ...]:
             now("count(max by (rank) (training_process_up{@run}))", "of"),
             now("count(max by (rank) (training_process_up{@run}) == 0)", "dead", BAD),
             unit="none",
+            w=6,
             text="value_and_name",
         ),
         stat(
@@ -67,7 +68,7 @@ def _glance() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text="value_and_name",
-            w=5,
+            w=6,
             thresholds=steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
         ),
         stat(
@@ -76,7 +77,7 @@ def _glance() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             thresholds=above(0.1, 0.25),
-            w=5,
+            w=6,
         ),
         stat(
             "Steps apart",
@@ -156,18 +157,8 @@ def _slow() -> tuple[Panel, ...]:
                 110,
                 above(0.1),
             ),
-            Column(
-                held('gpu_clock_hertz{clock="sm"}'),
-                "SM clock",
-                unit="hertz",
-                width=100,
-            ),
-            Column(
-                held('gpu_temperature_celsius{sensor="gpu"}'),
-                "Heat",
-                unit="celsius",
-                width=80,
-            ),
+            Column(held('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
+            Column(held('gpu_temperature_celsius{sensor="gpu"}'), "Heat", unit="celsius", width=80),
             Column(
                 "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})",
                 "Last news",
@@ -195,7 +186,28 @@ def together() -> tuple[Panel, ...]:
             stacked=True,
             overrides=named(PHASES),
             legend="right",
-            w=14,
+            w=12,
+            h=9,
+        ),
+        lines(
+            "Waiting for data and for each other",
+            Query(
+                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
+                "data, worst rank",
+                VERMILION,
+            ),
+            Query(
+                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
+                "data, median rank",
+                ORANGE,
+            ),
+            Query(
+                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="grad_sync"}[$__rate_interval])))',
+                "each other, median rank",
+                BLUE,
+            ),
+            unit="percentunit",
+            w=12,
             h=9,
         ),
         table(
@@ -221,40 +233,14 @@ def together() -> tuple[Panel, ...]:
             ),
             of=OTHERS,
             sort="For",
-            w=10,
-            h=9,
-        ),
-        lines(
-            "Waiting for data and for each other",
-            Query(
-                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "data, worst rank",
-                VERMILION,
-            ),
-            Query(
-                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
-                "data, median rank",
-                ORANGE,
-            ),
-            Query(
-                'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="grad_sync"}[$__rate_interval])))',
-                "each other, median rank",
-                BLUE,
-            ),
-            unit="percentunit",
-            w=24,
-            h=7,
+            w=12,
+            h=6,
         ),
         table(
             "Dead and silent ranks",
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-            Column(
-                SILENT,
-                "Is its process there?",
-                width=160,
-                mappings=words({0: ("dead", BAD), 1: ("hangs", WARNING)}),
-            ),
+            Column(SILENT, "Process", width=80, mappings=words({0: ("dead", BAD), 1: ("hangs", WARNING)})),
             Column(
                 "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
                 f" and on (instance, rank) ({SILENT})",
@@ -263,10 +249,10 @@ def together() -> tuple[Panel, ...]:
                 decimals=0,
                 width=110,
             ),
-            sort="Is its process there?",
+            sort="Process",
             descending=False,
-            w=10,
-            h=8,
+            w=12,
+            h=6,
         ),
     )
 
@@ -283,26 +269,23 @@ def chosen() -> tuple[Panel, ...]:
             "Compute time of a step",
             Query("max by (rank) (training_rank_compute_seconds{@rank})", name),
             unit="s",
-            w=8,
+            w=6,
         ),
         lines(
-            "SM clock of their GPUs",
-            Query(of_chosen('gpu_clock_hertz{clock="sm"}'), name),
-            unit="hertz",
-            w=8,
+            "SM clock of their GPUs", Query(of_chosen('gpu_clock_hertz{clock="sm"}'), name), unit="hertz", w=6
         ),
         lines(
             "SM activity of their GPUs",
             Query(of_chosen("gpu_sm_activity_ratio"), name),
             unit="percentunit",
             most=1,
-            w=8,
+            w=6,
         ),
         lines(
             "CPU of their processes",
             Query("sum by (rank) (rate(training_process_cpu_seconds_total{@rank}[$__rate_interval]))", name),
             unit="none",
             decimals=1,
-            w=8,
+            w=6,
         ),
     )

@@ -17,9 +17,10 @@ from dashboards.palette import (
     Override,
     fixed,
     named,
+    of_series,
     shades,
 )
-from dashboards.panels import Panel, above, below, lines, stat, to
+from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, to
 from dashboards.queries import UUID_OF, Query, events, now
 from dashboards.tables import Column, table
 
@@ -160,7 +161,10 @@ def _glance() -> tuple[Panel, ...]:
             "Step time",
             Query(MEAN.replace("{past}", ""), "mean", BLUE),
             Query(MEAN.replace("{past}", " offset 1h"), "an hour before", bound=True),
-            Query(f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 of 100 are below", PALE),
+            # One step of half a minute would hide all of the mean on the same axis.
+            Query(
+                f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 of 100 are below (right)", PALE, right=True
+            ),
             unit="s",
             w=8,
             links=(TO_RANKS,),
@@ -190,7 +194,7 @@ def _glance() -> tuple[Panel, ...]:
         ),
         table(
             "Firing alerts",
-            Column("severity", "Severity", width=110),
+            Column("severity", "Severity", width=110, mappings=SEVERITIES),
             Column("alertname", "Alert"),
             Column("rank", "Rank", width=90),
             Column("gpu", "GPU", width=90),
@@ -255,10 +259,13 @@ def _phases() -> tuple[Panel, ...]:
             most=1,
             stacked=True,
             color=fixed(GREY),
-            overrides=named(PHASES),
+            overrides=[
+                *named(PHASES),
+                {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
+            ],
             legend="right",
             w=12,
-            h=10,
+            h=12,
             links=(TO_RANKS,),
         ),
         lines(
@@ -281,7 +288,7 @@ def _phases() -> tuple[Panel, ...]:
             overrides=named(PHASES),
             legend="right",
             w=12,
-            h=10,
+            h=12,
         ),
     )
 
@@ -306,7 +313,11 @@ def _learning() -> tuple[Panel, ...]:
 
 def checkpoints() -> tuple[Panel, ...]:
     """Give the panels about saving: how often, how long, and what is at risk meanwhile."""
-    blocking = "sum by (le, part) (rate(training_checkpoint_duration_seconds_bucket{@run}[$__rate_interval]))"
+
+    def mean(part: str) -> str:
+        rate = f'sum(rate(training_checkpoint_duration_seconds_{{}}{{{{@run, part="{part}"}}}}[$__rate_interval]))'
+        return f"{rate.format('sum')} / ({rate.format('count')} > 0)"
+
     return (
         lines(
             "Unsaved work",
@@ -314,14 +325,14 @@ def checkpoints() -> tuple[Panel, ...]:
             Query("max(training_checkpoint_interval_seconds{@run})", "usual interval", bound=True),
             unit="s",
             fill=10,
-            w=8,
+            w=6,
         ),
         lines(
             "Checkpoint duration",
-            Query(f"histogram_quantile(0.5, {blocking})", "{{part}}, median"),
+            Query(mean("blocking"), "blocking", VERMILION),
+            Query(mean("total"), "total", BLUE, dashed=True),
             unit="s",
-            overrides=named({"blocking, median": VERMILION, "total, median": BLUE}),
-            w=8,
+            w=6,
         ),
         lines(
             "Checkpoints by result",
@@ -329,13 +340,14 @@ def checkpoints() -> tuple[Panel, ...]:
             unit="none",
             bars=True,
             overrides=named({"ok": BLUE, "failed": VERMILION}),
-            w=8,
+            w=6,
         ),
         stat(
             "Room for checkpoints",
             now("min(training_checkpoint_dir_available_bytes{@run})"),
             unit="bytes",
-            w=12,
+            w=6,
+            h=8,
         ),
     )
 
@@ -362,7 +374,7 @@ def goodput() -> tuple[Panel, ...]:
         lines(
             "Badput by cause",
             Query(
-                f"max by (run, cause) (training_badput_seconds_total{{@run}}) / on (run) group_left () {WALL}",
+                f"max by (run, cause) (training_badput_seconds_total{{@run}} > 0) / on (run) group_left () {WALL}",
                 "{{cause}}",
             ),
             unit="percentunit",
@@ -411,8 +423,15 @@ def identity() -> tuple[Panel, ...]:
             ),
             unit="none",
             bars=True,
-            color=shades(BLUE),
-            w=12,
+            overrides=[
+                of_series({"id": "byRegexp", "options": f"/\\({severity}\\)$/"}, shades(color))
+                for severity, color in {
+                    "info": BLUE,
+                    "warning": ORANGE,
+                    "error": BAD,
+                    "critical": BAD,
+                }.items()
+            ],
         ),
         table(
             "Identity of the run",
@@ -425,7 +444,6 @@ def identity() -> tuple[Panel, ...]:
             Column("world_size", "Ranks", width=80),
             Column("perf_tag", "Comparable with (perf_tag)"),
             of="max by (run, job_name, user, model, framework, precision, world_size, perf_tag) (training_run_info{@run})",
-            w=12,
-            h=8,
+            h=4,
         ),
     )

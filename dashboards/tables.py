@@ -10,8 +10,10 @@ from dashboards.palette import BLUE, Override, fixed
 from dashboards.panels import NEUTRAL, NOTHING, Json, Panel, assembled, defaults_of
 from dashboards.queries import Query, rows
 
-HEADING_EDGE, HEADING_LETTER = 44, 7.5
-"""What a heading takes, in pixels: its padding with the sign of the filter, and each letter."""
+HEADING_EDGE, HEADING_LETTER, HEADING_ARROW = 44, 7.5, 20
+"""What a heading takes, in pixels: its padding with the sign of the filter, each letter, and the arrow of the order."""
+LEAST_WIDTH = 100
+"""Of a column that takes what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ def table(
     overrides = [
         {
             "matcher": {"id": "byName", "options": column.title},
-            "properties": [{"id": "noValue", "value": NOTHING}, *_column_properties(column)],
+            "properties": [
+                {"id": "noValue", "value": NOTHING},
+                *_column_properties(column, column.title == sort),
+            ],
         }
         for column in columns
     ]
@@ -161,6 +166,7 @@ def _assembled(
         "cellOptions": {"type": "auto"},
         "filterable": order is not None,
         "inspect": False,
+        "minWidth": LEAST_WIDTH,
     }
     options: Json = {
         "cellHeight": "sm",
@@ -171,14 +177,16 @@ def _assembled(
     return assembled("table", title, queries, w, h, defaults, overrides, options)
 
 
-def _column_properties(column: Column) -> list[Json]:
+def _column_properties(column: Column, ordered: bool) -> list[Json]:
     properties: list[Json] = []
     unit = column.unit or ("none" if column.is_value and not column.mappings else None)
     if unit:
         properties.append({"id": "unit", "value": unit})
+    heading = HEADING_EDGE + math.ceil(HEADING_LETTER * len(column.title)) + HEADING_ARROW * ordered
     if column.width:
-        heading = HEADING_EDGE + math.ceil(HEADING_LETTER * len(column.title))
         properties.append({"id": "custom.width", "value": max(column.width, heading)})
+    else:
+        properties.append({"id": "custom.minWidth", "value": max(LEAST_WIDTH, heading)})
     if column.decimals is not None:
         properties.append({"id": "decimals", "value": column.decimals})
     if column.thresholds or column.mappings:
