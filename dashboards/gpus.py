@@ -368,12 +368,6 @@ def inventory() -> tuple[Panel, ...]:
             Column(
                 'max by (instance, gpu, uuid) (gpu_pcie_link_width{@gpu, kind="current"})', "Lanes", width=70
             ),
-            Column(
-                'max by (instance, gpu, uuid) (gpu_power_limit_watts{@gpu, limit="enforced"})',
-                "Limit",
-                unit="watt",
-                width=80,
-            ),
             Column("uuid", "UUID", width=340),
             of="max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
         ),
