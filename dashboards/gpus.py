@@ -368,7 +368,7 @@ def inventory() -> tuple[Panel, ...]:
             Column(
                 'max by (instance, gpu, uuid) (gpu_pcie_link_width{@gpu, kind="current"})', "Lanes", width=70
             ),
-            Column("uuid", "UUID", width=340),
+            Column("uuid", "UUID", width=360),
             of="max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
         ),
     )

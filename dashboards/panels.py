@@ -125,7 +125,7 @@ def lines(
         "fillOpacity": 70 if stacked or bars else fill,
         "insertNulls": False,
         "lineInterpolation": "stepAfter" if steps_drawn else "linear",
-        "lineWidth": 0 if stacked else 1,
+        "lineWidth": 0 if stacked or bars else 1,
         "pointSize": 4,
         "scaleDistribution": {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
@@ -217,7 +217,7 @@ def bars(
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "showUnfilled": True,
         "sizing": "manual",
-        "text": {"titleSize": 13, "valueSize": 15},
+        "text": {"titleSize": 12, "valueSize": 15},
         "valueMode": "text",
     }
     return assembled("bargauge", title, queries, w, h, defaults, overrides, options)

@@ -181,13 +181,13 @@ def together() -> tuple[Panel, ...]:
     return (
         lines(
             "Ranks by phase",
-            Query("count by (phase) (training_phase_active{@run} == 1)", "{{phase}}"),
+            Query("sum by (phase) (training_phase_active{@run})", "{{phase}}"),
             unit="none",
             stacked=True,
             overrides=named(PHASES),
             legend="right",
             w=12,
-            h=9,
+            h=12,
         ),
         lines(
             "Waiting for data and for each other",
@@ -208,7 +208,7 @@ def together() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             w=12,
-            h=9,
+            h=12,
         ),
         table(
             "Ranks in another phase than most",
