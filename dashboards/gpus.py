@@ -337,12 +337,14 @@ def mig() -> tuple[Panel, ...]:
             Query("gpu_mig_sm_activity_ratio{@gpu}", legend),
             unit="percentunit",
             most=1,
+            legend="hidden",
         ),
         lines(
             "Memory of instances (MIG)",
             Query("gpu_mig_memory_used_bytes{@gpu} / gpu_mig_memory_total_bytes{@gpu}", legend),
             unit="percentunit",
             most=1,
+            legend="hidden",
         ),
     )
 
