@@ -406,7 +406,6 @@ def soak(seconds: float, seed: int) -> list[str]:
 def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     """Hold the page, Prometheus and the processes against what is known; print it."""
     found = []
-    files = [path.name for path in node.feed.iterdir() if path.is_file()]
     told = {rank.number: rank.steps() for rank in ranks}
 
     def due() -> bool:
@@ -417,6 +416,9 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
 
     with contextlib.suppress(SystemExit):
         wait_until(due, "the last steps", 15)
+    with contextlib.suppress(SystemExit):
+        wait_until(lambda: len(list(node.feed.glob("*.feed"))) <= RANKS, "the files of the dead to go", 30)
+    files = [path.name for path in node.feed.iterdir() if path.is_file()]
     shown, samples = node.totals("training_steps_total"), node.totals("training_samples_total")
     print("rank  attempts  killed  steps in its diary  on /metrics  samples")
     for rank in ranks:

@@ -12,11 +12,13 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from exporter.cli import processes
 from exporter.cli.flags import (
@@ -34,7 +36,8 @@ from exporter.cli.flags import (
 from exporter.cli.processes import SETTLE_SECONDS, SidecarProcess, SignalProbe, sidecar_command
 from exporter.errors import FeedError
 from exporter.feed import runs
-from exporter.feed.directory import default_directory, prepare_directory
+from exporter.feed.directory import default_directory, prepare_directory, write_overrides
+from exporter.feed.files import OVERRIDES
 from exporter.feed.runs import Job, Registration
 from exporter.recording.identity import LAUNCH, launch_name, script_of
 
@@ -81,6 +84,7 @@ class Plan:
     linger_seconds: float  # how long the sidecar may wait for the last scrape
     run: str = ""  # its name, as the job is given it
     page: str = ""  # where the status page will be; "" where that is not known
+    rules: Sequence[Mapping[str, object]] = ()  # for what the job records
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -109,7 +113,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     if not command:
         raise mistake("command line", f"no command is given: {USAGE}")
     linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
-    directory, page = _directory_and_page(given, environ)
+    directory, page, rules = _configured(given, environ)
     feed_directory = (directory or default_directory()).absolute()
     launch, disabled = launch_name(script_of(command), time.time()), environ.get("EXPORTER_DISABLED") == "1"
     own_places = {FEED_DIRECTORY_VARIABLE: str(feed_directory), LAUNCH: launch}
@@ -127,23 +131,27 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         linger_seconds=linger_seconds,
         run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or launch,
         page=page,
+        rules=rules,
     )
 
 
-def _directory_and_page(given: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Path | None, str]:
-    """The feed directory, and where a person on this machine finds the page ("" for a port of the kernel's choice)."""
+def _configured(
+    given: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[Path | None, str, Sequence[Mapping[str, object]]]:
+    """The feed directory, where a person on this machine finds the page ("" for a port of the kernel's choice), and rules."""
     variable = environ.get(FEED_DIRECTORY_VARIABLE)
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
+    rules: Sequence[Mapping[str, object]] = ()
     if any(value_of(given, flag) is not None for flag in FLAGS):
         # Only then, since the job would be kept waiting for the import of all that could be configured.
         from exporter.cli.configuration import resolve  # noqa: PLC0415
 
         configuration = resolve(given, environ)
-        directory, web = configuration.feed.dir, configuration.web
+        directory, web, rules = configuration.feed.dir, configuration.web, configuration.overrides()
         address, scheme = web.listen_address[0], "http" if web.config_file is None else "https"
     host, _, port = address.rpartition(":")
     name = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"  # compared
-    return directory, "" if port == "0" else f"{scheme}://{name}:{port}/"
+    return directory, "" if port == "0" else f"{scheme}://{name}:{port}/", rules
 
 
 def supervise(plan: Plan) -> int:
@@ -174,6 +182,7 @@ class Supervision:
     def run(self) -> int:
         """Start the job, and see it and the sidecar out; the job's wait status."""
         plan, registration, started = self._plan, self._registration, time.time()
+        foreign = registration is not None and _is_anothers(plan)
         try:
             pid = processes.start_job(plan.command, environment=plan.environment, mask=self._mask)
         except processes.NotStartedError as error:
@@ -188,7 +197,7 @@ class Supervision:
             registration.tell_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._ask_at = time.monotonic() + runs.SILENT_SECONDS
-            say(f"run {plan.run}" + (f", see {plan.page}" if plan.page else ""))
+            say(f"run {plan.run}" + (f", see {plan.page}" if plan.page and not foreign else ""))
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
             registration.tell_end(self._job, wait_status)
@@ -326,11 +335,29 @@ def _stop_self(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
+def _is_anothers(plan: Plan) -> bool:
+    """Whether somebody who is no exporter of this directory answers where the page would be."""
+    found = urlsplit(plan.page)
+    if runs.owner(plan.feed_directory) is not None or found.hostname is None:
+        return False
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((found.hostname, found.port or 80), timeout=1),
+    ):
+        return True
+    return False
+
+
 def _register(plan: Plan) -> Registration | None:
     """Join the active runs; None, and a line, where the feed directory cannot be used."""
     try:
         prepare_directory(plan.feed_directory)
         runs.forget_ends(plan.feed_directory)
+        if runs.owner(plan.feed_directory) is None and (
+            plan.rules or (plan.feed_directory / OVERRIDES).exists()
+        ):
+            # Before the job's first value: whether a Stat has a histogram is settled there.
+            write_overrides(plan.feed_directory, plan.rules)
         return runs.Registration(plan.feed_directory)
     except (OSError, FeedError) as error:
         say(f"the job runs without metrics: {error}")

@@ -31,7 +31,7 @@ Example: process 000102…0f (run "r", rank 0) has recorded three values of the 
 last closed window, and lost one snapshot to a full disk. Its second snapshot has 392 bytes:
 
      0  89 45 58 50 46 0d 0a 1a   magic
-     8  01 00 00 00 c6 94 ea 04   version 1, flags 0, checksum 0x04ea94c6
+     8  02 00 00 00 d5 f0 c6 71   version 2, flags 0, checksum 0x71c6f0d5
     16  00 01 02 03 04 05 06 07   process id
     24  08 09 0a 0b 0c 0d 0e 0f
     32  02 00 00 00 00 00 00 00   sequence 2
@@ -64,7 +64,7 @@ from exporter.recording.values import StatReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
 """Not text in any encoding; a transfer that changes line ends or cuts at Ctrl-Z damages it (PNG's idea)."""
-VERSION = 1
+VERSION = 2
 
 HEADER = struct.Struct("<8sHHI16sQIII")
 """magic, version, flags (0), checksum, process id, sequence, lengths of the three sections."""

@@ -158,13 +158,14 @@ def _run(seen: View, run: Run) -> str:
     for labels, amount in readings.rows("training_cost_total", run=name):
         costs[labels["currency"]] = costs.get(labels["currency"], 0.0) + amount
     nonfinite = total("training_nonfinite_total")
+    stands = run.state in {"hung", "stalled"}
     saved = value("training_checkpoint_last_success_timestamp_seconds")
     cells = (
-        cell("step time", known(step_seconds, duration)),
-        cell("steps per second", known(past.recent("steps", name), number)),
+        cell("step time", known(None if stands else step_seconds, duration)),
+        cell("steps per second", known(None if stands else past.recent("steps", name), number)),
         cell("loss", known(value("training_loss", mode="train"), number)),
         cell("not finite", marked("bad", f"{nonfinite:.0f}") if nonfinite else ""),
-        cell("tokens per second", known(past.recent("tokens", name), number)),
+        cell("tokens per second", known(None if stands else past.recent("tokens", name), number)),
         cell("gradient norm", known(value("training_grad_norm"), number)),
         cell("learning rate", known(value("training_learning_rate"), number)),
         _goodput(seen, run),
@@ -203,7 +204,8 @@ def _goodput(seen: View, run: Run) -> str:
     below = ""
     if never and run.state not in {"finished", "failed"}:
         below = "nothing is saved yet: work counts once it is, or when the job ends well"
-        below += f"; with it {share((productive + unsaved) / wall)}" if unsaved else ""
+        if unsaved and run.state not in {"hung", "stalled"}:
+            below += f"; with it {share((productive + unsaved) / wall)}"
     return cell("goodput", share(productive / wall), below and f"<small>{below}</small>")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -159,8 +160,24 @@ def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path, tmp_pat
 
     assert ended.returncode == 3
     first, refused = heard.read_text().splitlines()
-    assert first.endswith(f"see http://127.0.0.1:{port}/")
+    assert first.startswith("exporter: run ")
+    assert str(port) not in first  # nobody is sent to a foreign page
     assert f"cannot listen on 127.0.0.1:{port}" in refused
+
+
+def test_rules_for_recording_are_there_before_the_jobs_first_value(feed: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("recording: [{match: demo.latency, aggregations: [histogram], buckets: [0.01, 0.1]}]")
+    job = "import os, pathlib; print(pathlib.Path(os.environ['EXPORTER_FEED_DIR'], 'overrides.json').read_text())"
+    command = run_command(
+        feed, [sys.executable, "-c", job], f"--config.file={config}", "--run.linger=0s", port=free_port()
+    )
+
+    ended = finished(command)
+
+    assert ended.returncode == 0
+    (rule,) = json.loads(ended.stdout)["rules"]
+    assert rule["buckets"] == [0.01, 0.1]
 
 
 def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(feed: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from places import TESTS
+from waiting import PATIENCE
 
 CHILD = TESTS / "fuse_child.py"
 CANNOT = 77
@@ -30,7 +31,7 @@ def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
         env={**os.environ, "PYTHONPATH": str(CHILD.parent.parent)},
         capture_output=True,
         text=True,
-        timeout=18,
+        timeout=18 * PATIENCE,
         check=False,
     )
     if ended.returncode == CANNOT or "unshare failed" in ended.stderr:
@@ -54,4 +55,4 @@ def test_a_sidecar_that_no_signal_can_end_does_not_keep_the_job(tmp_path: Path) 
 
     assert told["status"] == 3, told["log"]
     assert "the sidecar cannot be ended" in told["log"]
-    assert told["seconds"] < 10
+    assert told["seconds"] < 10 * PATIENCE
