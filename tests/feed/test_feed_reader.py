@@ -139,7 +139,7 @@ def feed_name() -> str:
         (lambda data: b"GIF89a" + data, "magic"),
         (lambda data: data[:-1] + b" ", "checksum"),
         (lambda data: data + b" ", "content"),
-        (lambda data: data[:8] + struct.pack("<H", 2) + data[10:], "version"),
+        (lambda data: data[:8] + struct.pack("<H", 99) + data[10:], "version"),
     ],
 )
 def test_a_damaged_file_costs_itself_only(
