@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -146,10 +145,12 @@ def _recorder(named: MetricName, pair: Pair) -> Record:
     add, times = stat.add, named.times
 
     def record(value: object) -> None:
-        is_plain = type(value) in {float, int}
-        with suppress(Exception):  # any object's own arithmetic: the Stat counts what is no number
+        kind = type(value)
+        try:  # noqa: SIM105  # a third of what a value costs
             value = value * times  # type: ignore[operator]
-        torch = None if is_plain else sys.modules.get("torch")
+        except Exception:  # noqa: BLE001, S110  # any object's own arithmetic: the Stat counts what is no number
+            pass
+        torch = None if kind is float or kind is int else sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             stat.add_tensor(value)
         else:
