@@ -39,7 +39,7 @@ COMPUTED = 10_000
 RANKS = NODES_OF_A_RUN = 8
 SCRAPE_SECONDS = 15
 APART_SECONDS = 10.0
-WATCHED_SECONDS = 30 if QUICK else 90
+WATCHED_SECONDS = 30 if QUICK else 60
 QUERY_TRIES = 3
 PER_NODE = re.compile(r"training_(energy|carbon|cost|productive_energy|wasted_energy|process|rank|gpu)")
 """Families without a rank that each node has; all others with a run come from the run's first node."""

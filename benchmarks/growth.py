@@ -26,7 +26,7 @@ from typing import Any
 from report import QUICK, REPOSITORY, child, described, feed_directory, memory_mib, process_seconds
 
 WATCHED_SECONDS = 6.0 if QUICK else 15.0
-RANKS = (1, 4, 16) if QUICK else (1, 4, 16, 64, 256)
+RANKS = (1, 4, 16) if QUICK else (1, 4, 16, 64)
 STATS = (5, 20) if QUICK else (15, 50, 150, 500, 1500)
 PROCESSES = (1, 10, 100) if QUICK else (1, 10, 100, 1000, 2000)
 RUNS = (10, 20) if QUICK else (50, 200, 500, 1000)
