@@ -276,7 +276,7 @@ def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
         ]
         steep = [x for x, exponent in steps if exponent > LINEAR]
         whole = math.log(pairs[-1][1] / pairs[0][1]) / math.log(pairs[-1][0] / pairs[0][0])
-        more = f"more than linear from {steep[0]:,.0f}" if steep else "linear at most"
+        more = f"more than linear at {steep[0]:,.0f}" if steep else "linear at most"
         found[name] = "flat" if whole <= FLAT else more
     return found
 
