@@ -251,6 +251,21 @@ def test_a_goodput_of_nothing_before_the_first_save_is_explained() -> None:
     assert "nothing is saved yet" not in page(rows | saved).words
 
 
+def test_a_run_that_hangs_is_not_praised() -> None:
+    past = noted(4, lambda tick: steps(10 * tick, 20.0 * tick))
+    rows: Rows = {
+        **JOB,
+        "training_productive_seconds_total": of(0.0),
+        "training_uncommitted_seconds": of(850.0),
+    }
+    hung: Rows = {"training_run_state": of(1.0, state="hung")}
+
+    assert "steps per second 2" in page(rows, past=past).words
+    assert "with it 85 %" in page(rows, past=past).words
+    assert "steps per second 2" not in page(rows | hung, past=past).words
+    assert "with it" not in page(rows | hung, past=past).words
+
+
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "hw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]) -> None:
     gpu = {"gpu": "3", "uuid": "GPU-3"}
