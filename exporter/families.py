@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, Protocol
 
@@ -36,6 +36,15 @@ class Distribution:
     sum: float | None  # their sum; None leaves `_sum` out (a negative observation was seen)
     # (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary
     buckets: tuple[tuple[float, int], ...] = ()
+    # observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; not all of them, or
+    # none, where there can be no native one
+    exponential: Mapping[int, int] = field(default_factory=dict)
+
+
+class DistributionSample(Sample):
+    """The `_count` of a histogram or summary, which brings the whole along for formats with native histograms."""
+
+    distribution: Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +117,9 @@ def _distribution(
     if kind == "histogram":
         for bound, count in (*value.buckets, (float("inf"), value.count)):
             yield Sample(f"{name}_bucket", {**labels, "le": _go_number(bound)}, count)
-    yield Sample(f"{name}_count", labels, value.count)
+    counted = DistributionSample(f"{name}_count", labels, value.count)
+    counted.distribution = value
+    yield counted
     if value.sum is not None:
         yield Sample(f"{name}_sum", labels, value.sum)
 

@@ -54,9 +54,12 @@ class Prometheus:
         directory: For its configuration and data.
         targets: Job name → `host:port`.
         scrape_seconds: Scrape interval.
+        features: What to give as `--enable-feature`.
     """
 
-    def __init__(self, directory: Path, targets: Mapping[str, str], *, scrape_seconds: float = 0.5) -> None:
+    def __init__(
+        self, directory: Path, targets: Mapping[str, str], *, scrape_seconds: float = 0.5, features: str = ""
+    ) -> None:
         directory.mkdir()
         jobs = "".join(
             f"  - job_name: {job}\n    static_configs: [{{targets: ['{target}']}}]\n"
@@ -75,6 +78,7 @@ class Prometheus:
             f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=error",
+            f"--enable-feature={features}",
         ]
 
     def __enter__(self) -> Self:

@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "recording": {"errors"},
-    "feed": {"errors", "recording.values"},
+    "feed": {"errors", "recording.exponential", "recording.values"},
     "recorder": {"errors", "version", "recording", "feed", "training"},
     "process": {"errors", "feed", "recorder", "recording", "training"},
     "": {"errors", "version", "process", "recording", "training"},
@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "recording.values",
         "training.phases",
     },
-    "exposition": {"families", "recording.reserved"},
+    "exposition": {"families", "recording.exponential", "recording.reserved"},
     "web": {"config", "errors", "exposition", "families"},
     "status": {"collectors.status", "families", "feed", "training.phases"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone

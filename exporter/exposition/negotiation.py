@@ -16,18 +16,29 @@ class Format(enum.Enum):
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+
+
+_PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfamily", "delimited")
 
 
 def negotiate(accept: str | None) -> Format:
-    """OpenMetrics for who names it and does not prefer plain text; several headers are joined by commas."""
-    openmetrics = text = 0.0
-    for name, weight, version in _ranges(accept):
+    """The format named with the greatest weight, the richer of two with the same; several headers are joined by commas."""
+    weights = {Format.PROTOBUF: 0.0, Format.OPENMETRICS: 0.0, Format.TEXT: 0.0}
+    for name, weight, asked in _ranges(accept):
+        version = asked.get("version", "")
         # 0.0.1 is what Prometheus calls the drafts of OpenMetrics 1.0.
         if name == "application/openmetrics-text" and version in ("", "0.0.1", "1.0.0"):
-            openmetrics = max(openmetrics, weight)
+            form = Format.OPENMETRICS
         elif name == "text/plain" and version in ("", "0.0.4"):
-            text = max(text, weight)
-    return Format.OPENMETRICS if openmetrics > 0.0 and openmetrics >= text else Format.TEXT
+            form = Format.TEXT
+        elif (name, asked.get("proto"), asked.get("encoding")) == _PROTOBUF:
+            form = Format.PROTOBUF
+        else:
+            continue
+        weights[form] = max(weights[form], weight)
+    best, weight = max(weights.items(), key=lambda item: item[1])
+    return best if weight > 0.0 else Format.TEXT
 
 
 def accepts_gzip(accept_encoding: str | None) -> bool:
@@ -43,8 +54,8 @@ def compress(body: bytes) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
-def _ranges(header: str | None) -> Iterator[tuple[str, float, str]]:
-    """Name, weight (q) and version of a header's elements; those whose weight is malformed are left out."""
+def _ranges(header: str | None) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """Name, weight (q) and parameters of a header's elements; those whose weight is malformed are left out."""
     for element in (header or "").lower().split(","):
         name, *parameters = element.split(";")
         pairs = (each.partition("=") for each in parameters)
@@ -54,4 +65,4 @@ def _ranges(header: str | None) -> Iterator[tuple[str, float, str]]:
         except ValueError:
             continue
         if 0.0 <= weight <= 1.0:
-            yield name.strip(), weight, found.get("version", "")
+            yield name.strip(), weight, found

@@ -124,8 +124,8 @@ class Page:
                 for text in written
                 if text.names & wanted or any(name.startswith(beginnings) for name in text.names)
             ]
-        end = "# EOF\n" if form is Format.OPENMETRICS else ""
-        return ("".join([*(text.text[form] for text in written), end])).encode()
+        end = b"# EOF\n" if form is Format.OPENMETRICS else b""
+        return b"".join([*(text.body(form) for text in written), end])
 
     def snapshot(self) -> list[Metric]:
         """All families that a scrape would show now."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from prometheus_client.core import Metric
@@ -23,6 +24,7 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from exporter.exposition.negotiation import Format
+from exporter.exposition.protobuf import encode
 
 Reason = Literal["cap", "duplicate", "labels", "name", "value"]
 """Why a series was left out; the values of the label `reason`."""
@@ -67,13 +69,25 @@ class RefusedError(Exception):
         self.reason = reason
 
 
-class Written(NamedTuple):
-    """A family as text."""
+@dataclass(frozen=True)
+class Written:
+    """A family as it is written."""
 
-    text: Mapping[Format, str]  # metadata and lines in each format
+    text: Mapping[Format, str]  # metadata and lines in each text format
     series: int  # lines, those of plain text
     names: frozenset[str]  # what no other family of a page may be called, and what the family is asked for by
     dropped: Counter[Reason]  # series that were left out
+    metric: Metric
+    samples: Sequence[Sample]  # those that were written
+
+    def body(self, form: Format) -> bytes:
+        """Give the family in a format."""
+        return self.protobuf if form is Format.PROTOBUF else self.text[form].encode()
+
+    @cached_property
+    def protobuf(self) -> bytes:
+        """The family in protobuf, made when it is first asked for."""
+        return encode(self.metric, self.samples)
 
 
 def write(metric: Metric) -> Written:
@@ -99,6 +113,7 @@ def write(metric: Metric) -> Written:
             samples = [sample for sample in samples if sample.name != f"{name}_sum"]
     expected = {name + suffix for suffix in kind.suffixes}
     lines: dict[str, str] = {}
+    kept: list[Sample] = []
     dropped: Counter[Reason] = Counter()
     orders: dict[tuple[str, ...], list[str]] = {}
     for sample in samples:
@@ -117,13 +132,15 @@ def write(metric: Metric) -> Written:
             if not kind.least <= value <= kind.most:
                 raise RefusedError("value")  # noqa: TRY301  likewise
             lines[series] = f"{series} {repr(value) if -_INFINITE < value < 1e6 else _go_number(value)}\n"
+            kept.append(sample)
         except (RefusedError, AttributeError, TypeError) as error:  # no sample, or labels that are no text
             refused = error if isinstance(error, RefusedError) else RefusedError("labels")
             if metric.type in ("histogram", "summary"):
                 raise refused from None
             dropped[refused.reason] += 1
     names = frozenset({name, *expected, *([f"{name}_created"] if kind.least == 0.0 else [])})
-    return Written(_texts(metric, kind, lines, buckets_alone=buckets_alone), len(lines), names, dropped)
+    texts = _texts(metric, kind, lines, buckets_alone=buckets_alone)
+    return Written(texts, len(lines), names, dropped, metric, kept)
 
 
 def _texts(

@@ -21,6 +21,7 @@ from zlib import crc32
 from exporter.errors import FeedFormatError
 from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, MAX_COUNT, VERSION
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.recording.exponential import BEYOND, LEAST
 from exporter.recording.values import (
     KINDS,
     NOTHING,
@@ -297,4 +298,14 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
         _counts(total["rejected"]) if "rejected" in total else NOTHING,
         _count(total["overflows"]) if "overflows" in total else 0,
         None if value is None else _number(value),
+        _exponential(total["exponential"]) if "exponential" in total else {},
     )
+
+
+def _exponential(found: Any) -> dict[int, int]:
+    buckets, counts = found
+    if {*map(type, buckets), *map(type, counts)} - {int}:
+        _refuse("exponential buckets that are no whole numbers")
+    if buckets and not (min(counts) >= 0 and min(buckets) >= LEAST and max(buckets) <= BEYOND):
+        _refuse("an exponential bucket or a count out of range")
+    return dict(zip(buckets, counts, strict=True))

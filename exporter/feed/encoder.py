@@ -187,6 +187,8 @@ def _total(stat: StatReading) -> dict[str, object]:
         row["last_sample"] = _finite(stat.last_sample)
     if stat.bucket_counts:
         row["bucket_counts"] = stat.bucket_counts
+    if stat.exponential:
+        row["exponential"] = [list(stat.exponential), list(stat.exponential.values())]
     if stat.rejected:
         row["rejected"] = stat.rejected
     if stat.overflows:

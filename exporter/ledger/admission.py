@@ -239,7 +239,7 @@ class StatMetrics:
             value = total.sum
         elif visible.counted:
             buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
-            value = Distribution(total.count, total.sum, buckets)
+            value = Distribution(total.count, total.sum, buckets, total.exponential)
         if value is not None:
             self._add(names.main, None, place, value)
         if names.last_sample and total.last_sample is not None:

@@ -140,6 +140,7 @@ class Rank:
                     stats.setdefault(id(each.definition), (len(stats), each.definition))[0],
                     *(each.count, each.sum, each.bucket_counts, each.last_sample),
                     *(each.rejected, each.overflows),
+                    [*each.exponential.items()],
                 )
                 for each in totals.series.values()
             ]
@@ -199,7 +200,7 @@ def _see(process: Process, entry: FeedEntry, now: Moment) -> None:
 
 def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
     totals: Counted = from_json(kind, body)
-    for of, count, total, buckets, last_sample, rejected, overflows in body["series"]:
+    for of, count, total, buckets, last_sample, rejected, overflows, exponential in body["series"]:
         definition = definitions[of]
         totals.series[families_of(definition).main, definition.labels] = StatReading(
             definition,
@@ -209,6 +210,7 @@ def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[
             last_sample=last_sample,
             rejected=rejected or NOTHING,
             overflows=overflows,
+            exponential=dict(exponential),
         )
     return totals
 

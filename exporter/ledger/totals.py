@@ -38,7 +38,7 @@ SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 Shape = tuple[bool, str | None, tuple[float, ...], str]
 """Histogram or not, unit, bounds of the buckets, kind: what must be the same for numbers to be added up."""
 
-Key = TypeVar("Key", str, tuple[str, str])
+Key = TypeVar("Key", str, int, tuple[str, str])
 
 LONG_PHASES = frozenset(
     name
@@ -303,10 +303,11 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
     """
     if before is None:
         return after
-    total, count, counts = after.sum, after.count, after.bucket_counts
+    total, count, counts, exponential = after.sum, after.count, after.bucket_counts, after.exponential
     if before.definition is after.definition or shape_of(before.definition) == shape_of(after.definition):
         count += before.count
         counts = tuple(map(int.__add__, before.bucket_counts, counts))
+        exponential = added_counts(before.exponential, exponential)
         total = None if total is None else total + (before.sum or 0.0)
     return StatReading(
         after.definition,
@@ -317,6 +318,7 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
         rejected=added_counts(before.rejected, after.rejected),
         overflows=before.overflows + after.overflows,
         value=after.value,
+        exponential=exponential,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
+from exporter.recording.exponential import count_into
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
@@ -67,6 +68,7 @@ class StatState:
         self._sum = ExactSum()
         self._summable = True
         self._bucket_counts: list[int] | None = None
+        self._exponential: dict[int, int] = {}
         self._last_sample: float | None = None
         self._rejected: dict[str, int] = {}
         self._overflows = 0
@@ -143,6 +145,7 @@ class StatState:
                 dict(self._rejected),
                 self._overflows,
                 self._value if self.effective.kind == "gauge" else None,
+                dict(self._exponential),
             )
         return self._reading
 
@@ -194,6 +197,7 @@ class StatState:
         if self._bucket_counts:
             for index, bound in enumerate(self.effective.buckets):
                 self._bucket_counts[index] += bisect_right(ordered, bound)
+            count_into(self._exponential, ordered)
         if self.effective.window_samples is None:
             self._window.add(samples, ordered)
         else:

@@ -190,6 +190,8 @@ class StatReading(Value):
     overflows: int = 0  # drains that found the buffer full, so that an unknown number of samples was lost
     # the latest accepted sample of a gauge; None before the first, and for the other kinds
     value: float | None = None
+    # samples by exponential bucket (`exporter.recording.exponential`); empty without a histogram of our own
+    exponential: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections import deque
 from itertools import accumulate
 from math import inf
 
+from exporter.recording.exponential import bucket_of
 from exporter.recording.notices import tell_once
 from exporter.recording.values import Aggregation, StatDefinition, StatReading
 
@@ -39,7 +40,7 @@ def amount(value: object, below: float = LARGEST) -> float | None:
 class Series:
     """One series: the total of a counter or histogram, or the value of a gauge, and how often it has changed."""
 
-    __slots__ = ("definition", "total", "value", "count", "_counts", "_reading")
+    __slots__ = ("definition", "total", "value", "count", "_counts", "_exponential", "_reading")
 
     def __init__(self, definition: StatDefinition) -> None:
         self.definition = definition
@@ -51,6 +52,7 @@ class Series:
         self.total = 0.0
         self.value: float | None = None
         self._counts = [0] * (len(self.definition.buckets) + 1)
+        self._exponential: dict[int, int] = {}
         self._reading: StatReading | None = None
 
     def add(self, amount: float = 1) -> None:
@@ -68,14 +70,17 @@ class Series:
     def observe(self, value: float) -> None:
         """Add to a histogram."""
         self._counts[bisect_left(self.definition.buckets, value)] += 1
+        bucket = bucket_of(value)
+        self._exponential[bucket] = self._exponential.get(bucket, 0) + 1
         self.total += value
         self.count += 1
 
     def reading(self) -> StatReading:
         """Tell all; the same object as long as nothing has changed."""
         if self._reading is None or self._reading.count != self.count:
-            buckets = tuple(accumulate(self._counts[:-1]))
-            self._reading = StatReading(self.definition, self.count, self.total, buckets, value=self.value)
+            counts = (self.count, self.total, tuple(accumulate(self._counts[:-1])))
+            exponential = dict(self._exponential)
+            self._reading = StatReading(self.definition, *counts, value=self.value, exponential=exponential)
         return self._reading
 
 

@@ -1,0 +1,206 @@
+"""The protobuf format: the same series, native histograms beside the classic ones, and what a real Prometheus makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exposition_support import page_of, read, valid_families
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.core import Metric
+from prometheus_support import Prometheus, free_port, needs_prometheus, wait_for
+
+from exporter.exposition.negotiation import Format
+from exporter.families import Distribution, FamilySpec
+from exporter.recording.exponential import count_into
+
+FIELD = descriptor_pb2.FieldDescriptorProto
+SCHEMA: dict[str, list[tuple[int, str, str]]] = {
+    "LabelPair": [(1, "name", "string"), (2, "value", "string")],
+    "Gauge": [(1, "value", "double")],
+    "Counter": [(1, "value", "double")],
+    "Untyped": [(1, "value", "double")],
+    "BucketSpan": [(1, "offset", "sint32"), (2, "length", "uint32")],
+    "Histogram": [
+        (1, "sample_count", "uint64"),
+        (2, "sample_sum", "double"),
+        (5, "schema", "sint32"),
+        (6, "zero_threshold", "double"),
+        (7, "zero_count", "uint64"),
+        (12, "positive_span", "*BucketSpan"),
+        (13, "positive_delta", "*sint64"),
+    ],
+    "Metric": [
+        (1, "label", "*LabelPair"),
+        (2, "gauge", "Gauge"),
+        (3, "counter", "Counter"),
+        (5, "untyped", "Untyped"),
+        (7, "histogram", "Histogram"),
+    ],
+    "MetricFamily": [
+        (1, "name", "string"),
+        (2, "help", "string"),
+        (3, "type", "int32"),
+        (4, "metric", "*Metric"),
+    ],
+}
+"""What of io.prometheus.client's metrics.proto an exporter of ours may send; `*` is repeated."""
+
+
+def _family_class() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="metrics.proto", package="test", syntax="proto3")
+    for message, rows in SCHEMA.items():
+        made = file.message_type.add(name=message)
+        for number, name, kind in rows:
+            word = kind.lstrip("*")
+            field = made.field.add(name=name, number=number)
+            field.label = FIELD.LABEL_REPEATED if kind.startswith("*") else FIELD.LABEL_OPTIONAL
+            if word in SCHEMA:
+                field.type, field.type_name = FIELD.TYPE_MESSAGE, f".test.{word}"
+            else:
+                field.type = getattr(FIELD, f"TYPE_{word.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]  # theirs
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.MetricFamily"))
+
+
+FAMILY = _family_class()
+
+
+def families(body: bytes) -> Iterator[Any]:
+    """Parse a body to its end."""
+    at = 0
+    while at < len(body):
+        length = shift = 0
+        while True:
+            length |= (body[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if body[at - 1] < 0x80:
+                break
+        yield FAMILY.FromString(body[at : at + length])
+        at += length
+
+
+def labels(metric: Any) -> tuple[tuple[str, str], ...]:
+    return tuple((each.name, each.value) for each in metric.label)
+
+
+@given(found=valid_families())
+def test_the_series_are_those_of_plain_text(found: list[Metric]) -> None:
+    page = page_of(*found)
+    series = {
+        (family.name, labels(metric)): getattr(metric, {0: "counter", 1: "gauge"}[family.type]).value
+        for family in families(page.render(Format.PROTOBUF))
+        if family.type != 4
+        for metric in family.metric
+    }
+
+    assert series == read(page.render(Format.TEXT), Format.TEXT)
+
+
+SPEC = FamilySpec("training_step_duration_seconds", "histogram", "Time of a step.", ("rank",), "seconds")
+SAMPLES = st.lists(
+    st.floats(0.0, 2.0**64) | st.sampled_from([0.0, 1e-300, 2.0**-40, 1.0, 2.0, 2**0.125, 2.0**64]),
+    max_size=60,
+)
+
+
+@given(samples=SAMPLES, more=SAMPLES)
+def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float], more: list[float]) -> None:
+    counts: dict[int, int] = {}
+    for batch in (samples, more):
+        count_into(counts, sorted(batch))
+    found = sorted([*samples, *more])
+    page = page_of(SPEC.family({("0",): Distribution(len(found), sum(found), ((1.0, 0),), counts)}))
+
+    native = next(each for each in families(page.render(Format.PROTOBUF)) if each.type == 4)
+
+    assert (native.name, native.help) == (SPEC.name, SPEC.help)
+    (metric,) = native.metric
+    assert labels(metric) == (("rank", "0"),)
+    histogram = metric.histogram
+    assert (histogram.sample_count, histogram.sample_sum, histogram.schema) == (len(found), sum(found), 3)
+    assert histogram.zero_count == sum(sample <= histogram.zero_threshold for sample in found)
+    places, end = [], 0
+    for span in histogram.positive_span:
+        places += range(end + span.offset, end + span.offset + span.length)
+        end += span.offset + span.length
+    filled = dict(zip(places, itertools.accumulate(histogram.positive_delta), strict=True))
+    left = [sample for sample in found if sample > histogram.zero_threshold]
+    assert sum(filled.values()) == len(left)
+    for place, count in filled.items():
+        inside, left = left[:count], left[count:]
+        # A bound is a rounded root: what differs from it by less than a float can tell may lie on either side.
+        assert all(
+            2 ** ((place - 1) / 8) * (1 - 1e-12) < each <= 2 ** (place / 8) * (1 + 1e-12) for each in inside
+        )
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        Distribution(3, None, ((1.0, 3),), {0: 3}),  # a sample below zero
+        Distribution(
+            3, 4.0, ((1.0, 3),), {0: 2}
+        ),  # counted by another library, or by a job of an older version
+        Distribution(3, 4e30, ((1.0, 3),), {0: 2, 513: 1}),  # beyond 2^64
+    ],
+)
+def test_a_histogram_without_buckets_for_all_its_samples_stays_classic(distribution: Distribution) -> None:
+    body = page_of(SPEC.family({("0",): distribution})).render(Format.PROTOBUF)
+
+    assert {each.name.removeprefix(SPEC.name) for each in families(body)} <= {"_bucket", "_count", "_sum"}
+
+
+JOB = """
+import sys, time
+from exporter import Stat
+latency = Stat("fetch.latency", ["histogram"], unit="seconds", buckets=[0.1, 1.0])
+for _ in range(int(sys.argv[1])):
+    latency.add(0.25)
+latency.add(3.0)
+time.sleep(600)
+"""
+
+
+@needs_prometheus
+@pytest.mark.timeout(120)
+def test_prometheus_stores_native_and_classic_and_both_go_on_over_a_kill(tmp_path: Path) -> None:
+    feed, port = tmp_path / "feed", free_port()
+    feed.mkdir(mode=0o700)
+    environment = os.environ | {"EXPORTER_FEED_DIR": str(feed), "EXPORTER_RUN": "r", "RANK": "0"}
+    sidecar = subprocess.Popen(
+        [sys.executable, "-m", "exporter", f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}"],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    jobs = []
+    target = {"training": f"127.0.0.1:{port}"}
+    try:
+        with Prometheus(tmp_path / "prometheus", target, features="native-histograms") as prometheus:
+            for samples, total in ((9, 10), (29, 40)):
+                jobs.append(subprocess.Popen([sys.executable, "-c", JOB, str(samples)], env=environment))
+                for count in ("histogram_count(fetch_latency_seconds)", "fetch_latency_seconds_count"):
+                    wait_for(lambda of=count, n=total: prometheus.value(of) == n, seconds=30, told=count)  # type: ignore[misc]
+                jobs[-1].send_signal(signal.SIGKILL)
+                jobs[-1].wait()
+            median = prometheus.value("histogram_quantile(0.5, fetch_latency_seconds)")
+            assert median == pytest.approx(0.25, rel=0.05)
+            assert prometheus.value("histogram_sum(fetch_latency_seconds)") == pytest.approx(
+                38 * 0.25 + 2 * 3.0
+            )
+            assert prometheus.value('fetch_latency_seconds_bucket{le="1.0"}') == 38
+            assert prometheus.value("exporter_series_limit") is not None
+    finally:
+        for process in (*jobs, sidecar):
+            process.kill()
+            process.wait()
