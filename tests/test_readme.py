@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -43,6 +44,42 @@ def test_the_statistics_are_recorded(tmp_path: Path) -> None:
 
     assert told.value("train_reward_count") == 600
     assert told.value("training_events_total", type="rollout.done") == 1
+
+
+ELSEWHERE = """
+import os, sys
+sys.platform = "win32"
+for name in ("uname", "register_at_fork", "fork", "getuid", "sched_getaffinity", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
+    delattr(os, name)
+sys.modules |= dict.fromkeys(["fcntl", "resource", "pwd"])  # cannot be imported
+import exporter
+from exporter import elastic, monitor, one_logger, training
+from exporter.recording.handlers import ConsoleHandler
+exporter.configure(run="r", rank=0)
+step = exporter.Stat("train.step", ["mean"])
+step.add(0.5)
+exporter.log("saved", "a message", steps=1)
+with training.training_loop(train_iterations_start=0), training.training_iteration():
+    training.record(loss=0.5)
+assert not exporter.flush()
+print("ended")
+"""
+
+
+def test_on_another_system_a_job_imports_and_records_and_is_told_that_nothing_is_exported(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"EXPORTER_FEED_DIR": str(tmp_path)},
+    )
+
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    assert "the feed needs Linux" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

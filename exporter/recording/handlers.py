@@ -8,7 +8,6 @@ costs events, which are counted, and nothing else. Any callable that takes an `E
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -17,6 +16,11 @@ from math import isfinite
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Any, TextIO
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a file of lines is an error that is counted
+    fcntl = None  # type: ignore[assignment]
 
 from exporter.recording.event_values import LEVELS, Event
 

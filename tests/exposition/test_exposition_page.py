@@ -255,7 +255,10 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
             bodies.append(blocks)
             assert len(found) <= 250
 
-    scrapers = [threading.Thread(target=scrape, args=(form,)) for form in (Format.TEXT, Format.OPENMETRICS, Format.OPENMETRICS)]
+    scrapers = [
+        threading.Thread(target=scrape, args=(form,))
+        for form in (Format.TEXT, Format.OPENMETRICS, Format.OPENMETRICS)
+    ]
     for thread in (*publishers, *scrapers):
         thread.start()
     wait_until(lambda: not any(scraper.is_alive() for scraper in scrapers))
