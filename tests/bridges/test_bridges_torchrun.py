@@ -311,7 +311,9 @@ def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupte
             wait_until(alive.exists, 60)
             agent.send_signal(signal.SIGTERM)
             out, err = agent.communicate(timeout=60 * PATIENCE)
-            ends.append((agent.returncode, told(out), told(err)))
+            # Without the frames: the signal comes wherever the agent happens to be.
+            words = [line for line in told(err) if line.strip() and not line.startswith(" ")]
+            ends.append((agent.returncode, told(out), words))
     page = page_of(tmp_path / "feed")
 
     assert ends[0] == ends[1]
