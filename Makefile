@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 TORCH ?= $(if $(CI),torch==2.13.0,)
 EXTRAS ?= $(if $(CI),[test$(COMMA)frameworks],[test])
 COMMA := ,
-# Tests mostly wait for processes: three at a time on two cores take half the time; 0 runs them one by one.
-WORKERS ?= 3
+# Tests mostly wait for processes: four at a time on two cores take half the time; 0 runs them one by one.
+WORKERS ?= 4
 # A limit is for what hangs; a busy machine of CI is not at fault (as in tests/waiting.py).
 PATIENCE ?= $(if $(CI),--timeout=80,)
 
@@ -40,7 +40,7 @@ types: setup
 	$(BIN)/mypy
 
 test: setup system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PATIENCE)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PATIENCE)
 
 bench: setup
 	$(BIN)/python benchmarks/page.py
@@ -51,7 +51,7 @@ soak: setup system
 
 # Every property test, and with them every reader of bytes from outside, on twenty times as many examples: some minutes.
 fuzz: setup system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m hypothesis --hypothesis-profile=fuzz --timeout=0
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m hypothesis --hypothesis-profile=fuzz --timeout=0
 
 # The table of docs/SECURITY.md: some eight minutes, on 127.0.0.1.
 attack: setup system

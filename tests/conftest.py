@@ -17,6 +17,20 @@ for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOC
     os.environ.pop(_name, None)
 atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
 
+# The files that take longest begin first, so that none of them is left alone at the end.
+_LONGEST = [
+    "test_bridges_lightning",
+    "test_bridges_torchrun",
+    "test_soak",
+    "test_truth",
+    "test_bridges_plain_torch",
+    "test_dashboards_scenario",
+    "test_bridges_ranks",
+    "test_bridges_examples",
+    "test_rules_faults",
+    "test_end_to_end",
+]
+
 # The machines are shared: how long an example takes says nothing.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", settings.get_profile("shared"), max_examples=2000)
@@ -32,6 +46,8 @@ def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test's own limit is for what hangs, too: a busy machine is not at fault."""
+    order = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * PATIENCE), append=False)
