@@ -69,7 +69,7 @@ def _family_class() -> Any:
             else:
                 field.type = getattr(FIELD, f"TYPE_{word.upper()}")
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]  # theirs
+    pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.MetricFamily"))
 
 
@@ -130,7 +130,8 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
     histogram = metric.histogram
     assert (histogram.sample_count, histogram.sample_sum, histogram.schema) == (len(found), sum(found), 3)
     assert histogram.zero_count == sum(sample <= histogram.zero_threshold for sample in found)
-    places, end = [], 0
+    places: list[int] = []
+    end = 0
     for span in histogram.positive_span:
         places += range(end + span.offset, end + span.offset + span.length)
         end += span.offset + span.length
