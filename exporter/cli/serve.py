@@ -285,6 +285,7 @@ class Sidecar:
 
     def landing(self) -> Document:
         """The page for people."""
+        goodput = self._reloader.current.goodput
         about = About(
             version=__version__,
             node=socket.gethostname(),
@@ -293,6 +294,8 @@ class Sidecar:
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self._silent.jobs,
+            hang_seconds=goodput.hang_after,
+            hang_steps=goodput.hang_steps,
         )
         seen = view(about, Readings(self._page.snapshot()), self._history, self._scheduler.statuses())
         return Document(render_status(seen), policy())

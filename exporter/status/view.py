@@ -18,9 +18,6 @@ from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
 """A living process whose snapshot is older has stopped, or hangs in the kernel."""
-HANG_SECONDS = 60.0
-HANG_STEPS = 10.0
-"""No step for so many usual ones, and at least so long, is a hang; the same as `training_run_state` goes by."""
 STRAGGLER_RATIO = 0.75
 """Of the fastest rank's own work to another's."""
 SLOWER_RATIO = 1.25
@@ -57,6 +54,9 @@ class About:
     feed_directory: str
     not_ready: str | None = None  # why a scrape is refused
     silent_jobs: Sequence[Job] = ()  # jobs of `run` that record nothing
+    # no step for so long, and for so many usual ones, is a hang: `goodput.hang_after` and `goodput.hang_steps`
+    hang_seconds: float = 60.0
+    hang_steps: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
     names |= {labels["run"] for labels, _ in readings.rows("training_wall_seconds_total")}
     runs = {name: _run(name, readings, past, ranks) for name in sorted(names)}
     for rank in ranks:
-        rank.condition = _condition(rank, runs.get(rank.run), about.now)
+        rank.condition = _condition(rank, runs.get(rank.run), about)
     gpus = [
         Gpu(labels["gpu"], labels["uuid"], up == 1, past.recent("throttled", labels["uuid"]))
         for labels, up in readings.rows("gpu_up")
@@ -199,14 +199,15 @@ def _ranks(readings: Readings) -> list[Rank]:
     return sorted(found.values(), key=lambda each: (each.run, each.rank.zfill(12), each.worker, each.role))
 
 
-def _condition(rank: Rank, run: Run | None, now: float) -> str:
+def _condition(rank: Rank, run: Run | None, about: About) -> str:
+    now = about.now
     if not rank.alive:
         return "unknown" if rank.alive is None else "ended"
     if rank.updated is not None and now - rank.updated > STOPPED_SECONDS:
         return "silent"
     # The first step may compile.
     works = rank.phase not in LONG_PHASES and (run is None or run.attempt_steps != 0)
-    longest = max(HANG_STEPS * ((run and run.usual_seconds) or 0.0), HANG_SECONDS)
+    longest = max(about.hang_steps * ((run and run.usual_seconds) or 0.0), about.hang_seconds)
     if works and rank.progress is not None and now - rank.progress > longest:
         return "hangs"
     # A straggler's own work takes longer than the others', which wait for it.

@@ -119,8 +119,10 @@ def page(
     return Document(render(seen))
 
 
-def warnings(rows: Rows, *collectors: CollectorStatus, past: History | None = None) -> list[str]:
-    seen = view(about(), Readings(families(rows)), past or History(), collectors)
+def warnings(
+    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: object
+) -> list[str]:
+    seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
     return [each.text for each in concerns(seen)]
 
 
@@ -218,13 +220,15 @@ def test_a_rank_shows_its_progress_and_the_time_in_its_phase_without_the_age_of_
     assert "worker" not in words  # a column without data is left out
 
 
-def test_a_hang_is_called_out_from_a_minute_on_and_from_ten_usual_steps() -> None:
-    def hangs(still: float, usual: float) -> bool:
+def test_a_hang_is_called_out_when_the_run_is_said_to_hang() -> None:
+    def hangs(still: float, usual: float, **configured: float) -> bool:
         past = noted(3, lambda tick: steps(10 * tick, 10 * tick * usual))
-        told = warnings({**JOB, **silent_since(still)}, past=past)
+        told = warnings({**JOB, **silent_since(still)}, past=past, **configured)
         return any("has finished no step" in text for text in told)
 
     assert [hangs(55, 0.1), hangs(65, 0.1), hangs(65, 8.0), hangs(85, 8.0)] == [False, True, False, True]
+    configured = {"hang_seconds": 10.0, "hang_steps": 2.0}
+    assert [hangs(still, 8.0, **configured) for still in (9, 15, 17)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("later", "found"), [(1.3, True), (1.1, False)])
