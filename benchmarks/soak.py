@@ -8,7 +8,8 @@ status 1 if one of these does not hold:
 - steps and samples of a rank are those of its diary; of an attempt that was killed the last second and a half may be
   missing, and as much again for each time that the feed directory was full;
 - no counter of the training steps back in Prometheus, kills of the sidecar included;
-- memory, descriptors and threads of sidecar and child are level (the slope of the second half of each of their lives);
+- memory, descriptors and threads of sidecar and child are level (the slope of the second half of each of their lives, or
+  what is held at least, in its two quarters);
 - every scrape is answered while the sidecar lives, and the feed directory holds a file for each rank at most twice;
 - the NVML child ends with the sidecar.
 
@@ -172,14 +173,18 @@ class Life:
         """The second half of a life, the first being its warm-up."""
         return values[len(values) // 2 :]
 
+    def growth(self, counts: Sequence[float]) -> float:
+        """By how much the least count has grown from the third quarter of a life to the last: most are of a moment."""
+        late = self.half(counts)
+        return min(self.half(late)) - min(late[: len(late) // 2])
+
     def level(self) -> tuple[bool, str]:
         """Whether it grows no more, and what to say of it. Lives of less than a minute are too short to tell."""
         if not self.times or self.times[-1] - self.times[0] < 60:
             return True, ""
         slope = statistics.linear_regression(self.half(self.times), self.half(self.memory)).slope * 3600
         spread = max(self.half(self.memory)) - min(self.half(self.memory))
-        files = max(self.half(self.files)) - min(self.half(self.files))
-        threads = max(self.half(self.threads)) - min(self.half(self.threads))
+        files, threads = self.growth(self.files), self.growth(self.threads)
         # A slope says nothing where all of it is less than what an allocator takes at once.
         holds = (slope < LEVEL_MIB_PER_HOUR or spread < 2) and max(files, threads) <= LEVEL_COUNT + RANKS
         return holds, (
