@@ -53,6 +53,7 @@ edit. Names are a contract: a change is listed in the changelog under *Metrics*.
 - Base units (seconds, bytes, hertz, celsius), ratios from 0 to 1, `_total` on counters and on nothing else.
 - A number that is not known is *absent*, never NaN, never a sentinel, never the last good value.
 - In OpenMetrics the family of a counter is named without `_total`, that of an info without `_info`.
+- Whoever asks for protobuf gets a histogram as a native one, and its `_bucket`, `_sum` and `_count` as counters.
 - Prometheus adds `job` and `instance`; no family repeats them.
 - *Collector* is the value of the label `collector` and the key in the configuration; a dash stands for
   what needs none.
