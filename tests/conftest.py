@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,6 +43,15 @@ def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that records in this process names a launch, which the children of the next would share."""
     for name in ("EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """The training's recording of this process begun anew: nothing told, nothing configured."""
+    from training_support import begun_anew
+
+    with begun_anew():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

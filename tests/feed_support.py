@@ -82,10 +82,13 @@ class Child:
         )
         self.id = self.answer()
 
-    def tell(self, command: str) -> str:
+    def begin(self, command: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
+
+    def tell(self, command: str) -> str:
+        self.begin(command)
         return self.answer()
 
     def answer(self) -> str:
@@ -94,15 +97,12 @@ class Child:
 
     def kill(self) -> str:
         """End it at once; everything that it had still said."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
+        stdout = self.process.stdout
         assert stdout is not None
         self.process.kill()
-        self.process.wait()
-        stdin.close()
         rest = "" if stdout.closed else stdout.read()
-        stdout.close()
-        return rest
+        with self.process:  # closes the pipes and waits
+            return rest
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What tests of the training telemetry's surface share: exporters that keep or refuse, and a process of one's own."""
+"""What tests of the training telemetry's surface share: an exporter that keeps or refuses, and a process of one's own."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from places import PROJECT
 from waiting import PATIENCE
 
 from exporter.one_logger.exporters import BaseExporter
 from exporter.training import metrics
 
-ROOT = Path(__file__).resolve().parent.parent
-
 
 class KeepingExporter(BaseExporter):
-    """Keeps what it is given, as (method, name); refuses while `refuses` says so, waits while `gate` is closed."""
+    """Keeps what it is given; refuses what `refuses` says, a method and a name, waits while `gate` is closed.
 
-    def __init__(self, refuses: Callable[[str], bool] = lambda method: False) -> None:
-        super().__init__()
+    Attributes:
+        records: Method, name and span or event of what was kept.
+    """
+
+    def __init__(
+        self,
+        refuses: Callable[[str, str], bool] = lambda method, name: False,
+        error: BaseException | None = None,
+    ) -> None:
         self.refuses = refuses
+        self.error = error or ConnectionError()
         self.gate = threading.Event()
         self.gate.set()
         self.calls: list[str] = []
-        self.kept: list[tuple[str, str]] = []
-        self.spans: list[Any] = []
-        self.errors: list[Any] = []
+        self.records: list[tuple[str, str, Any]] = []
         self.threads: set[str] = set()
 
-    def _take(self, method: str, name: str = "", *arguments: Any) -> None:
+    def _take(self, method: str, name: str = "", subject: Any = None) -> None:
         self.calls.append(method)
         self.threads.add(threading.current_thread().name)
         self.gate.wait()
-        if self.refuses(method):
-            raise ConnectionError(method)
-        self.kept.append((method, name))
-        self.spans += arguments
+        if self.refuses(method, name):
+            raise self.error
+        self.records.append((method, name, subject))
 
     def initialize(self) -> None:
         self._take("initialize")
-        super().initialize()
 
     def export_start(self, span: Any) -> None:
         self._take("start", span.name_str, span)
@@ -55,40 +58,49 @@ class KeepingExporter(BaseExporter):
         self._take("stop", span.name_str, span)
 
     def export_event(self, event: Any, span: Any) -> None:
-        self._take("event", event.name_str, span)
+        self._take("event", event.name_str, event)
 
     def export_error(self, event: Any, span: Any) -> None:
-        self._take("error", event.error_message, span)
+        self._take("error", event.error_message, event)
 
     def export_telemetry_data_error(self, error: Any) -> None:
-        self.errors.append(error)
-        self._take("telemetry_data_error", error.error_message)
+        self._take("telemetry_data_error", error.error_message, error)
 
     def close(self) -> None:
         self._take("close")
-        super().close()
+
+    @property
+    def kept(self) -> list[tuple[str, str]]:
+        return [record[:2] for record in self.records]
+
+    def all_of(self, method: str) -> list[Any]:
+        return [subject for each, _, subject in self.records if each == method]
+
+    def names(self, method: str = "start") -> list[str]:
+        return [name for each, name, _ in self.records if each == method]
+
+    def attributes(self, event: str) -> list[dict[str, Any]]:
+        """Of all events of a name."""
+        return [each.attributes.to_json() for each in self.all_of("event") if each.name_str == event]
+
+
+class _Held(deque[tuple[str, str, str]]):
+    def __bool__(self) -> bool:
+        return False  # so that the recording thread leaves them here
 
 
 @contextmanager
-def reported() -> Iterator[list[tuple[str, str, str]]]:
-    """Collect what is reported inside."""
-    found: list[tuple[str, str, str]] = []
-
-    class Kept(deque[tuple[str, str, str]]):
-        def append(self, item: tuple[str, str, str]) -> None:
-            found.append(item)
-            super().append(item)
-
-    before = metrics.REPORTED
-    metrics.REPORTED = Kept()
+def reported() -> Iterator[deque[tuple[str, str, str]]]:
+    """Collect what is reported inside: call, rule and what was expected."""
+    before, metrics.REPORTED = metrics.REPORTED, _Held()
     try:
-        yield found
+        yield metrics.REPORTED
     finally:
         metrics.REPORTED = before
 
 
 def run_python(
-    code: str, directory: Path, *, python: str = sys.executable, timeout: float = 60, **environment: str
+    code: str, directory: Path, *, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a script in an interpreter of its own, in a directory, with a feed of its own."""
     feed = directory / "feed"
@@ -96,12 +108,11 @@ def run_python(
     script = directory / "job.py"
     script.write_text(textwrap.dedent(code), encoding="utf-8")
     inherited = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
+    ours = {"EXPORTER_FEED_DIR": str(feed), "PYTHONPATH": str(PROJECT), "EXPORTER_FLUSH_SECONDS": "0.2"}
     return subprocess.run(
-        [python, "-W", "error", script.name],
+        [sys.executable, "-W", "error", script.name],
         cwd=directory,
-        env=inherited
-        | {"EXPORTER_FEED_DIR": str(feed), "PYTHONPATH": str(ROOT), "EXPORTER_FLUSH_SECONDS": "0.2"}
-        | environment,
+        env=inherited | ours | environment,
         capture_output=True,
         text=True,
         timeout=timeout * PATIENCE,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from one_logger_support import KeepingExporter
 
 from exporter import training
 from exporter.one_logger.provider import forget
@@ -31,21 +34,15 @@ class ByHand:
         self._anchor = Anchor()
         self.buffer = SpanBuffer(self._anchor)
 
-    def take(self, items: Sequence[Any], pieces: int = 1 << 30) -> None:
-        """Interpret, so many marks at once."""
-        for start in range(0, len(items), 2 * pieces):
-            self.interpreter.take(self.buffer, items[start : start + 2 * pieces])
+    def take(self, items: Sequence[Any]) -> None:
+        """Interpret them."""
+        self.interpreter.take(self.buffer, items)
 
-    def values(self, until: float) -> dict[Key, Any]:
-        """Everything that is published at a time."""
+    def values(self, until: float, *, gauges: bool = True) -> dict[Key, Any]:
+        """Everything that is published at a time, with or without gauges."""
         self.job.publish(until)
-        return {key_of(reading): what(reading) for reading in self.families.readings()}
-
-    def totals(self, until: float) -> dict[Key, Any]:
-        """The counters and histograms alone."""
-        self.values(until)
-        readings = self.families.readings()
-        return {key_of(each): what(each) for each in readings if each.definition.kind != "gauge"}
+        readings = [each for each in self.families.readings() if gauges or each.definition.kind != "gauge"]
+        return {key_of(each): what(each) for each in readings}
 
     def reading(self) -> TrainingReading:
         """What goes beside the families."""
@@ -58,6 +55,10 @@ def entered(kind: Kind, at: float) -> list[Any]:
 
 def left(kind: Kind, at: float, *, failed: bool = False) -> list[Any]:
     return [kind.code + (FAIL if failed else EXIT), at]
+
+
+def stretch(kind: Kind, began: float, ended: float) -> list[Any]:
+    return entered(kind, began) + left(kind, ended)
 
 
 def key_of(reading: StatReading) -> Key:
@@ -87,13 +88,26 @@ def of(name: str, **labels: str) -> Any:
     return published().get((name, tuple(sorted(labels.items()))))
 
 
+def labelled(name: str) -> dict[Any, Any]:
+    """What the series of a family have, but for zeros, by the value of its label, or those of its labels, sorted by name."""
+    found = {labels: value for (each, labels), value in published().items() if each == name and value}
+    return {
+        labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
+        for labels, value in found.items()
+    }
+
+
 def misuses() -> dict[tuple[str, str], float]:
     """Misuse so far, by call and rule."""
-    return {
-        (dict(labels)["call"], dict(labels)["rule"]): value
-        for (name, labels), value in published().items()
-        if name == "training.misuse"
-    }
+    return labelled("training.misuse")
+
+
+def train(steps: int = 1, seconds: float = 0.0) -> None:
+    """Do some iterations that take so long."""
+    for _ in range(steps):
+        with training.training_iteration():
+            if seconds:
+                time.sleep(seconds)
 
 
 def told() -> TrainingReading:
@@ -103,38 +117,6 @@ def told() -> TrainingReading:
     reading = TRAINING.reading()
     assert reading is not None
     return reading
-
-
-class Memory:
-    """An exporter that keeps (what, name of the span, event or attributes)."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[str, str, Any]] = []
-
-    def initialize(self) -> None: ...
-
-    def export_start(self, span: Any) -> None:
-        self.records.append(("start", span.name_str, span))
-
-    def export_stop(self, span: Any) -> None:
-        self.records.append(("stop", span.name_str, span))
-
-    def export_event(self, event: Any, span: Any) -> None:
-        self.records.append((event.name_str, span.name_str, event))
-
-    export_error = export_event
-
-    def export_telemetry_data_error(self, error: Any) -> None:
-        self.records.append((error.name_str, "", error))
-
-    def close(self) -> None: ...
-
-    def names(self) -> list[tuple[str, str]]:
-        return [(what_, name) for what_, name, _ in self.records]
-
-    def attributes(self, event: str) -> list[dict[str, Any]]:
-        """Of all events of a name."""
-        return [each.attributes.to_json() for name, _, each in self.records if name == event]
 
 
 @contextmanager
@@ -156,8 +138,10 @@ def _begin_anew() -> None:
     PROCESS.after_fork()  # it has no rank until it trains
 
 
-def configured(*, telemetry: dict[str, Any] | None = None, export_all: bool = False, **base: Any) -> Memory:
-    """Configure the provider with an exporter in memory."""
+def configured(
+    *, telemetry: dict[str, Any] | None = None, export: tuple[Any, ...] = (), **base: Any
+) -> KeepingExporter:
+    """Configure the provider with an exporter in memory; `export` says which spans it is given."""
     settings: dict[str, Any] = {
         "application_name": "test",
         "session_tag_or_fn": "session",
@@ -167,16 +151,16 @@ def configured(*, telemetry: dict[str, Any] | None = None, export_all: bool = Fa
     if telemetry is not None:
         usual = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
         settings["telemetry_config"] = training.TrainingTelemetryConfig(**usual | telemetry)
-    memory = Memory()
+    memory = KeepingExporter()
     builder = training.TrainingTelemetryProvider.instance()
-    builder.with_base_config(training.OneLoggerConfig(**settings)).with_exporter(memory)  # type: ignore[arg-type]  # it has the methods
-    if export_all:
-        builder.with_export_customization(training.ExportCustomizationMode.EXPORT_ALL_SPANS)
+    builder.with_base_config(training.OneLoggerConfig(**settings)).with_exporter(memory)
+    if export:
+        builder.with_export_customization(*export)
     builder.configure_provider()
     return memory
 
 
-def exported(memory: Memory) -> Memory:
+def exported(memory: KeepingExporter) -> KeepingExporter:
     """After everything told so far has arrived in it."""
     TRAINING.drain()
     assert TRAINING.flush(5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,9 @@ def test_the_default_directory_is_in_shared_memory_and_named_by_the_user(
     monkeypatch.chdir("/dev/shm")
 
     assert str(default_directory()) == f"/dev/shm/exporter-{UID}"
-    assert [
-        is_trusted(path) for path in (default_directory(), f"exporter-{UID}/", "/dev/shm/exporter-12345")
-    ] == [
-        False,
-        False,
-        True,
-    ]
+    assert not is_trusted(default_directory())
+    assert not is_trusted(f"exporter-{UID}/")
+    assert is_trusted("/dev/shm/exporter-12345")
     monkeypatch.setattr(directory, "SHARED_MEMORY", "/dev/none")
     assert str(default_directory()) == f"/tmp/exporter-{UID}"
 
@@ -70,39 +67,32 @@ def test_the_default_directory_is_made_private_whatever_the_umask(default: Path)
     prepare_directory(default)  # and again is no error
 
 
-@pytest.mark.parametrize("kind", ["symlink", "dangling symlink", "file"])
-def test_a_default_directory_that_is_none_is_refused(default: Path, tmp_path: Path, kind: str) -> None:
-    other = tmp_path / "other"
-    if kind == "file":
-        default.touch()
-    else:
-        default.symlink_to(other)
-    if kind == "symlink":
-        other.mkdir(mode=0o700)
+def give_away(path: Path) -> None:
+    path.mkdir()
+    os.chown(path, 12345, -1)
 
-    with pytest.raises(FeedDirectoryError) as caught:
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.touch(), "not a directory"),
+        (lambda path: path.symlink_to(path.parent), "symbolic link"),
+        (lambda path: path.symlink_to("nowhere"), "symbolic link"),
+        (lambda path: path.mkdir() or path.chmod(0o720), "0720"),
+        (lambda path: path.mkdir() or path.chmod(0o702), "0702"),
+        (lambda path: path.mkdir() or path.chmod(0o1777), "1777"),
+        pytest.param(give_away, "uid 12345", marks=needs_root),
+    ],
+)
+def test_a_default_directory_that_is_none_or_not_ours_alone_is_refused(
+    default: Path, make: Callable[[Path], object], problem: str
+) -> None:
+    make(default)
+
+    with pytest.raises(FeedDirectoryError, match=problem) as caught:
         prepare_directory(default)
 
-    assert caught.value.path == str(default)
-    assert "--feed.dir" in caught.value.remedy
-
-
-@pytest.mark.parametrize("mode", [0o720, 0o702, 0o1777])
-def test_a_default_directory_that_others_may_write_to_is_refused(default: Path, mode: int) -> None:
-    default.mkdir()
-    default.chmod(mode)
-
-    with pytest.raises(FeedDirectoryError, match=f"{mode:04o}"):
-        prepare_directory(default)
-
-
-@needs_root
-def test_a_default_directory_of_somebody_else_is_refused(default: Path) -> None:
-    default.mkdir(mode=0o700)
-    os.chown(default, 12345, -1)
-
-    with pytest.raises(FeedDirectoryError, match="belongs to uid 12345"):
-        prepare_directory(default)
+    assert (caught.value.path, bool(caught.value.remedy)) == (str(default), True)
 
 
 def test_a_chosen_directory_may_be_anybodys_but_must_exist(tmp_path: Path) -> None:

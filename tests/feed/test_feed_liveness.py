@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,18 +55,24 @@ def test_a_fork_finds_the_lock_held_by_its_parent_whose_life_does_not_end_with_i
         assert child.tell("publish") == "True"
 
 
+def taken(path: Path) -> RecordLock:
+    lock = RecordLock.take(str(path), create_mode=0o600)
+    assert lock is not None
+    return lock
+
+
 def test_a_lock_that_was_taken_is_never_one_that_was_just_removed(tmp_path: Path) -> None:
-    path, taken = str(tmp_path / f"{'0' * 32}.lock"), 0
+    path, times = str(tmp_path / f"{'0' * 32}.lock"), 0
     with training_process(tmp_path) as child:
         assert child.tell("remove_for_ever") == "removing"
         for _ in range(5000):
             lock = RecordLock.take(path, create_mode=0o600)
             if lock is not None:
-                taken += 1
+                times += 1
                 assert lock.keep()
                 lock.release()
 
-    assert taken > 100
+    assert times > 100
 
 
 @pytest.mark.parametrize("mishap", ["close_all", "open_own"])
@@ -81,8 +88,7 @@ def test_a_job_that_drops_the_lock_has_it_back_with_the_next_snapshot(tmp_path: 
 
 
 def test_a_descriptor_that_the_job_has_reused_is_left_alone(tmp_path: Path) -> None:
-    lock = RecordLock.take(str(tmp_path / "lock"), create_mode=0o600)
-    assert lock is not None
+    lock = taken(tmp_path / "lock")
     other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
     os.dup2(other, lock._descriptor)  # what closing all and opening again amounts to
 
@@ -105,8 +111,7 @@ def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> Non
 def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     assert (holder(path), list(tmp_path.iterdir())) == (None, [])
-    first = RecordLock.take(path, create_mode=0o600)
-    assert first is not None
+    first = taken(tmp_path / "lock")
 
     assert RecordLock.take(path, create_mode=0o600) is None
     asked = f"from exporter.feed.files import holder; print(holder({path!r}))"
@@ -117,33 +122,30 @@ def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
 
 
 def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> None:
-    removed, moved = (RecordLock.take(str(tmp_path / name), create_mode=0o600) for name in ("a", "b"))
-    assert removed is not None
-    assert moved is not None
-    assert removed.keep()
-    assert moved.keep()
+    locks = [taken(tmp_path / name) for name in ("a", "b")]
+    assert [each.keep() for each in locks] == [True, True]
 
     (tmp_path / "a").unlink()
     (tmp_path / "b").rename(tmp_path / "c")
 
-    assert not removed.keep()
-    assert not moved.keep()
-    removed.release()
-    moved.release()
+    assert [each.keep() for each in locks] == [False, False]
+    for each in locks:
+        each.release()
 
 
-@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "hard link"])
-def test_only_a_plain_file_is_a_lock(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda path, other: path.symlink_to(other),
+        lambda path, other: path.hardlink_to(other),
+        lambda path, other: path.mkdir(),
+        lambda path, other: os.mkfifo(path),
+    ],
+)
+def test_only_a_plain_file_is_a_lock(tmp_path: Path, put: Callable[[Path, Path], object]) -> None:
     path, other = tmp_path / "lock", tmp_path / "other"
     other.touch()
-    if kind == "symlink":
-        path.symlink_to(other)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        path.hardlink_to(other)
+    put(path, other)
 
     with pytest.raises(OSError):
         RecordLock.take(str(path), create_mode=0o600)
@@ -165,24 +167,27 @@ def test_a_reader_on_a_read_only_mount_sees_who_lives(tmp_path: Path) -> None:
         assert not only_entry(reader).alive
 
 
-def test_a_reader_in_another_pid_namespace_sees_who_lives(tmp_path: Path) -> None:
+@pytest.fixture
+def namespace() -> tuple[str, ...]:
+    """What puts a command into a pid namespace of its own."""
     inside = ("unshare", "--pid", "--fork", "--kill-child")
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets us make no pid namespace")
+    return inside
+
+
+def test_a_reader_in_another_pid_namespace_sees_who_lives(tmp_path: Path, namespace: tuple[str, ...]) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         code = f"from pathlib import Path; from exporter.feed.reader import FeedReader; e, = FeedReader(Path({str(tmp_path)!r})).scan().entries; print(e.alive, e.pid)"
-        command = [*inside, sys.executable, "-c", code]
+        command = [*namespace, sys.executable, "-c", code]
         seen = subprocess.run(command, capture_output=True, text=True, check=True)
 
         assert seen.stdout.split() == ["True", "None"]
 
 
-def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path) -> None:
-    inside = ("unshare", "--pid", "--fork", "--kill-child")
-    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets us make no pid namespace")
-    with training_process(tmp_path, *inside) as child:
+def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path, namespace: tuple[str, ...]) -> None:
+    with training_process(tmp_path, *namespace) as child:
         child.tell("publish")
         alive = only_entry(FeedReader(tmp_path)).alive
         child.kill()

@@ -26,30 +26,23 @@ from exporter.feed.reader import FeedReader
 from exporter.feed.writer import FeedWriter
 
 
-def test_what_is_published_is_what_is_read_and_making_a_writer_touches_no_file(tmp_path: Path) -> None:
+def test_what_is_published_is_what_is_read_until_an_orderly_end(tmp_path: Path) -> None:
     identity = new_identity(labels=(("team", "vision"),))
     writer = FeedWriter(tmp_path, identity, flush_seconds=0.5, clock=lambda: 12.5)
-    recording = new_recording(3)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())  # making one touches no file
+    reader, told = FeedReader(tmp_path), []
 
-    assert writer.publish(recording)
-
-    snapshot = only_entry(FeedReader(tmp_path)).snapshot
-    assert (snapshot.process, snapshot.recording) == (identity, recording)
-    assert (snapshot.sequence, snapshot.written, snapshot.flush_seconds) == (1, 12.5, 0.5)
+    for recording in (new_recording(3), new_recording(final=True)):
+        assert writer.publish(recording)
+        told.append(only_entry(reader))
+        assert told[-1].snapshot.recording == recording
     writer.close()
 
-
-def test_an_orderly_end_leaves_the_final_snapshot_and_no_life(tmp_path: Path) -> None:
-    with training_process(tmp_path) as child:
-        child.tell("publish")
-        child.tell("finish")
-
-        entry = only_entry(FeedReader(tmp_path))
-        assert entry.snapshot.recording.final
-        assert entry.snapshot.sequence == 2
-        assert not entry.alive
-        assert child.tell("publish") == "False"
+    snapshot = told[0].snapshot
+    assert (snapshot.process, snapshot.written, snapshot.flush_seconds) == (identity, 12.5, 0.5)
+    told.append(only_entry(reader))
+    assert [(each.alive, each.snapshot.sequence) for each in told] == [(True, 1), (True, 2), (False, 2)]
+    assert not writer.publish(new_recording())
 
 
 def test_files_are_private_in_the_default_directory_and_shared_as_the_umask_says_elsewhere(
@@ -230,9 +223,7 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
     survived = []
     for delay in itertools.chain([0.0, 0.0005], (n * 0.0023 for n in range(20))):
         with training_process(tmp_path) as child:
-            assert child.process.stdin is not None
-            child.process.stdin.write("flood\n")
-            child.process.stdin.flush()
+            child.begin("flood")
             time.sleep(delay)
             told = child.kill().split()
             if told:

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from exporter.ledger.admission import OWN, fits
 from exporter.ledger.families.training import SPAN_EXPORTERS
 from exporter.one_logger import delivery
 from exporter.one_logger.delivery import Delivery, Filter
-from exporter.one_logger.exporters import missing_methods
 from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
@@ -69,22 +67,26 @@ def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: l
     sink = begun(sinks, exporter)
     span = Span.create("work")
 
+    sink.telemetry_data_error("nothing yet")
     sink.start(span)
     sink.event(span, Event.create("update"))
     sink.error(span, ErrorEvent.create("bad"))
     span.stop()
     sink.stop(span)
-    sink.telemetry_data_error("nothing")
+    sink.telemetry_data_error("a gap")
 
     assert sink.flush(SOON)
     assert exporter.kept == [
         ("initialize", ""),
+        ("telemetry_data_error", "nothing yet"),
         ("start", "work"),
         ("event", "update"),
         ("error", "bad"),
         ("stop", "work"),
-        ("telemetry_data_error", "nothing"),
+        ("telemetry_data_error", "a gap"),
     ]
+    kinds = [error.error_type.value for error in exporter.all_of("telemetry_data_error")]
+    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]  # whether anything has arrived
     assert exporter.threads == {"exporter-spans-KeepingExporter"}
 
 
@@ -100,53 +102,57 @@ def test_what_an_exporter_is_given_does_not_change_any_more(sinks: list[Delivery
     exporter.gate.set()
 
     assert sink.flush(SOON)
-    (seen,) = exporter.spans
-    assert seen.active
-    assert seen.attributes.to_json() == {}
-    assert seen.id == span.id
+    (seen,) = exporter.all_of("start")
+    assert (seen.id, seen.active, seen.attributes.to_json()) == (span.id, True, {})
 
 
 def test_d29_a_flaky_backend_loses_nothing(sinks: list[Delivery]) -> None:
     calls = iter(range(10_000))
-    exporter = KeepingExporter(lambda _: next(calls) % 3 == 1)
+    exporter = KeepingExporter(lambda *_: next(calls) % 3 == 1)
     sink = begun(sinks, exporter, first_pause_seconds=0.001)
     before = dropped("failed")
     for number in range(100):
         sink.start(Span.create(f"span-{number}"))
 
     assert sink.flush(SOON)
-    assert [name for method, name in exporter.kept if method == "start"] == [f"span-{n}" for n in range(100)]
+    assert exporter.names() == [f"span-{n}" for n in range(100)]
     assert dropped("failed") == before
 
 
-def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on(
-    sinks: list[Delivery],
-) -> None:
-    class Poisoned(KeepingExporter):
-        def export_start(self, span: Any) -> None:
-            if span.name_str == "poison":
-                raise ValueError("never")
-            super().export_start(span)
+class MuteError(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
 
-    exporter = Poisoned()
+
+@pytest.mark.parametrize(
+    "error", [ValueError("never"), SystemExit(1), MuteError()], ids=lambda each: type(each).__name__
+)
+def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on(
+    sinks: list[Delivery], error: BaseException
+) -> None:
+    def counts() -> list[float]:
+        names = ("records", "errors")
+        return [total(f"training.span.exporter.{name}", exporter="KeepingExporter") for name in names]
+
+    exporter = KeepingExporter(lambda _, name: name == "poison", error)
     sink = begun(sinks, exporter, first_pause_seconds=0.001)
-    name = "test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on.Poisoned"
+    before, dropped_before = counts(), dropped("failed")
     for each in ("good", "poison", "better"):
         sink.start(Span.create(each))
 
     assert sink.flush(SOON)
-    assert [name for method, name in exporter.kept if method == "start"] == ["good", "better"]
-    assert [error.error_message for error in exporter.errors] == ["1 records before this one were dropped"]
-    assert exporter.errors[0].error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
-    assert dropped("failed", name) == 1
-    assert total("training.span.exporter.errors", exporter=name) == delivery.ATTEMPTS
-    assert total("training.span.exporter.records", exporter=name) == 2
+    assert exporter.names() == ["good", "better"]
+    (told,) = exporter.all_of("telemetry_data_error")
+    assert told.error_message == "1 records before this one were dropped"
+    assert told.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+    assert dropped("failed") == dropped_before + 1
+    assert counts() == [before[0] + 2, before[1] + delivery.ATTEMPTS]
 
 
 def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(sinks: list[Delivery]) -> None:
     down = threading.Event()
     down.set()
-    exporter = KeepingExporter(lambda method: method == "initialize" and down.is_set())
+    exporter = KeepingExporter(lambda method, _: method == "initialize" and down.is_set())
     sink = begun(sinks, exporter, first_pause_seconds=0.001)
     sink.start(Span.create("work"))
     assert not sink.flush(0.2)
@@ -175,7 +181,7 @@ def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: l
     assert sink.flush(SOON)
     sink.start(Span.create("after"))
     assert sink.flush(SOON)
-    assert [error.error_message for error in hanging.errors] == ["90 records before this one were dropped"]
+    assert hanging.names("telemetry_data_error") == ["90 records before this one were dropped"]
 
 
 def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
@@ -197,7 +203,7 @@ def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
 
 
 def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> None:
-    exporter = KeepingExporter(lambda method: method.startswith("start"))
+    exporter = KeepingExporter(lambda method, _: method == "start")
     sink = Delivery([exporter], first_pause_seconds=1000.0)
     sink.begin()
     sink.start(Span.create("work"))
@@ -208,27 +214,6 @@ def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> N
 
     assert time.monotonic() - began < SOON
     assert exporter.kept[-1] == ("close", "")
-
-
-class MuteError(Exception):
-    def __repr__(self) -> str:
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize("error", [SystemExit(1), MuteError()], ids=lambda error: type(error).__name__)
-def test_an_exporter_goes_on_whatever_it_raises(error: BaseException, sinks: list[Delivery]) -> None:
-    class Raising(KeepingExporter):
-        def export_event(self, event: Any, span: Any) -> None:
-            raise error
-
-    exporter = Raising()
-    sink = begun(sinks, exporter, first_pause_seconds=0.001)
-    span = Span.create("work")
-    sink.event(span, Event.create("update"))
-    sink.start(span)
-
-    assert sink.flush(SOON)
-    assert exporter.kept[-1] == ("telemetry_data_error", "1 records before this one were dropped")
 
 
 def test_what_waits_goes_out_at_the_end_where_the_job_has_let_go_of_its_recorder() -> None:
@@ -283,9 +268,9 @@ def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Del
         sink.start(span)
 
     assert sink.flush(SOON)
-    assert [span.name_str for span in exporter.spans] == ["training_loop", "checkpoint_save_sync"]
-    assert exporter.spans[1].exported_parent.id == loop.id
-    assert exporter.spans[1].parent_span.id == iteration.id
+    assert exporter.names() == ["training_loop", "checkpoint_save_sync"]
+    found = exporter.all_of("start")[1]
+    assert (found.exported_parent.id, found.parent_span.id) == (loop.id, iteration.id)
 
 
 def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None:
@@ -313,27 +298,3 @@ def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Delivery]
     sink.start(Span.create("again"))
     assert sink.flush(SOON)
     assert [name for _, name in exporter.kept] == ["", "parent", "again"]
-
-
-def test_an_object_without_the_methods_is_told_what_it_lacks() -> None:
-    class Half(SimpleNamespace):
-        initialize = export_start = export_stop = export_event = close = print
-
-    assert missing_methods(Half()) == ["export_error", "export_telemetry_data_error"]
-    assert missing_methods(KeepingExporter()) == []
-
-
-def test_an_error_of_the_telemetry_says_whether_anything_has_arrived(sinks: list[Delivery]) -> None:
-    kinds: list[str] = []
-
-    class Kinds(KeepingExporter):
-        def export_telemetry_data_error(self, error: Any) -> None:
-            kinds.append(error.attributes["telemetry_data_error_type"].value)
-
-    sink = begun(sinks, Kinds())
-    sink.telemetry_data_error("nothing yet")
-    sink.start(Span.create("work"))
-    sink.telemetry_data_error("a gap")
-
-    assert sink.flush(SOON)
-    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from one_logger_support import reported
-from training_support import begun_anew
 
+from exporter.bridges import wandb
 from exporter.errors import ExportError
 from exporter.one_logger.config import OneLoggerConfig
 from exporter.one_logger.delivery import Delivery
 from exporter.one_logger.exporters import (
     BaseExporter,
+    BaseJsonExporter,
     ExporterConfig,
     ExporterConfigManager,
     FileExporter,
@@ -31,7 +32,10 @@ from exporter.one_logger.recorder import DefaultRecorder
 from exporter.training.attributes import Attributes
 from exporter.training.spans import Event, Span
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 SOON = 10.0
+SETTINGS = OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s")
 TYPES = ["start", "complete", "event", "application_error", "stop", "telemetry_data_error"]
 """Of the records of what is `told`."""
 
@@ -57,35 +61,30 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path: Path) -> None:
-    with begun_anew():
-        told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
+    told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
 
-    start, inner, event, error, stop, gap = lines_of(tmp_path / "deep" / "telemetry.json")
-    assert [each["type"] for each in (start, inner, event, error, stop, gap)] == TYPES
+    records = lines_of(tmp_path / "deep" / "telemetry.json")
+    start, inner, event, error, stop, gap = records
+    assert [each["type"] for each in records] == TYPES
+    assert [each["count"] for each in records] == [1, 2, 3, 4, 5, 6]
     assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
     assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
     assert set(start) == {"type", "id", "name", "attributes", "start_event", "count", "pid"}
     assert set(inner) >= {"start_event", "stop_event"}
-    assert event["event"] == {
-        "name": "update",
-        "attributes": {"loss": 0.5, "timestamp_msec": event["event"]["attributes"]["timestamp_msec"]},
-    }
+    assert event["event"]["name"] == "update"
+    assert event["event"]["attributes"].items() >= {"loss": 0.5}.items()
     assert error["event"]["attributes"]["exception_type"] == "ZeroDivisionError"
     assert "1 / 0" in error["event"]["attributes"]["exception_traceback"]
     assert stop["attributes"]["duration_msec"] >= 0
     assert gap["error"]["attributes"]["telemetry_data_error_type"] == "incomplete_telemetry_data"
-    assert [each["count"] for each in (start, inner, event, error, stop, gap)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_d35_records_say_whose_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     recorder = DefaultRecorder([FileExporter(tmp_path / "t.json")])
-    with begun_anew():
-        OneLoggerProvider.instance().configure(
-            OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s"), recorder
-        )
-        recorder.stop(recorder.start("work"))
-        assert recorder.delivery.flush(SOON)
+    OneLoggerProvider.instance().configure(SETTINGS, recorder)
+    recorder.stop(recorder.start("work"))
+    assert recorder.delivery.flush(SOON)
 
     (record,) = lines_of(tmp_path / "t.json")
     assert (record["application_name"], record["rank"], record["pid"]) == ("app", 3, os.getpid())
@@ -97,8 +96,7 @@ def test_d24_an_environment_that_makes_no_sense_is_a_job_without_ranks(
     rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", rank)
-    with begun_anew():
-        told(FileExporter(tmp_path / "t.json"))
+    told(FileExporter(tmp_path / "t.json"))
 
     assert not any({"rank", "node_name"} & set(record) for record in lines_of(tmp_path / "t.json"))
 
@@ -129,9 +127,8 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     (tmp_path / "there" / "t.json").rmdir()
     exporter.export_stop(span)
     exporter.close()
-    assert [(each["type"], each["count"]) for each in lines_of(tmp_path / "there" / "t.json")] == [
-        ("complete", 1)
-    ]
+    (record,) = lines_of(tmp_path / "there" / "t.json")
+    assert (record["type"], record["count"]) == ("complete", 1)
 
 
 def test_an_exporter_takes_nothing_before_it_is_initialised_and_after_it_is_closed(tmp_path: Path) -> None:
@@ -183,8 +180,6 @@ def test_a_text_without_a_record_is_refused(text: str) -> None:
 
 
 def test_an_exporter_of_ones_own_needs_no_decorator_and_may_override_what_it_wants() -> None:
-    from exporter.one_logger.exporters import BaseJsonExporter
-
     class Mine(BaseJsonExporter):
         def __init__(self) -> None:
             super().__init__()
@@ -220,9 +215,7 @@ def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_pack
         ExporterConfig("FileExporter", {"file_path": str(tmp_path / "t.json"), "backups": 2}),
         ExporterConfig("a.b.Other", {}, enabled=False),
     ]
-    (made,) = manager.create_exporters_from_config(found)
-    told(made)
-    assert len(lines_of(tmp_path / "t.json")) == 6
+    assert [type(each) for each in manager.create_exporters_from_config(found)] == [FileExporter]
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
@@ -249,40 +242,29 @@ def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path
     with reported() as found:
         assert manager.generate_export_config(config_file_path=file) == []
 
-    assert found
     assert {call for call, _, _ in found} == {"with_export_config"}
 
 
 def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(tmp_path: Path) -> None:
-    broken = EntryPoint("broken", "no_such_module:Config", "nv_one_logger.exporter_configs")
+    group, file = "nv_one_logger.exporter_configs", {"file_path": str(tmp_path / "t.json")}
+    points = [
+        EntryPoint("broken", "no_such_module:Config", group),
+        EntryPoint("ours", "exporter.one_logger:ExporterConfig", group),
+    ]
+    asked = [
+        ExporterConfig("no.such.Class"),
+        ExporterConfig("NoModule"),
+        ExporterConfig("FileExporter", {"no_such_argument": 1}),
+        ExporterConfig("exporter.one_logger.exporters.FileExporter", file),
+        ExporterConfig("nv_one_logger.exporter.file_exporter.FileExporter", file),  # written for one-logger
+    ]
     with reported() as found:
-        manager = ExporterConfigManager(packages=[broken])
-        assert manager.generate_export_config() == []
-        asked = [
-            ExporterConfig("no.such.Class"),
-            ExporterConfig("NoModule"),
-            ExporterConfig("FileExporter", {"no_such_argument": 1}),
-            ExporterConfig("exporter.one_logger.exporters.FileExporter", {"file_path": str(tmp_path / "t")}),
-        ]
+        manager = ExporterConfigManager(packages=points)
         made = manager.create_exporters_from_config(asked)
 
+    assert manager.entry_point_exporter_configs == {"ours": ExporterConfig}
     assert [rule for _, rule, _ in found] == ["package", "exporter", "exporter", "exporter"]
-    assert [type(each) for each in made] == [FileExporter]
-
-
-def test_the_classes_of_packages_are_known_by_name() -> None:
-    points = [EntryPoint("ours", "exporter.one_logger:ExporterConfig", "nv_one_logger.exporter_configs")]
-
-    assert ExporterConfigManager(packages=points).entry_point_exporter_configs == {"ours": ExporterConfig}
-
-
-def test_a_configuration_written_for_one_logger_makes_ours(tmp_path: Path) -> None:
-    asked = ExporterConfig(
-        "nv_one_logger.exporter.file_exporter.FileExporter", {"file_path": str(tmp_path / "t.json")}
-    )
-
-    (made,) = ExporterConfigManager([]).create_exporters_from_config([asked])
-    assert type(made) is FileExporter
+    assert [type(each) for each in made] == [FileExporter, FileExporter]
 
 
 def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_name() -> None:
@@ -293,26 +275,23 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     from exporter.bridges.opentelemetry import OTelExporter
 
     memory = InMemorySpanExporter()
-    with begun_anew():
-        recorder = DefaultRecorder([OTelExporter(memory)])
-        OneLoggerProvider.instance().configure(
-            OneLoggerConfig(application_name="my app", world_size_or_fn=4, session_tag_or_fn="s"), recorder
-        )
-        outer = recorder.start("outer", Attributes({"size": 2**70}))
-        inner = recorder.start("inner")
-        recorder.event(inner, Event.create("update", Attributes({"loss": 0.5})))
-        recorder.error(inner, "it failed", ValueError("why"))
-        recorder.stop(inner)
-        recorder.stop(outer)
-        assert recorder.delivery.flush(SOON)
-        assert not trace.get_current_span().get_span_context().is_valid
+    recorder = DefaultRecorder([OTelExporter(memory)])
+    OneLoggerProvider.instance().configure(SETTINGS, recorder)
+    outer = recorder.start("outer", Attributes({"size": 2**70}))
+    inner = recorder.start("inner")
+    recorder.event(inner, Event.create("update", Attributes({"loss": 0.5})))
+    recorder.error(inner, "it failed", ValueError("why"))
+    recorder.stop(inner)
+    recorder.stop(outer)
+    assert recorder.delivery.flush(SOON)
+    assert not trace.get_current_span().get_span_context().is_valid
 
     first, second = memory.get_finished_spans()
     assert (first.name, second.name) == ("inner", "outer")
     assert first.parent.span_id == second.context.span_id
     assert [event.name for event in first.events] == ["update", "exception"]
     assert first.events[1].attributes["exception.type"] == "ValueError"
-    assert first.resource.attributes["service.name"] == "my app"
+    assert first.resource.attributes["service.name"] == "app"
     assert second.attributes["size"] == float(2**70)
     assert second.attributes["one_logger_span_id"] == str(outer.id)
     assert second.end_time >= first.end_time >= first.start_time >= second.start_time
@@ -351,8 +330,6 @@ def test_d33_spans_that_opentelemetrys_backend_refuses_are_kept_and_offered_agai
 
 
 def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> None:
-    from exporter.bridges import wandb
-
     logged: list[dict[str, Any]] = []
     finished: list[bool] = []
     run = SimpleNamespace(
@@ -371,8 +348,6 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
 
 
 def test_the_names_of_metrics_are_the_jobs_choice() -> None:
-    from exporter.bridges import wandb
-
     logged: list[dict[str, Any]] = []
     run = SimpleNamespace(log=lambda metrics, commit: logged.append(metrics), finish=lambda quiet: None)
     flat = wandb.WandBExporter({"entity": "team"}, wandb.FlatMetricNamingStrategy(), begin=lambda config: run)

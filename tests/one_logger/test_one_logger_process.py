@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import ROOT, run_python
+from one_logger_support import run_python
+from places import PROJECT
 
 HEAD = """
     import os, sys
@@ -87,15 +88,14 @@ def spans(directory: Path, *types: str) -> list[str]:
     return [each["name"] for each in records(directory) if each["type"] in types]
 
 
-def job(code: str) -> str:
-    """The head and a body that is indented like it."""
-    return HEAD + code
+def run(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
+    done = run_python(code, directory, **options)
+    assert done.returncode == status, done.stderr
 
 
 def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_path: Path) -> None:
-    done = run_python(SEED_PAGE, tmp_path)
+    run(SEED_PAGE, tmp_path)
 
-    assert done.returncode == 0, done.stderr
     found = records(tmp_path, "training_telemetry.json")
     names = [each.get("name") or each["event"]["name"] for each in found]
     assert names[0] == names[-1] == "application"
@@ -118,9 +118,8 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     code = re.sub(
         r"from nv_one_logger[\w.]+ import", "from exporter.training import", example.read_text("utf-8")
     )
-    done = run_python(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
+    run(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
 
-    assert done.returncode == 0, done.stderr
     names = [
         each.get("name") or each["event"]["name"] for each in records(tmp_path, "training_telemetry.json")
     ]
@@ -130,9 +129,10 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('it failed')", 1), ("main = 5 / 0", 1)]
+    ("end", "status"),
+    [("", 0), ("sys.exit(3)", 3), ("raise ValueError('it failed')", 1), ("main = 5 / 0", 1)],
 )
-def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, code: int, tmp_path: Path) -> None:
+def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, status: int, tmp_path: Path) -> None:
     body = f"""
     configure()
     with application(), training_loop(train_iterations_start=0):
@@ -141,9 +141,8 @@ def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, code: int,
                 pass
         {end}
     """
-    done = run_python(job(body), tmp_path)
+    run(HEAD + body, tmp_path, status=status)
 
-    assert done.returncode == code, done.stderr
     assert spans(tmp_path, "stop")[-2:] == ["training_loop", "application"]
     updates = [
         each for each in records(tmp_path) if each.get("event", {}).get("name") == "training_metrics_update"
@@ -153,26 +152,16 @@ def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, code: int,
 
 def test_a_job_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     body = """
-    import time, exporter
+    import exporter, signal
     configure()
     on_app_start()
     on_train_start(train_iterations_start=0)
     for _ in range(100):
         on_training_single_iteration_start(); on_training_single_iteration_end()
     exporter.flush()
-    print("ready", flush=True)
-    time.sleep(60)
+    os.kill(os.getpid(), signal.SIGKILL)
     """
-    script, feed = tmp_path / "job.py", tmp_path / "feed"
-    feed.mkdir(mode=0o700)
-    script.write_text("\n".join(line[4:] for line in job(body).splitlines()), encoding="utf-8")
-    environment = {"PYTHONPATH": str(ROOT), "EXPORTER_FEED_DIR": str(feed)}
-    with subprocess.Popen(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGKILL)
+    run(HEAD + body, tmp_path, status=-signal.SIGKILL)
 
     assert "application" in spans(tmp_path, "start")
     assert sum(each["type"] == "event" for each in records(tmp_path)) == 12
@@ -194,9 +183,8 @@ def test_d49_a_forked_worker_writes_nothing_under_its_parents_name(tmp_path: Pat
         with timed_span("of the parent"):
             pass
     """
-    done = run_python(job(body), tmp_path)
+    run(HEAD + body, tmp_path)
 
-    assert done.returncode == 0, done.stderr
     found = records(tmp_path)
     assert len({each["pid"] for each in found}) == 1
     assert [each["count"] for each in found] == list(range(1, len(found) + 1))
@@ -218,9 +206,8 @@ def test_a_child_of_multiprocessing_may_configure_itself(tmp_path: Path) -> None
             process.join()
             assert process.exitcode == 0
     """
-    done = run_python(job(body), tmp_path)
+    run(HEAD + body, tmp_path)
 
-    assert done.returncode == 0, done.stderr
     found = records(tmp_path)
     assert len({each["pid"] for each in found}) == 2
     assert sum(each["type"] in {"complete", "stop"} for each in found) == 2
@@ -247,9 +234,8 @@ def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None
         for each in threads: each.join()
     assert failures == []
     """
-    done = run_python(job(body), tmp_path)
+    run(HEAD + body, tmp_path)
 
-    assert done.returncode == 0, done.stderr
     ends = [each for each in records(tmp_path) if each["type"] in {"complete", "stop"}]
     assert [each["name"] for each in ends] == ["work"] * 2000
     assert len({each["id"] for each in ends}) == 2000
@@ -272,9 +258,7 @@ def test_d44_no_state_opens_descriptors(configuration: str, tmp_path: Path) -> N
         after = len(os.listdir("/proc/self/fd"))
     assert after <= before + 10, (before, after)
     """
-    done = run_python(job(body), tmp_path)
-
-    assert done.returncode == 0, done.stderr
+    run(HEAD + body, tmp_path)
 
 
 def test_records_carry_the_identity_that_the_job_has_given_itself(tmp_path: Path) -> None:
@@ -286,9 +270,8 @@ def test_records_carry_the_identity_that_the_job_has_given_itself(tmp_path: Path
     with application():
         pass
     """
-    done = run_python(job(body), tmp_path)
+    run(HEAD + body, tmp_path)
 
-    assert done.returncode == 0, done.stderr
     found = records(tmp_path, "mine-5.json")
     assert {each["rank"] for each in found} == {5}
     first = next(each for each in found if each["type"] == "event")
@@ -307,30 +290,22 @@ def test_an_exporter_that_hangs_does_not_keep_the_process(tmp_path: Path) -> Non
     with application():
         pass
     """
-    done = run_python(job(body), tmp_path, timeout=15)
+    run(HEAD + body, tmp_path, timeout=15)
 
-    assert done.returncode == 0, done.stderr
     assert spans(tmp_path, "stop") == ["application"]
 
 
-@pytest.mark.timeout(60)
-def test_d45_a_bare_interpreter_imports_every_name(tmp_path: Path) -> None:
-    code = """
-    import sys
-    sys.path.insert(0, sys.argv[1])
-    from exporter import training
-    for name in training.__all__:
-        assert getattr(training, name) is not None, name
-    assert not [module for module in sys.modules if module.split(".")[0] in {"pydantic", "yaml", "torch", "numpy"}]
+def test_d45_a_bare_interpreter_imports_every_name_and_nothing_begins_before_the_job() -> None:
+    code = """if True:
+        import sys, threading
+        sys.path.insert(0, sys.argv[1])
+        from exporter import training
+        for name in training.__all__:
+            assert getattr(training, name) is not None, name
+        foreign = {"pydantic", "yaml", "torch", "numpy"}
+        assert not [module for module in sys.modules if module.split(".")[0] in foreign]
+        training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
+        main = training.application()(lambda: threading.active_count())
+        assert (threading.active_count(), main()) == (1, 2)
     """
-    script = tmp_path / "bare.py"
-    script.write_text("\n".join(line[4:] for line in code.splitlines()), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(script), str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-I", "-S", "-c", code, str(PROJECT)], check=True)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from training_support import begun_anew, of, published
+from training_support import begun_anew, labelled, of, published, train
 
 from exporter import training
 from exporter.bridges.loop import ITERATION, LoopTracker
@@ -121,9 +121,7 @@ def a_step(device: Device, *, data: float = 0.010) -> None:
 
 def warm_up(step: Callable[[], None]) -> None:
     """Train until the recording thread knows that steps are long enough."""
-    for _ in range(STEPS):
-        with training.training_iteration():
-            time.sleep(0.012)
+    train(STEPS, 0.012)
     published()
     step()  # its begin was not seen
 
@@ -131,29 +129,30 @@ def warm_up(step: Callable[[], None]) -> None:
 def finish(device: Device) -> dict[Any, Any]:
     """End what is timed, let the device pass all of it, and have it read."""
     for _ in range(2):
-        with training.training_iteration():
-            pass
+        train()
         device.host += 10.0
     return published()
 
 
-def test_phases_have_the_devices_time_and_not_that_of_the_host_which_queues(device: Device) -> None:
+def test_phases_of_the_main_thread_have_the_devices_time_and_not_that_of_the_host_which_queues(
+    device: Device,
+) -> None:
     warm_up(lambda: a_step(device))
     for _ in range(5):
         a_step(device)
     found = finish(device)
+    worker = threading.Thread(target=a_step, args=[device])
+    worker.start()
+    worker.join()
 
     timed = found["training.gpu_timed_steps", ()]
     assert timed >= 5
-    per_step = {
-        dict(labels)["phase"]: seconds / timed
-        for (name, labels), seconds in found.items()
-        if name == "training.phase_gpu"
-    }
+    per_step = {phase: seconds / timed for phase, seconds in labelled("training.phase_gpu").items()}
     assert per_step["forward"] == pytest.approx(0.020, rel=0.1)
     assert per_step["backward"] == pytest.approx(0.040, rel=0.1)
     assert per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
     assert found["training.step_gpu_duration", ()] == timed
+    assert device.threads == {threading.get_ident()}
 
 
 @pytest.mark.parametrize(("data", "idle"), [(0.010, 0.0), (0.100, 0.038)], ids=["hidden", "starved"])
@@ -213,24 +212,13 @@ def test_an_error_of_cuda_ends_the_timing_and_not_the_job(device: Device) -> Non
 def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(20):
-        with training.training_iteration():
-            pass
+    train(20)
     published()
     a_step(device)
     monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
     warm_up(lambda: a_step(device))
 
     assert device.recorded == 0
-
-
-def test_phases_of_other_threads_are_not_timed(device: Device) -> None:
-    warm_up(lambda: a_step(device))
-    worker = threading.Thread(target=a_step, args=[device])
-    worker.start()
-    worker.join()
-
-    assert device.threads == {threading.get_ident()}
 
 
 def test_a_validation_and_a_checkpoint_told_by_callbacks_are_timed(device: Device) -> None:
@@ -244,8 +232,9 @@ def test_a_validation_and_a_checkpoint_told_by_callbacks_are_timed(device: Devic
     training.on_training_single_iteration_end()
     finish(device)
 
-    assert of("training.phase_gpu", phase="validation") == pytest.approx(0.5, abs=0.1)
-    assert of("training.phase_gpu", phase="checkpoint_save_sync") == pytest.approx(0.25, abs=0.1)
+    found = labelled("training.phase_gpu")
+    assert found["validation"] == pytest.approx(0.5, abs=0.1)
+    assert found["checkpoint_save_sync"] == pytest.approx(0.25, abs=0.1)
 
 
 def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
@@ -267,10 +256,10 @@ def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
         tracker.begin_iteration()
         tracker.end(ITERATION)
         device.host += 10.0
-    found = published()
 
-    assert found["training.phase_gpu", (("phase", "forward"),)] == pytest.approx(4 * 0.02, rel=0.1)
-    assert found["training.phase_gpu", (("phase", "grad_sync"),)] == pytest.approx(4 * 0.03, rel=0.1)
+    found = labelled("training.phase_gpu")
+    assert found["forward"] == pytest.approx(4 * 0.02, rel=0.1)
+    assert found["grad_sync"] == pytest.approx(4 * 0.03, rel=0.1)
 
 
 def test_steps_that_are_only_told_when_they_are_over_are_timed(device: Device) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from places import PROJECT
-from training_support import begun_anew, misuses, of, told
+from training_support import misuses, of, told
 
 from exporter import training
 from exporter.training.phases import PHASES
 
 TEXT = (PROJECT / "docs" / "training.md").read_text(encoding="utf-8")
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with begun_anew():
-        yield
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

@@ -129,15 +129,19 @@ def test_a_trace_can_be_rebuilt_from_a_file_of_lines(types: str | None, short: b
     assert found[-1][2]["found"] == 3
 
 
-def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what() -> None:
+def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what_and_spans_are_counted() -> (
+    None
+):
     found: list[exporter.Event] = []
     handle = exporter.events.register(found.append, types="training.*")
     with begun_anew():
         training.describe(model="tiny", flops_per_token=6.0)
         work()
         exporter.flush()
+        counted = {name: of("training.span_duration", span=name) for name in ("evaluate", "model_forward")}
     handle.unregister()
 
+    assert counted == {"evaluate": 1, "model_forward": None}  # which is a phase
     assert [(each.type, each.data["name"]) for each in found] == [
         ("training.begin", "application"),
         ("training.begin", "training_loop"),
@@ -154,12 +158,3 @@ def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what()
     assert begin.data.items() >= parameters.items()
     assert begin.span_id == end.span_id
     assert (end.data["step"], end.data["steps"], end.data["ok"]) == (7, 2, True)
-
-
-def test_spans_that_are_no_phase_are_counted_by_name() -> None:
-    with begun_anew():
-        work()
-
-        assert of("training.span_duration", span="evaluate") == 1
-        assert of("training.span_duration", span="application") == 1
-        assert of("training.span_duration", span="model_forward") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,6 @@ from places import DATA
 
 GOLDEN = DATA / "one-logger-golden.json"
 CONTENT: dict[str, Any] = json.loads(GOLDEN.read_text(encoding="utf-8"))
-
-
-def one() -> dict[str, Any]:
-    return copy.deepcopy(next(each for each in CONTENT["vectors"] if each["id"] == "fresh-n1"))
 
 
 def file_of(path: Path, vector: dict[str, Any]) -> str:
@@ -33,21 +30,21 @@ def test_a_job_is_recorded_as_its_vector_says(
     assert status == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ["value", "missing", "superfluous", "misuse"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda vector: vector["right"][0]["attributes"].update(value=1),
+        lambda vector: vector["right"].append({"step": 3, "type": "error", "span": "training_loop"}),
+        lambda vector: vector["right"].pop(),
+        lambda vector: vector["misuse"].append(2),
+    ],
+    ids=["value", "missing", "superfluous", "misuse"],
+)
 def test_the_replay_sees_every_kind_of_difference(
-    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[dict[str, Any]], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vector = one()
-    records = vector["right"]
-    if damage == "value":
-        event = next(each for each in records if each.get("event") == "training_metrics_update")
-        event["attributes"]["train_tokens"] += 1
-    elif damage == "missing":
-        records.append({"step": 3, "type": "error", "span": "training_loop"})
-    elif damage == "superfluous":
-        records.pop()
-    else:
-        vector["misuse"].append(2)
+    vector = copy.deepcopy(next(each for each in CONTENT["vectors"] if each["id"] == "fresh-n1"))
+    damage(vector)
 
     status = replay_one_logger.replay_all([file_of(tmp_path / "one.json", vector)])
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-
 import pytest
-from training_support import begun_anew, misuses, of, told
+from training_support import misuses, of, told
 
 from exporter import training
 from exporter.training import api
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with begun_anew():
-        yield
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def guessed(steps: int, *, ended: bool = True) -> None:
@@ -73,14 +66,3 @@ def test_a_step_that_is_told_within_a_guessed_iteration_is_that_iteration() -> N
                 training.step()
 
     assert of("training.steps", mode="train") == 3
-
-
-def test_a_job_that_tells_nothing_is_guessed() -> None:
-    with api.guessed_loop(5):
-        for _ in range(3):
-            with api.guessed_iteration():
-                time.sleep(0.002)
-
-    reading = told()
-    assert (reading.steps, reading.step, reading.first_step) == (3, 8, 5)
-    assert reading.work_seconds >= 0.006

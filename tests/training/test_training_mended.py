@@ -7,39 +7,28 @@ import gc
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+from one_logger_support import KeepingExporter
 from training_support import (
     ByHand,
-    Memory,
-    begun_anew,
     configured,
     entered,
     exported,
-    left,
     misuses,
     of,
-    published,
+    stretch,
     told,
+    train,
 )
 
 from exporter import training
 from exporter.training import span_kinds as kinds
+from exporter.training.checkpoints import Save
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    with begun_anew():
-        yield
-
-
-def iterations(times: int) -> None:
-    for _ in range(times):
-        with training.training_iteration():
-            pass
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.mark.parametrize("known", ["disabled", "before configuration"])
@@ -58,6 +47,8 @@ def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
             span.add_attribute("name", "value")
             span.add_attributes(training.Attributes({"other": 1}))
             span.add_event(training.Event.create("event"))
+            training.record(loss=1.0)
+            training.step()
             bodies += 1
 
     assert bodies == len(blocks)
@@ -71,9 +62,6 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
             training.on_save_checkpoint_start(step)
             training.on_save_checkpoint_end()
         told()
-
-        from exporter.training.checkpoints import Save
-
         gc.collect()
         kept = sum(type(each) is Save for each in gc.get_objects())
         training.on_save_checkpoint_success(0)
@@ -83,26 +71,11 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
     assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 1}
 
 
-def test_an_end_always_closes_its_own_block_only() -> None:
-    configured(telemetry={})
-    with training.application(), training.training_loop(train_iterations_start=0):
-        with training.training_iteration():
-            with training.training_iteration():  # refused
-                pass
-            told()
-            still_open = training.training_iteration().active
-        iterations(1)
-
-    assert still_open
-    assert misuses() == {("training_iteration", "S3"): 1}
-    assert of("training.steps", mode="train") == 2
-
-
 def test_work_is_counted_after_marks_were_dropped_in_an_iteration() -> None:
     by_hand, kind = ByHand(0.0), kinds.TRAINING_ITERATION
     by_hand.take(entered(kind, 1.0))
     by_hand.interpreter.dropped(by_hand.buffer, 100)
-    by_hand.take(entered(kind, 2.0) + left(kind, 2.5) + entered(kind, 3.0) + left(kind, 3.25))
+    by_hand.take(stretch(kind, 2.0, 2.5) + stretch(kind, 3.0, 3.25))
 
     reading = by_hand.reading()
     assert (reading.steps, reading.work_seconds, reading.open_seconds) == (2, 0.75, 0.0)
@@ -131,7 +104,7 @@ def test_a_block_that_a_callback_has_ended_is_misuse_when_it_is_left() -> None:
     with training.application(), training.training_loop(train_iterations_start=0):
         with training.training_iteration():
             training.on_training_single_iteration_end()
-        iterations(1)
+        train(1)
 
     assert misuses() == {("training_iteration", "S4"): 1}
     assert of("training.steps", mode="train") == 2
@@ -148,8 +121,7 @@ def test_spans_that_end_out_of_order_end_by_themselves() -> None:
     for block in (outer, loop, inner, application):
         block.__exit__(None, None, None)
 
-    stops = [name for what, name, _ in exported(memory).records if what == "stop"]
-    assert stops == ["outer", "training_loop", "inner", "application"]
+    assert exported(memory).names("stop") == ["outer", "training_loop", "inner", "application"]
     assert misuses() == {}
 
 
@@ -157,7 +129,7 @@ def test_the_ideal_step_leaves_slow_ones_out_and_their_excess_is_counted() -> No
     by_hand, now = ByHand(0.0), 1.0
     for number in range(60):
         length = 30.0 if number in {0, 40} else 2.0
-        by_hand.take(entered(kinds.TRAINING_ITERATION, now) + left(kinds.TRAINING_ITERATION, now + length))
+        by_hand.take(stretch(kinds.TRAINING_ITERATION, now, now + length))
         now += length
 
     values = by_hand.values(now)
@@ -167,8 +139,8 @@ def test_the_ideal_step_leaves_slow_ones_out_and_their_excess_is_counted() -> No
     assert values["training.step_duration", (("mode", "train"),)][0] == 60
 
 
-def begun(memory: Memory, name: str) -> Any:
-    (span,) = [span for what, of_name, span in exported(memory).records if (what, of_name) == ("start", name)]
+def begun(memory: KeepingExporter, name: str) -> Any:
+    (span,) = [span for span in exported(memory).all_of("start") if span.name_str == name]
     return span
 
 
@@ -180,7 +152,7 @@ def test_d19_a_target_that_is_none_is_a_misuse_and_the_loop_is_told_without(targ
     memory = configured(telemetry={"seq_length_or_fn": 16})
 
     with training.application(), training.training_loop(0, None, target, target):
-        iterations(1)
+        train(1)
 
     loop = begun(memory, "training_loop")
     assert loop.attributes.to_json() == {"train_iterations_start": 0, "train_samples_start": 0}
@@ -198,7 +170,7 @@ def test_a_target_is_told_as_it_was_stated(target: float, told_: int, stated: st
     given = (target, target) if stated == "called" else ()
 
     with training.application(), training.training_loop(0, None, *given):
-        iterations(1)
+        train(1)
 
     loop = begun(memory, "training_loop")
     attributes = loop.attributes.to_json()
@@ -216,7 +188,7 @@ def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
     )
 
     with training.application(), training.training_loop(0, None, None, -1):
-        iterations(1)
+        train(1)
 
     loop = begun(memory, "training_loop")
     assert not {name for name in loop.attributes if name.endswith("target")}
@@ -238,13 +210,7 @@ def test_d18_saves_that_are_switched_off_break_no_rule_and_are_nobodys_parent() 
 
     assert misuses() == {}
     assert begun(memory, "validation_loop").parent_span.name_str == "training_loop"
-    names = {name for _, name in exported(memory).names()}
-    assert names == {"application", "training_loop", "validation_loop"}
-
-
-def totals(name: str) -> float:
-    """The sum of all series of a family."""
-    return float(sum(value for (family, _), value in published().items() if family == name))
+    assert exported(memory).names() == ["application", "training_loop", "validation_loop"]
 
 
 def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
@@ -259,7 +225,7 @@ def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
     configured(telemetry=telemetry, world_size_or_fn=ask("world_size", 4))
     with training.application(), training.training_loop(train_iterations_start=0):
         before = Counter(asked)
-        iterations(100)
+        train(100)
         during = asked - before
 
     assert during == dict.fromkeys([*given, "world_size"], 100)
@@ -269,7 +235,7 @@ def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() ->
     telemetry = {"global_batch_size_or_fn": 32, "log_every_n_train_iterations": 10}
     memory = configured(telemetry=telemetry, world_size_or_fn=4)
     with training.application(), training.training_loop(train_iterations_start=0):
-        iterations(10)
+        train(10)
 
     (update,) = exported(memory).attributes("training_metrics_update")
     assert update["num_train_samples"] == 320
@@ -278,30 +244,26 @@ def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() ->
 
 def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:
     memory = configured(telemetry={})
-    with (
-        training.application(),
-        training.training_loop(train_iterations_start=0),
-        training.training_iteration(),
-    ):
+    with training.application(), training.training_loop(0), training.training_iteration():
         for name in (training.StandardTrainingJobSpanName.MODEL_FORWARD, "model_backward"):
             with training.timed_span(name) as span:
                 span.add_attribute("a", 1)
 
     assert [of("training.phase_entries", phase=phase) for phase in ("forward", "backward")] == [1, 1]
-    assert not {"model_forward", "model_backward"} & {name for _, name in exported(memory).names()}
+    assert not {"model_forward", "model_backward"} & set(exported(memory).names())
 
 
 def test_d8_a_success_of_a_save_that_never_began_or_was_confirmed_is_a_misuse_without_effect() -> None:
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
     with training.application(), training.training_loop(train_iterations_start=0):
-        iterations(3)
+        train(3)
         with training.checkpoint_save(global_step=3):
             pass
         training.on_save_checkpoint_success(3)
         assert misuses() == {}
         for step in (3, 99, None):
             training.on_save_checkpoint_success(step)  # type: ignore[arg-type]  # bad input
-        assert totals("training.misuse") == 3
+        assert sum(misuses().values()) == 3
 
     (success,) = exported(memory).attributes("save_checkpoint_success")
     assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)

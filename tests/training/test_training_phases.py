@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_support import ByHand, begun_anew, entered, left, misuses, of
+from training_support import ByHand, begun_anew, entered, left, misuses, of, stretch
 
 from exporter import training
 from exporter.training import span_kinds as kinds
@@ -61,7 +61,7 @@ def test_the_seconds_of_all_phases_sum_to_wall_time_and_counters_never_fall_howe
     for start in range(0, len(items), 2 * pieces):
         part = items[start : start + 2 * pieces]
         by_hand.take(part)
-        now = by_hand.totals(part[-1])
+        now = by_hand.values(part[-1], gauges=False)
         falling = [key for key, value in before.items() if now[key] < value]
         assert not falling
         before = now
@@ -76,10 +76,8 @@ def test_time_before_the_first_loop_is_init_and_afterwards_other() -> None:
 
     by_hand.take(
         entered(kinds.TRAINING_ITERATION, 3.0)
-        + entered(kinds.DATA_LOADING, 3.0)
-        + left(kinds.DATA_LOADING, 4.0)
-        + entered(kinds.MODEL_FORWARD, 4.5)
-        + left(kinds.MODEL_FORWARD, 6.0)
+        + stretch(kinds.DATA_LOADING, 3.0, 4.0)
+        + stretch(kinds.MODEL_FORWARD, 4.5, 6.0)
         + left(kinds.TRAINING_ITERATION, 7.0)
     )
 
@@ -108,12 +106,8 @@ def test_the_active_phase_is_the_innermost_and_tells_since_when() -> None:
 def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
     by_hand = ByHand(began=0.0)
 
-    by_hand.take(
-        entered(kinds.kind_named("validation", phase=True), 1.0)
-        + entered(kinds.VALIDATION_ITERATION, 2.0)
-        + left(kinds.VALIDATION_ITERATION, 3.0)
-        + left(kinds.kind_named("validation", phase=True), 5.0)
-    )
+    outer = kinds.kind_named("validation", phase=True)
+    by_hand.take(entered(outer, 1.0) + stretch(kinds.VALIDATION_ITERATION, 2.0, 3.0) + left(outer, 5.0))
 
     values = by_hand.values(6.0)
     assert values["training.phase_entries", (("phase", "validation"),)] == 1
@@ -122,11 +116,7 @@ def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
 
 def test_the_history_tells_each_stay_of_the_last_seconds() -> None:
     by_hand = ByHand(began=0.0)
-    by_hand.take(
-        entered(kinds.TRAINING_ITERATION, 10.0)
-        + entered(kinds.MODEL_FORWARD, 10.25)
-        + left(kinds.MODEL_FORWARD, 10.32)
-    )
+    by_hand.take(entered(kinds.TRAINING_ITERATION, 10.0) + stretch(kinds.MODEL_FORWARD, 10.25, 10.32))
     by_hand.values(17.25)
 
     assert history(by_hand) == [
@@ -140,12 +130,8 @@ def test_the_history_of_a_thousand_changes_a_second_has_what_each_phase_had_of_a
     by_hand = ByHand(began=0.0)
     for step in range(200):
         at = step / 100
-        by_hand.take(
-            entered(kinds.MODEL_FORWARD, at)
-            + left(kinds.MODEL_FORWARD, at + 0.002)
-            + entered(kinds.MODEL_BACKWARD, at + 0.002)
-            + left(kinds.MODEL_BACKWARD, at + 0.008)
-        )
+        by_hand.take(stretch(kinds.MODEL_FORWARD, at, at + 0.002))
+        by_hand.take(stretch(kinds.MODEL_BACKWARD, at + 0.002, at + 0.008))
     by_hand.values(2.0)
     stays = history(by_hand)
 
