@@ -1,9 +1,6 @@
-"""Bytes to snapshot, in the sidecar.
+"""Bytes to snapshot, in the sidecar: content that may be damaged, of another version or made up gives `FeedFormatError`.
 
-What comes in is the content of a feed file, which may be damaged, of another version or made up; what goes out is a
-Snapshot of the types of the contract, whose definitions can be published, or `FeedFormatError`. Keys, aggregations and
-fields that are unknown here are left out, what is missing has the default of the contract, a format version that is
-unknown is refused. No I/O, no threads.
+Keys, aggregations and fields that are unknown here are left out; what is missing has the default of the contract.
 """
 
 from __future__ import annotations
@@ -50,14 +47,10 @@ _AGGREGATIONS = {each.value: each for each in Aggregation}
 
 
 class Decoder:
-    """Decodes the successive snapshots of one process.
+    """Decodes the successive snapshots of one process; a section whose bytes are those of the last time is not parsed again.
 
-    Definitions rarely change and windows close once a minute; a section whose bytes are those of the last time is not
-    parsed again. Of a process with more Stats than there is room for, those beyond are left out: first what users have
-    recorded, the latest first. How many is told as `dropped["memory"]` of the snapshot.
-
-    Attributes:
-        cost: Bytes that its Stats cost the sidecar.
+    Of a process with more Stats than there is room for, those beyond are left out: first what users have recorded, the
+    latest first. How many is told as `dropped["memory"]` of the snapshot. `cost` is the bytes that they cost the sidecar.
     """
 
     def __init__(self) -> None:
@@ -69,11 +62,7 @@ class Decoder:
         self.cost = 0
 
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Read one file's content, whose Stats may cost so many bytes.
-
-        Raises:
-            FeedFormatError: `magic`, `version`, `truncated`, `checksum` or `content`; no other exception leaves.
-        """
+        """Read one file's content, whose Stats may cost so many bytes; no exception leaves but `FeedFormatError`."""
         process_id, sequence, (what, when, totals) = _sections(data)
         if what != self._what or process_id != self._identity.id:
             _parse(what, lambda body: self._take_definitions(body, process_id, room))
@@ -248,9 +237,7 @@ def _fields(body: Mapping[str, Any], table: Mapping[str, Take]) -> dict[str, Any
 
 
 _counts = _take(Mapping[str, int])
-_window = _take(
-    WindowReading
-)  # it may end before it starts: that is what a step of the wall clock looks like
+_window = _take(WindowReading)  # it may end before it starts: so a step of the wall clock looks
 _PROCESS = _table(ProcessIdentity, "id")
 _DEFINITION = _table(StatDefinition, "min_samples")
 _RECORDING = _table(Recording, "stats")

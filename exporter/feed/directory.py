@@ -1,14 +1,7 @@
 """The feed directory: where it is, whether it may be used, and the rules for recording that the sidecar leaves in it.
 
-Used in training processes and in the sidecar. The default one, `/dev/shm/exporter-<uid>` (`/tmp/exporter-<uid>` where
-there is no `/dev/shm`), is made with permissions 0700 and refused when it is not ours. A directory given by flag or
-`$EXPORTER_FEED_DIR` is trusted, since shared volumes and node-wide sidecars need other owners; it must exist. The feed
-needs Linux: elsewhere every directory is refused, and recording goes on without a feed.
-
-`overrides.json` has the configuration's `recording:` rules, written as a whole by the sidecar that owns the directory.
-Only its shape is checked here; what a rule means, and whether it makes sense, is recording's matter.
-
-    {"version": 1, "rules": [{"match": "train.*", "enabled": false}, {"match": "loss", "window_seconds": 10}]}
+Used in training processes and in the sidecar. The user's default one is made, and refused when it is not the user's alone;
+one that somebody chose is trusted and must exist. Elsewhere than on Linux every directory is refused.
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116, PTH118
@@ -51,18 +44,14 @@ def is_trusted(path: str | os.PathLike[str]) -> bool:
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:
-    """Find the directory of this process, `$EXPORTER_FEED_DIR`, else the default one, and prepare it.
-
-    Raises:
-        FeedDirectoryError: It must not or cannot be used.
-    """
+    """Find the directory of this process, `$EXPORTER_FEED_DIR`, else the default one, and prepare it."""
     path = environment.get("EXPORTER_FEED_DIR") or str(default_directory())
     prepare_directory(path)
     return path
 
 
 def prepare_directory(path: str | os.PathLike[str]) -> None:
-    """Make the default directory if it is missing, and check either kind as `check_directory` does."""
+    """Make the default directory if it is missing, and check either kind; raises as `check_directory`."""
     if sys.platform == "linux" and not is_trusted(path):
         try:
             os.mkdir(path, 0o700)
@@ -75,11 +64,7 @@ def prepare_directory(path: str | os.PathLike[str]) -> None:
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
-    """Check a directory and change nothing.
-
-    Raises:
-        FeedDirectoryError: It must not or cannot be used.
-    """
+    """Check a directory and change nothing; `FeedDirectoryError` where it must not or cannot be used."""
     if sys.platform != "linux":
         remedy = "statistics are recorded, but nothing can export them from here"
         raise _refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)
@@ -111,10 +96,9 @@ def _refusal(
 
 
 def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:
-    """Replace the rules, in the order in which they apply. Only for the sidecar that owns the directory.
+    """Replace the rules, in their order: `{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}`.
 
-    Raises:
-        FeedDirectoryError: The file cannot be written.
+    Only for the owner of the directory. Raises `FeedDirectoryError` where the file cannot be written.
     """
     path = os.path.join(directory, OVERRIDES)
     data = dumps({"version": VERSION, "rules": list(map(dict, rules))}, allow_nan=False).encode()

@@ -8,7 +8,7 @@ after the other without a gap.
 
     offset size
          0    8 magic: 89 "EXPF" 0d 0a 1a; a transfer that takes it for text damages it
-         8    2 format version, 1; a reader refuses every version that it does not know
+         8    2 format version; a reader refuses every one that it does not know
         10    2 flags, 0
         12    4 checksum: CRC-32 (zlib's) of the whole file with these four bytes as 0
         16   16 process id; in hexadecimal digits it is the file's name

@@ -1,17 +1,7 @@
 """The files in a feed directory: opened only if regular, replaced as a whole, locked by the processes that live.
 
-Used in training processes and in the sidecar, on directories into which others may write too. A process with the id
-`<id>` (32 hexadecimal digits) has `<id>.feed`, its last complete snapshot; `<id>.lock`, which it holds for as long as it
-lives; and for a moment `<id>.tmp`, a snapshot being written. `owner.lock` is held by the sidecar that owns the directory,
-which also writes `overrides.json`. There is no writable mapping (a full tmpfs would answer with SIGBUS) and no fsync.
-
-A lock is a POSIX record lock on a file that its owner opened once; whoever wants to know asks with `F_GETLK`, which takes
-nothing, waits for nothing, works on a read-only mount and across containers. When the owner dies, the kernel drops it.
-Not `flock` or open-file-description locks, since those live on in every forked worker that inherited the descriptor. The
-price is a rule of POSIX: when a process closes *any* descriptor of a file, its record locks on it are gone. So nobody
-opens a lock file that its own process holds (`_HELD`), an owner takes the lock again whenever it looks
-(`RecordLock.keep`), since a job may close every descriptor, and a forked child holds nothing. Linux only; elsewhere
-`exporter.feed.directory` refuses before anything here is called.
+Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed`, its last complete snapshot,
+`<id>.lock`, which it holds while it lives, and for a moment `<id>.tmp`; the sidecar has `owner.lock` and `overrides.json`.
 """
 # ruff: noqa: PTH105, PTH108, PTH118 - one kind of path within the folder, which the job and the sidecar share
 
@@ -37,7 +27,6 @@ OWN_MODE = 0o600
 """Permissions in the user's default directory."""
 SHARED_MODE = 0o644
 """Permissions in a directory that somebody chose, less the umask: a sidecar of another user is to read there."""
-
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock as the kernel writes it, padding included: type, whence, start, length (0: to the end), pid."""
 _HELD: dict[tuple[int, int], int] = {}
@@ -45,7 +34,7 @@ _HELD: dict[tuple[int, int], int] = {}
 
 
 def is_process_id(text: str) -> bool:
-    """Say whether this is an id as file names carry it."""
+    """Say whether this is an id as file names carry it: 32 hexadecimal digits."""
     return len(text) == 32 and set("0123456789abcdef").issuperset(text)
 
 
@@ -58,8 +47,7 @@ def process_of(name: str) -> str | None:
 def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.stat_result]:
     """Open a file for reading if it is a regular one, under no other name; relative to an open directory, if given.
 
-    Raises:
-        OSError: `ELOOP` for a symbolic link, `EMLINK` for one of several links, `EINVAL` for what is no file.
+    Else OSError: `ELOOP` for a symbolic link, `EMLINK` for one of several links, `EINVAL` for what is no file.
     """
     # Looked at before it is opened, since merely opening a device can do something.
     _check_regular(os.stat(path, dir_fd=directory, follow_symlinks=False), path)
@@ -105,12 +93,8 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
         os.unlink(temporary)
         descriptor = os.open(temporary, flags, mode)
     try:
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        finally:
-            os.close(descriptor)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -119,7 +103,13 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 
 
 class RecordLock:
-    """A lock that this process holds for as long as it lives, or until `release`."""
+    """A POSIX record lock that this process holds for as long as it lives, or until `release`; whoever asks takes nothing.
+
+    Not `flock` or open-file-description locks: they live on in every forked worker that inherited the descriptor. The price
+    is a rule of POSIX: when a process closes *any* descriptor of a file, its record locks on it are gone. So nobody opens a
+    lock file that its own process holds (`_HELD`), an owner takes the lock again whenever it looks (`keep`), since a job may
+    close every descriptor, and a forked child holds nothing.
+    """
 
     def __init__(self, path: str, descriptor: int, inode: tuple[int, int]) -> None:
         self.path = path
@@ -131,10 +121,7 @@ class RecordLock:
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
         """Take the lock without waiting; None when another process, or another part of this one, holds it.
 
-        With None for a mode the file must be there.
-
-        Raises:
-            OSError: The file cannot be opened, made with this mode or locked, or is not a regular file with one link.
+        With None for a mode the file must be there. OSError where it cannot be locked, or is not a regular file.
         """
         if _held_here(path):
             return None  # opening and closing it would drop the lock that somebody here relies on
@@ -186,14 +173,9 @@ class RecordLock:
 
 
 def holder(path: str, *, directory: int | None = None) -> int | None:
-    """Ask who holds a lock file, its path relative to an open directory, if one is given.
+    """Ask who holds a lock file, relative to an open directory, if given; OSError where that cannot be opened.
 
-    Returns:
-        None when nobody does, or there is no such file; else the holder's process id as seen from here, 0 for
-        one in a pid namespace that cannot be seen from here.
-
-    Raises:
-        OSError: The file cannot be opened, is a symbolic link or no regular file.
+    None when nobody does, or there is no such file; 0 for a process in a pid namespace that cannot be seen from here.
     """
     if _held_here(path, directory=directory):
         return os.getpid()

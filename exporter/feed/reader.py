@@ -1,9 +1,7 @@
 """The feed's reader: what every training process of a directory has recorded, at one look.
 
-Runs in the sidecar, or in a person's tool, on one thread at a time. A reader blocks no writer, holds no file open between
-looks and needs no permission to write; any number may read at once. One of them owns the directory
-(`acquire_ownership`), and it alone removes files. A file that cannot be trusted or understood costs itself only, and is
-told by name and reason at every look. A writer that dies leaves its last snapshot; one that hangs is seen by its age.
+Runs in the sidecar, or in a person's tool, on one thread at a time; any number may read at once, and none blocks a writer.
+A file that cannot be trusted or understood costs itself only. One reader owns the directory, and it alone removes files.
 """
 # ruff: noqa: PTH118, PTH208 - one kind of path within the folder; pathlib cannot list an open directory
 
@@ -83,12 +81,9 @@ class FeedReader:
     The user's default directory may be missing as long as nothing was recorded, and only the user's own files are read in
     it; in one that somebody chose the files of all users are. Files beyond the limits are refused; those that were read
     before go first.
-
-    Attributes:
-        not_owned: Why the directory cannot be owned, other than that another reader does; "" where it can.
     """
 
-    not_owned = ""
+    not_owned = ""  # why the directory cannot be owned, other than that another reader does
 
     def __init__(
         self,
@@ -114,11 +109,7 @@ class FeedReader:
         return self._owner_lock is not None
 
     def scan(self) -> Scan:
-        """Look at every file once.
-
-        Raises:
-            FeedDirectoryError: The directory is missing (other than the default one), foreign or unreadable.
-        """
+        """Look at every file once; `FeedDirectoryError` where the directory is missing, foreign or unreadable."""
         if not self._trusted and not os.path.lexists(self._directory):
             self._known.clear()
             return Scan((), ())

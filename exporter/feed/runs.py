@@ -1,9 +1,7 @@
 """Which launches of `run` are active in a feed directory, what each has started, and how its job ended.
 
-Used by `run`, `demo` and `start_sidecar`, which register themselves, and by the sidecar, which asks. A registration is a
-file `<feed directory>/runs/<pid>-<random>.lock` with a record lock held by the launch. An orderly launch removes it, so
-that a file without a lock is one that was killed: its job may well go on, and the sidecar with it while anybody writes
-the feed. Beside it lie, as JSON, `….job` while the job lives (what was started), and after it `….ended` (its status).
+Each has `runs/<pid>-<random>.lock` there, locked: left without a lock, its launch was killed, and its job may well go on.
+Beside it lie, as JSON, `….job` while the job lives (what was started), and after it `….ended` (its status).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Snapshot: the contract between a training process and whoever reads its feed file.
-
-Made in the training process by the recording thread, read in the sidecar. A snapshot is complete in
-itself: the reader needs no earlier one, and losing some costs freshness, never counts.
-"""
+"""Snapshot: the contract between a training process and whoever reads its feed file."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ __all__ = ["ProcessIdentity", "Snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Value):
-    """What one process has recorded up to one moment."""
+    """What one process has recorded up to one moment, complete in itself: losing some costs freshness, never counts."""
 
     process: ProcessIdentity  # its writer
     sequence: int  # 1 for the first snapshot of a process, one more for each that was written

@@ -1,8 +1,7 @@
-"""The feed's writer: one file per training process, rewritten as a whole at each flush.
+"""The feed's writer: one file per training process, rewritten as a whole at each flush, by the recording thread.
 
-Runs in the training process, on the thread that calls it: the recording thread, at exit the main one. It never raises
-and, but for a disk that hangs, never waits: what cannot be written is counted, the counts are in the next snapshot that
-can, and the last complete one stays readable meanwhile. A dead or absent sidecar changes nothing here.
+It never raises and, but for a disk that hangs, never waits: what cannot be written is counted in the next snapshot that
+can be, and the last complete one stays readable meanwhile.
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH118, PTH208
@@ -40,12 +39,6 @@ class FeedWriter:
 
     It belongs to the process that makes it: in a forked child it does nothing. The default directory is created when
     missing, also when it goes later. A snapshot of more than `max_bytes` loses its newest Stats.
-
-    Attributes:
-        identity: As given; may be replaced by one of the same id, 32 hexadecimal digits, new for each writer.
-        dropped: What was lost so far: `write_failed` counts snapshots, `too_large` Stats left out of one.
-        problem: Why the last snapshot was not written; None when it was.
-        notice: What the job's operator should know: another living process is this rank of a run with a given name.
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class FeedWriter:
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
         self._directory = os.path.abspath(directory)  # the job may change its working directory later
         self._mode = files.SHARED_MODE if is_trusted(self._directory) else files.OWN_MODE
-        self.identity = identity
+        self.identity = identity  # may be replaced by one of the same id
         self._flush_seconds = flush_seconds
         self._clock = clock
         self._max_bytes = max_bytes
@@ -71,9 +64,9 @@ class FeedWriter:
         self._writing = threading.Lock()
         self._lock: RecordLock | None = None
         self._sequence = 0
-        self.dropped: dict[str, int] = {}
-        self.problem: str | None = None
-        self.notice: str | None = None
+        self.dropped: dict[str, int] = {}  # snapshots that were not written, Stats that were left out of one
+        self.problem: str | None = None  # why the last snapshot was not written
+        self.notice: str | None = None  # what the job's operator should know
         self._pid = os.getpid()
         self._cleared = False
         self._rivals_at = float("inf")  # when to look who else is this rank

@@ -1,8 +1,6 @@
 """One-logger's module, name for name, without its dependencies; `exporter.training` offers all of it too.
 
-Used in the training process. Configuration and providers say who a job is and what is exported; callbacks, blocks and
-recorders tell what it does; exporters take spans and events elsewhere. What is told goes the way of
-`exporter.training`, which knows this package only as its telemetry.
+What is told goes the way of `exporter.training`, which knows this package only as its telemetry.
 """
 
 from __future__ import annotations

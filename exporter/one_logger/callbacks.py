@@ -1,8 +1,7 @@
 """Callbacks: the job's work told by pairs of calls, for code that has no place for a block; one-logger's 25.
 
-Used in the training process. Each says that something begins or ends now, or at a time in milliseconds since the epoch.
-Those that begin give the span, which can be given attributes and events. None raises, unless the job chose to have
-misuse raised. The pairs are made from the rows of `exporter.training.span_kinds`.
+Each says that something begins or ends now, or at a time in milliseconds since the epoch. Those that begin give the span.
+The pairs are made from the rows of `exporter.training.span_kinds`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Configuration: one-logger's two configuration classes, field by field, without pydantic.
+"""Configuration: one-logger's configuration classes, field by field, without pydantic.
 
-Used in the training process. What the job states is refused with one clear message, before training begins. What it
-leaves to a callable (`…_or_fn`) is asked for on the job's own thread whenever it is needed, never at construction; where
-one raises, or gives what cannot be, that is counted and logged, and the value is unknown (None).
+What the job states is refused with one clear message. What it leaves to a callable (`…_or_fn`) is asked for on the job's own
+thread whenever it is needed; where that raises, or gives what cannot be, it is counted, and the value unknown (None).
 """
 
 from __future__ import annotations
@@ -64,14 +63,10 @@ class Field:
 
 
 class Settings:
-    """A set of named fields, given by keyword; `OneLoggerError` where one is missing, or cannot be as it was given.
-
-    Attributes:
-        given: What was stated, by the fields' names; the others have their defaults.
-    """
+    """A set of named fields, given by keyword; `OneLoggerError` where one is missing, or cannot be as it was given."""
 
     def __init__(self, **given: Any) -> None:
-        self.given: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}  # what was stated, by the fields' names; the others have defaults
         fields = dict(self.fields())
         kind = type(self).__name__
         missing = [name for name, each in fields.items() if each.default is REQUIRED and name not in given]
@@ -128,13 +123,6 @@ class Settings:
     def varying(self) -> frozenset[str]:
         """Give the names, without `_or_fn`, of the fields that are left to a callable."""
         return frozenset(name.removesuffix("_or_fn") for name, value in self.given.items() if callable(value))
-
-    def model_dump(self) -> dict[str, Any]:
-        """Give every field by name, callables as they are, nested settings as dictionaries (pydantic's spelling)."""
-        told = {name: self.given.get(name, field.default) for name, field in self.fields()}
-        return {
-            name: value.model_dump() if isinstance(value, Settings) else value for name, value in told.items()
-        }
 
     def model_copy(self, update: Mapping[str, Any] | None = None) -> Self:
         """Copy it, with some fields changed (pydantic's spelling)."""
@@ -307,10 +295,7 @@ def _logger_config(value: Any) -> Any:
 
 
 class OneLoggerConfig(Settings):
-    """Who the application is, and whether and how this process tells of it.
-
-    An exception of ours reaches the job only where `PROPAGATE_EXCEPTIONS` was asked for.
-    """
+    """Who the application is, and whether and how this process tells of it."""
 
     application_name = Field(_non_blank)
     world_size_or_fn = Field(_positive)

@@ -1,8 +1,7 @@
 """Delivery: the way of spans and events from the recording to the exporters, each with its own thread and queue.
 
-Used in the training process. Whoever records puts copies into bounded queues and goes on. An exporter that raises is asked
-again, after a pause that grows while nothing succeeds, and never given up; one that hangs or is slow costs its own records,
-which are counted. A forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
+An exporter that raises is asked again, after growing pauses; one that hangs or is slow costs its own records, which are
+counted. A forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
 """
 
 from __future__ import annotations
@@ -31,24 +30,20 @@ ATTEMPTS = 5
 """Times that one record is offered before it is dropped, while others may still arrive."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
-_ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
+ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 
 
 class Filter:
-    """Which spans go to the exporters, with their events; one-logger's own modes count too.
+    """Which spans go to the exporters; `OneLoggerError` where the mode, ours or one-logger's, is none or takes no names."""
 
-    Raises:
-        OneLoggerError: The mode is none, or takes no names.
-    """
-
-    def __init__(self, mode: ExportCustomizationMode = _ALL, names: Iterable[SpanName] | None = None) -> None:
+    def __init__(self, mode: ExportCustomizationMode = ALL, names: Iterable[SpanName] | None = None) -> None:
         try:
             self.mode = ExportCustomizationMode[getattr(mode, "name", str(mode))]
         except KeyError:
             modes = ", ".join(each.name for each in ExportCustomizationMode)
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
         self.names = frozenset([name_of(name) for name in names or ()])
-        usable = self.mode is not _ALL or not self.names
+        usable = self.mode is not ALL or not self.names
         assert_that(usable, "EXPORT_ALL_SPANS takes no span_name_filter beside it")
 
     @classmethod
@@ -59,7 +54,7 @@ class Filter:
     def wants(self, name: SpanName) -> bool:
         """Tell whether a span of this name is exported."""
         listed = self.mode is ExportCustomizationMode.WHITELIST_SPANS
-        return self.mode is _ALL or (name_of(name) in self.names) is listed
+        return self.mode is ALL or (name_of(name) in self.names) is listed
 
 
 class Delivery:
@@ -210,11 +205,7 @@ class Outlet:
         self._dropped[reason](1)
 
     def finish(self) -> Callable[[float], None]:
-        """Ask the thread to end after what waits now, without pauses, and to close the exporter.
-
-        Returns:
-            Waits for that so many seconds; what was not taken by then is counted as dropped.
-        """
+        """Ask the thread to end after what waits now; gives what waits for that and counts what was not taken by then."""
         if not self._hurry.is_set():
             self._hurry.set()
             self.worker.put(("close",), bounded=False)

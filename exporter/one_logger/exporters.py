@@ -1,8 +1,7 @@
 """Exporters of spans: where a job's spans, events and errors go besides Prometheus, by code or by configuration.
 
-Used in the training process, each on a thread of its own (`exporter.one_logger.delivery`). Records are JSON objects of
-one-logger's shapes; the start of a span is held back until the next record, so that one without children, events or
-errors is a single `complete`. An exporter, a file or a package of a configuration that cannot be had is reported and left out.
+Records are JSON objects of one-logger's shapes; the start of a span is held back until the next record, so that one without
+children, events or errors is a single `complete`.
 """
 
 from __future__ import annotations
@@ -101,11 +100,7 @@ class BaseJsonExporter(BaseExporter):
         self._held_back = span
 
     def export_stop(self, span: Span) -> None:
-        """Write the stop, or the whole span where nothing came between.
-
-        Raises:
-            ExportError: The span has not stopped, or it could not be written.
-        """
+        """Write the stop, or the whole span where nothing came between."""
         super().export_stop(span)
         if span.stop_event is None:
             raise ExportError(f"Span {span.id} has no stop event")
@@ -306,11 +301,7 @@ _PARTS = ("class_name", "config", "enabled")
 class ExporterConfigManager:
     """Merges the configurations of exporters, and makes them: a file stands in the place of what packages say.
 
-    Args:
-        packages: Entry points; None for those of the installed packages.
-
-    Attributes:
-        entry_point_exporter_configs: The class of each entry point, by name.
+    The packages are entry points; None for those of the installed ones.
     """
 
     ENTRY_POINT_NAME = GROUP
@@ -409,6 +400,5 @@ def _checked(given: Iterable[object], source: str) -> list[ExporterConfig]:
 def _read(path: Path) -> Any:
     if path.suffix.lower() == ".json":
         return json.loads(path.read_bytes())
-    return import_module("yaml").safe_load(
-        path.read_bytes()
-    )  # the job's own; where it has none, JSON will do
+    yaml = import_module("yaml")  # the job's own; where it has none, JSON will do
+    return yaml.safe_load(path.read_bytes())

@@ -1,9 +1,7 @@
-"""The vocabulary of training telemetry: names of spans, events and attributes, and the choices of its settings.
+"""The vocabulary of training telemetry, one-logger's to the letter: names, choices, and the attributes of standard spans.
 
-Classes of the attributes that the standard spans and events carry are made from one table. Used in the training process. Names are one-logger's to the letter (they are what reaches a telemetry backend); each
-member is a string and prints as its value. `create` of a class of attributes takes the fields by name or in their order and
-leaves out what is None; a mapping becomes a list of `key:value`. Units: times in seconds, throughput in TFLOP/s per GPU,
-`productive_train_tflops` an amount in 10¹² operations. How the values come about is in docs/one-logger.md.
+`create` of a class of attributes takes the fields by name or in their order and leaves out what is None. Times are in
+seconds, throughput in TFLOP/s per GPU; how the values come about is in docs/one-logger.md.
 """
 
 from __future__ import annotations
@@ -174,9 +172,8 @@ def _kind(name: str, required: str, optional: str = "", doc: str = "") -> Any:
     def create(cls: type[Attributes], *given: Any, **fields: Any) -> Attributes:
         made = cls()
         for field, value in signature.bind(*given, **fields).arguments.items():
-            if value is not None and (
-                value or field != "training_start_timestamp_sec"
-            ):  # of 0 it is not known
+            known = value or field != "training_start_timestamp_sec"  # which is not known where it is 0
+            if value is not None and known:
                 made[field] = Attribute(field, value)
             assert_that(value is not None or field not in needed, f"{field} is required.")
         return made

@@ -1,17 +1,16 @@
-"""The providers: a job says once who it is, what is exported and to whom.
+"""The providers: a job says once who it is, what is exported and to whom, on its own threads.
 
-Used in the training process, by its own threads. Configuring is loud: settings that cannot be raise `OneLoggerError`,
-before training begins. Calls in the wrong order are misuse, counted and logged; they raise only where the job chose
-`PROPAGATE_EXCEPTIONS`. After a fork the child is not configured: it must not write under its parent's identity.
+Invalid settings raise `OneLoggerError`, before training begins; calls in the wrong order are misuse. After a fork the
+child is not configured: it must not write under its parent's identity.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, Settings, TrainingTelemetryConfig
@@ -21,6 +20,7 @@ from exporter.one_logger.names import ExportCustomizationMode
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
 from exporter.one_logger.records import TRAINING_FIELDS, Records, current, misuse
+from exporter.recording.timing import AnyFunction
 from exporter.training import calls
 from exporter.training.attributes import SpanName, assert_that, shown
 from exporter.training.buffers import Hooks
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Path = str | os.PathLike[str]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SWITCHED = {
     "is_train_iterations_enabled": EventNames.TRAINING_METRICS_UPDATE.value,
@@ -99,7 +98,7 @@ class OneLoggerProvider(_Provider):
         return records is not None and records.enabled
 
 
-def _building(method: _Function) -> _Function:
+def _building(method: AnyFunction) -> AnyFunction:
     """Have a method count as misuse, and change nothing, once the process is configured; it gives the provider."""
 
     @wraps(method)

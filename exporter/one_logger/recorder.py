@@ -1,8 +1,7 @@
-"""Recorders, core one-logger's way to make spans, events and errors by hand; and `timed_span`.
+"""Recorders, core one-logger's way to make spans, events and errors by hand; and `timed_span`; on the job's threads.
 
-Used in the training process, on the job's threads. No call here raises, whatever it is given and whatever state it is
-in, unless the job chose `PROPAGATE_EXCEPTIONS`; none gives None: before configuration, on a rank that is disabled and
-where the job's own recorder fails, spans go nowhere.
+No call raises, unless the job chose it, and none gives None: before configuration, on a rank that is disabled and where the
+job's own recorder fails, spans go nowhere.
 """
 
 from __future__ import annotations
@@ -10,21 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from exporter.errors import OneLoggerError
-from exporter.one_logger import callbacks
+from exporter.one_logger import callbacks, names
 from exporter.one_logger.config import OneLoggerConfig
-from exporter.one_logger.delivery import EXIT_SECONDS, Delivery, Filter
+from exporter.one_logger.delivery import ALL, EXIT_SECONDS, Delivery, Filter
 from exporter.one_logger.exporters import Exporter
-from exporter.one_logger.names import (
-    ExportCustomizationMode,
-    StandardTrainingJobEventName,
-    SyncCheckpointMetricsUpdateAttributes,
-)
 from exporter.one_logger.records import current, misuse
-from exporter.recording.timing import within
+from exporter.recording.timing import AnyFunction, within
 from exporter.training import calls
 from exporter.training import span_kinds as kinds
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, name_of, shown
@@ -33,10 +27,6 @@ from exporter.training.metrics import report
 from exporter.training.recording import TRAINING
 from exporter.training.spans import ErrorEvent, Event, Span
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
-
 
 class DefaultRecorder:
     """A recorder with exporters of its own, and a tree per thread and asyncio task; `Recorder` is the same class."""
@@ -44,7 +34,7 @@ class DefaultRecorder:
     def __init__(
         self,
         exporters: Iterable[Exporter] = (),
-        export_customization_mode: ExportCustomizationMode = _ALL,
+        export_customization_mode: names.ExportCustomizationMode = ALL,
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> None:
         self.delivery = Delivery(exporters, Filter(export_customization_mode, span_name_filter))
@@ -207,8 +197,9 @@ class TrainingRecorder(DefaultRecorder):
         now = TracingTimestamp.now().perf_counter_seconds
         active = self.get_active_spans_by_name(span_name)
         seconds = [now - span.start_event.timestamp.perf_counter_seconds for span in active] or [0.0]
-        attributes = SyncCheckpointMetricsUpdateAttributes.create(sum(seconds), min(seconds), max(seconds))
-        return Event.create(StandardTrainingJobEventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
+        kind, name = names.SyncCheckpointMetricsUpdateAttributes, names.StandardTrainingJobEventName
+        attributes = kind.create(sum(seconds), min(seconds), max(seconds))
+        return Event.create(name.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
 
     def on_training_loop_start(
         self,
@@ -292,7 +283,7 @@ class timed_span:  # noqa: N801  # one-logger's name, and a class is what it mus
         self._recorder: DefaultRecorder | None = None
         self._block: Any = None  # a handle, or a span of the recorder
 
-    def __call__(self, function: _Function) -> _Function:
+    def __call__(self, function: AnyFunction) -> AnyFunction:
         """Decorate a function, a coroutine function or a generator function: each call is a span."""
         return within(lambda: timed_span(*self._arguments), function)
 

@@ -10,19 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.errors import OneLoggerError
+from exporter.one_logger import names
 from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.one_logger.delivery import Delivery
-from exporter.one_logger.names import (
-    CheckpointSaveSpanAttributes,
-    OneLoggerInitializationAttributes,
-    SaveCheckpointSuccessEventAttributes,
-    SyncCheckpointMetricsUpdateAttributes,
-    TestingMetricsUpdateAttributes,
-    TrainingLoopAttributes,
-    TrainingMetricsUpdateAttributes,
-    TrainingTelemetryAttributes,
-    ValidationMetricsUpdateAttributes,
-)
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.timers import MetricSummarizer
 from exporter.recording.identity import identity
@@ -91,7 +81,7 @@ class LoopFigures:
         """Describe the loop at its begin."""
         samples_target = self._target("train_samples_target")
         length = self.loop.values.get("seq_length")
-        return TrainingLoopAttributes.create(
+        return names.TrainingLoopAttributes.create(
             train_iterations_start=self.loop.start,
             train_samples_start=self.samples_start,
             train_tokens_target=length * samples_target if length and samples_target else None,
@@ -124,7 +114,7 @@ class LoopFigures:
         """Tell all figures; the next interval begins."""
         interval, self.pending = self.pending, 0
         iterations = self.iterations
-        return TrainingMetricsUpdateAttributes.create(
+        return names.TrainingMetricsUpdateAttributes.create(
             train_iterations_start=self.loop.start,
             current_iteration=self.loop.completed - 1,
             num_iterations=iterations.count,
@@ -215,7 +205,7 @@ class Records(Telemetry):
         """Tell who the application is."""
         self._begin_job()
         asked, settings = values.get("settings") or {}, self.settings
-        attributes = OneLoggerInitializationAttributes.create(
+        attributes = names.OneLoggerInitializationAttributes.create(
             world_size=asked.get("world_size") or 1,
             one_logger_training_telemetry_version=VERSION,
             enable_for_current_rank=settings.enable_for_current_rank,
@@ -236,7 +226,7 @@ class Records(Telemetry):
         if self._loop.loop.number == 0:
             self._loop.loop.ask(values)
         usual: dict[str, Any] = {"perf_tag": "", "global_batch_size": 0}
-        attributes = TrainingTelemetryAttributes.create(
+        attributes = names.TrainingTelemetryAttributes.create(
             log_every_n_train_iterations=self.training.log_every_n_train_iterations,
             checkpoint_strategy=self.training.save_checkpoint_strategy,
             custom_metadata=self.training.custom_metadata,
@@ -276,10 +266,12 @@ class Records(Telemetry):
         now, interval = max(0, completed - 1), completed - loop.evaluated_at.get(phase, loop.loop.start)
         loop.evaluated_at[phase] = completed
         if phase == "validation":
-            figures = ValidationMetricsUpdateAttributes.create(now, interval, **_times(loop.validations))
+            figures = names.ValidationMetricsUpdateAttributes.create(
+                now, interval, **_times(loop.validations)
+            )
             self._tell(opened, EventNames.VALIDATION_METRICS_UPDATE, figures)
         else:
-            figures = TestingMetricsUpdateAttributes.create(now, interval)
+            figures = names.TestingMetricsUpdateAttributes.create(now, interval)
             self._tell(opened, EventNames.TESTING_METRICS_UPDATE, figures)
 
     def save_began(self, opened: OpenSpan, save: Save) -> None:
@@ -288,7 +280,7 @@ class Records(Telemetry):
         self._attempts[save.strategy] += 1
         if opened.span is not None:
             given = save.strategy, save.step, self._attempts[save.strategy]
-            opened.span.set_initial_attributes(CheckpointSaveSpanAttributes.create(*given))
+            opened.span.set_initial_attributes(names.CheckpointSaveSpanAttributes.create(*given))
 
     def save_succeeded(self, opened: OpenSpan, save: Save, at: TracingTimestamp) -> None:
         """Tell what is safe by now: what the save with the most iterations holds."""
@@ -299,7 +291,7 @@ class Records(Telemetry):
         furthest = max(self._furthest or save, save, key=lambda each: (each.completed, each.number))
         self._furthest = furthest
         figures = furthest.figures or LoopFigures(Loop(0, 0, {}, 0), None).saved()
-        attributes = SaveCheckpointSuccessEventAttributes.create(
+        attributes = names.SaveCheckpointSuccessEventAttributes.create(
             checkpoint_strategy=save.strategy,
             current_iteration=save.step,
             first_successful_save_checkpoint_timestamp_sec=self._first_success,
@@ -315,7 +307,7 @@ class Records(Telemetry):
         """Tell how long the saves have held up the training."""
         times = self._saving[save.strategy]
         times.add_value(seconds)
-        attributes = SyncCheckpointMetricsUpdateAttributes.create(
+        attributes = names.SyncCheckpointMetricsUpdateAttributes.create(
             times.total_value, times.min_value, times.max_value
         )
         self._tell(opened, EventNames.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)

@@ -1,8 +1,4 @@
-"""Timers: one-logger's classes for figures of one's own, each used by one thread at a time of the training process.
-
-Durations come from the performance counter. A start of what runs and a stop of what does not are misuse: counted, and
-without effect.
-"""
+"""Timers: one-logger's classes for figures of one's own, each used by one thread at a time."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """The face of training telemetry: what a job does, told by blocks, callbacks and numbers; one-logger's names and more.
 
-Used in the training process; the first use of a name loads what it is in. The job's own calls are in
-`exporter.training.api`; one-logger's names, of `exporter.one_logger`, are offered here too, so that a job written for it runs
-with only its imports changed. What the job notes is interpreted by the recording thread
-(`exporter.training.interpreter`), which fills the families and hands spans to the exporters. Nothing here raises into the
-job, unless it chose so, waits, or touches a file.
+The job's own calls are in `exporter.training.api`; one-logger's names, of `exporter.one_logger`, are offered here too. The
+first use of a name loads what it is in.
 """
 
 from __future__ import annotations

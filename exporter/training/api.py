@@ -1,8 +1,7 @@
 """What a job tells of its training: its work as blocks, its numbers, and what else it says of itself.
 
-Used in the training process, on the job's threads. Every block is a decorator too. A block's body always runs, and what it
-raises always comes out again. Numbers are noted as they are given, one mark each, and looked at by the recording thread. A
-tensor on a GPU is never waited for: its value arrives with a later call. Nothing here raises, unless the job chose it.
+Used on the job's threads. A block's body always runs, and what it raises always comes out again; nothing here raises,
+unless the job chose it, and a tensor on a GPU is never waited for: its value arrives with a later call.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from exporter.errors import OneLoggerError
 from exporter.recording.tensors import TensorReader
-from exporter.recording.timing import within
+from exporter.recording.timing import AnyFunction, within
 from exporter.recording.values import END_REASONS
 from exporter.training import buffers, calls
 from exporter.training import span_kinds as kinds
@@ -25,10 +24,6 @@ from exporter.training.recording import TRAINING as _TRAINING  # noqa: F401  # t
 from exporter.training.span_kinds import FIELDS, MODES, NUMBERS, Kind, kind_named
 from exporter.training.spans import Span
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 Item = TypeVar("Item")
 
 
@@ -180,6 +175,7 @@ def span(
     return _Block(kind, name=name, span_attributes=given, start_event_attributes=start_event_attributes)
 
 
+@final
 class background:  # noqa: N801  # it is called like a function
     """A block of work beside the training, on any thread: `checkpoint_upload`, `prefetch` … It is in no phase."""
 
@@ -189,7 +185,7 @@ class background:  # noqa: N801  # it is called like a function
         self._task = task
         self._began = 0.0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> background:
         self._began = monotonic()
         return self
 

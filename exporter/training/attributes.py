@@ -1,8 +1,7 @@
 """Values that a job passes: numbers and texts of any library, names, moments, and the attributes of spans and events.
 
-Used in the training process, by any thread; a change of a collection is one step in C, so a reader on another thread
-sees it whole or not at all. Nothing here raises for a value that cannot be told (it becomes its text, or `Unusable`),
-runs more of the job's code than a conversion, or waits for a device.
+Used by any thread; a change of a collection is one step in C, so another thread sees it whole or not at all. Nothing here
+raises for a value that cannot be told, runs more of the job's code than a conversion, or waits for a device.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exporter.errors import OneLoggerError
 from exporter.training.metrics import report
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
 SpanName = enum.Enum | str
@@ -171,7 +167,7 @@ class TracingTimestamp:
         return int(seconds * 1000) if math.isfinite(seconds) else 0
 
     @classmethod
-    def now(cls) -> Self:
+    def now(cls) -> TracingTimestamp:
         """Take both clocks."""
         return cls(time.time(), time.perf_counter())
 
@@ -181,7 +177,7 @@ class TracingTimestamp:
         timestamp_sec: float,
         perf_counter: float | None = None,
         validate_timestamp: bool = True,
-    ) -> Self:
+    ) -> TracingTimestamp:
         """Make one of a Unix time that was noted elsewhere, of any age, and of the performance counter then, if known.
 
         What is not finite, or lies more than ten minutes ahead (unless that is not validated), becomes now.
@@ -198,7 +194,7 @@ class TracingTimestamp:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, Any]) -> TracingTimestamp:
         """Read back what `to_json` gave; `OneLoggerError` where one of the two is missing."""
         names = ("seconds_since_epoch", "perf_counter_seconds")
         complete = data and all(name in data for name in names)
@@ -258,7 +254,7 @@ class Attributes(dict[str, Attribute]):
         for name, value in (dictionary or {}).items():
             self.add_attribute(value if isinstance(value, Attribute) else Attribute(name, value))
 
-    def add(self, name: str, value: AttributeValue) -> Self:
+    def add(self, name: str, value: AttributeValue) -> Attributes:
         """Set one, and give the whole."""
         self.add_attribute(Attribute(name, value))
         return self
@@ -288,7 +284,7 @@ class Attributes(dict[str, Attribute]):
             pass
         return cls()
 
-    def copied(self) -> Self:
+    def copied(self) -> Attributes:
         """Copy it, of the same class; safe while another thread adds to it."""
         return self.merge(self)
 
@@ -297,12 +293,12 @@ class Attributes(dict[str, Attribute]):
         return {attribute.name: attribute.value for attribute in self.values()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, Any]) -> Attributes:
         """Read back what `to_json` gave."""
         return cls(data)
 
     @classmethod
-    def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Self:
+    def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Attributes:
         """Join two into a new one of this class; where both have a name, the second's counts."""
         merged = cls()
         merged.update(attributes or {})  # one step in C

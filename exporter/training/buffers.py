@@ -1,10 +1,7 @@
 """Span buffers: what the job's threads note of their work, for the recording thread to interpret.
 
-Used in the training process, on the job's threads. A mark is a code and a value, most often the time; it goes into the
-buffer of its thread (or asyncio task) with one `extend`, one step in C: neither a signal handler nor another thread can
-come between the two, and nothing that the garbage collector tracks is left behind. A thread that fills its buffer faster
-than the recording thread gets the interpreter lock interprets it itself; where even that cannot be, the oldest marks are
-dropped and counted. After a fork the child's buffers are empty. Nothing here raises or waits.
+A mark is a code and a value, most often the time; it goes into the buffer of its thread or asyncio task with one `extend`,
+which no signal handler and no other thread can interrupt, and leaves nothing behind that the garbage collector tracks.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from exporter.recording.timing import within
+from exporter.recording.timing import AnyFunction, within
 from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, VALUES, Kind
 from exporter.training.spans import NO_TELEMETRY, Span, Telemetry
 
@@ -27,13 +24,11 @@ if TYPE_CHECKING:
 
     from exporter.training.gpu_time import GpuTimer
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
-
 FULL_ITEMS = 1 << 15
 """Items in a buffer at which its thread interprets them itself: at 100 iterations a second the recording thread finds
 a hundredth of it."""
 MOST_ITEMS = 1 << 20
-"""Items at which the older half is dropped: 8 MiB, and the floats."""
+"""Items at which, where nobody can interpret them, the older half is dropped and counted: 8 MiB, and the floats."""
 MOST_OPEN = 64
 """Spans of one thread that are known to be open: a job that never ends them does not fill the memory."""
 
@@ -42,18 +37,16 @@ limit = FULL_ITEMS
 
 
 class Hooks:
-    """What the recording of this process does for its buffers; set when it is put together.
-
-    `full` is called on the thread whose buffer holds more than `limit` items, `settle` on one that has made a rare call; their
-    second argument says whether an exception is passing. `span` gives the span of the innermost open block of a kind in a
-    buffer, `values` what the job's callables say now.
-    """
+    """What the recording of this process does for its buffers; set when it is put together."""
 
     adopt: Callable[[], None] = staticmethod(lambda: None)
+    # Called on the thread whose buffer holds more than `limit` items, and on one that has made a rare call, with whether an
+    # exception is passing.
     full: Callable[[SpanBuffer, bool], None] = staticmethod(lambda _buffer, _failing: None)
     settle: Callable[[SpanBuffer, bool], None] = staticmethod(lambda _buffer, _failing: None)
+    # Gives the span of the innermost open block of a kind.
     span: Callable[[SpanBuffer, Kind], Span | None] = staticmethod(lambda _buffer, _kind: None)
-    values: Callable[[], dict[str, Any]] | None = None
+    values: Callable[[], dict[str, Any]] | None = None  # gives what the job's callables say now
     collect: Callable[[], None] = staticmethod(lambda: None)
     flush_soon: Callable[[], None] = staticmethod(lambda: None)
     telemetry: Telemetry = NO_TELEMETRY
@@ -67,25 +60,19 @@ class Anchor:
 
 
 class SpanBuffer:
-    """The marks of one thread or asyncio task: `items` are codes and values in turn.
-
-    Attributes:
-        parent: The buffer of the code that started the task; None for a thread.
-        waiting: Items that are drained but not interpreted yet, since other buffers' come first.
-        dropped: Marks that were dropped, all told; of those, `counted` were counted as misuse.
-        state: Whatever the interpreter keeps of it.
-        handles: Gives its handles, as long as there are any.
-    """
+    """The marks of one thread or asyncio task: `items` are codes and values in turn."""
 
     def __init__(self, anchor: Anchor, parent: SpanBuffer | None = None) -> None:
         self.items: Any = []
         self.thread = threading.get_ident()
-        self.parent = parent
+        self.parent = parent  # the buffer of the code that started the task; None for a thread
         self.anchor = weakref.ref(anchor)
-        self.waiting: list[Any] = []
-        self.dropped = self.counted = 0
-        self.state: Any = None
-        self.handles: Callable[[], Handles | None] = lambda: None
+        self.waiting: list[Any] = []  # items that are drained, but other buffers' come first
+        self.dropped = self.counted = 0  # marks that were dropped, and of those, which were counted as misuse
+        self.state: Any = None  # whatever the interpreter keeps of it
+        self.handles: Callable[[], Handles | None] = lambda: (
+            None
+        )  # gives its handles as long as there are any
 
     def take(self, most: int) -> list[Any]:
         """Drain up to so many items, an even number, after those that wait."""
@@ -216,11 +203,7 @@ class Handles(dict[Kind, Handle]):
 
 
 class Place:
-    """The buffer of one thread or task, `extend`, which puts marks into it, and its handles by kind.
-
-    Attributes:
-        opened: Rare spans that were begun here and not ended, the outermost first.
-    """
+    """The buffer of one thread or task, `extend`, which puts marks into it, and its handles by kind."""
 
     def begin(self, parent: SpanBuffer | None = None, *, recorded: bool = True) -> None:
         """Make the buffer; the recording begins with the first."""
@@ -230,7 +213,7 @@ class Place:
             self.buffer.items = deque(maxlen=0)  # keeps nothing
         self.extend: Callable[[Any], None] = self.buffer.items.extend
         self.handles = Handles(self.buffer)
-        self.opened: list[Span] = []
+        self.opened: list[Span] = []  # rare spans that were begun here and not ended, the outermost first
         if recorded:
             _buffers[id(self.buffer)] = self.buffer
             Hooks.adopt()

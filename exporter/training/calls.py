@@ -1,8 +1,7 @@
-"""Calls: the marks that carry more than a time, and the spans that begin and end with them.
+"""Calls: the marks that carry more than a time, and the spans that begin and end with them, on the job's threads.
 
-Used in the training process, on the job's threads. A span that is rare (the application, a loop, a save, one with a name
-of the job's own) is made here, at once, so that the job can change it; what becomes of it is up to the interpreter. What
-the job passes is made plain here, so that the recording thread never runs the job's code.
+A span that is rare (the application, a loop, a save, one with a name of the job's own) is made here, at once, so that the
+job can change it. What the job passes is made plain here, so that the recording thread never runs the job's code.
 """
 
 from __future__ import annotations

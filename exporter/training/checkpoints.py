@@ -1,8 +1,7 @@
 """Checkpoints: saves under way and those that are safe, what they took, and the work that they make safe.
 
-Used by the recording thread of the training process; the sidecar's ledger makes goodput of it. A save is known by its step.
-One that is asynchronous may be confirmed at any time, in any order; what was trained when the save began is what it makes
-safe.
+A save is known by its step. One that is asynchronous may be confirmed at any time, in any order; what was trained when the
+save began is what it makes safe.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Phases in the GPU's time: when the device reached their begins and ends, not when the host did.
 
-Used in the training process. An event is recorded on the current stream wherever the active phase of the main thread
-changes, on that thread, and read later there, when the device has passed it. Nothing waits or synchronises, and nothing is
-called while a graph is captured. torch is never imported: only one that the job has loaded is asked.
-
-What is timed goes from the begin of one step to that of the next: every one up to ten a second, beyond that, or where it
-would cost more than its share of the thread's time (`EXPORTER_GPU_TIME`; 0 turns it off), some. The recording thread
-says whether steps are long enough to be timed, and takes what was read; it calls no CUDA.
+An event is recorded on the current stream wherever the main thread's phase changes, and read there in a later step, once the
+device has passed it: nothing waits. torch is never imported; docs/training.md says which steps are timed.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, final
 
 from exporter.recording.identity import number_within
 from exporter.recording.notices import tell_once
@@ -27,9 +22,6 @@ from exporter.training.metrics import Families
 from exporter.training.phase_clock import OTHER
 from exporter.training.phases import PHASES
 from exporter.training.span_kinds import CHECKPOINT_SAVE, ITERATIONS, Kind
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 SHORTEST_STEP_SECONDS = 0.005
 PER_SECOND = 10
@@ -51,16 +43,11 @@ PHASE, BEGIN, END, CLOSE = range(4)
 
 @dataclass(slots=True)
 class Timed:
-    """What was timed from the begin of one step to that of the next, in seconds of the device.
-
-    Attributes:
-        step: From the begin of the step to its end; None where none has ended.
-        idle: Of the time between the work of two steps, what no phase has used.
-    """
+    """What was timed from the begin of one step to that of the next, in seconds of the device."""
 
     phases: dict[str, float] = field(default_factory=dict)
-    step: float | None = None
-    idle: float = 0.0
+    step: float | None = None  # from the begin of the step to its end; None where none has ended
+    idle: float = 0.0  # of the time between the work of two steps, what no phase has used
     total: float = 0.0
     works: bool = False
 
@@ -74,16 +61,11 @@ class Timed:
 
 
 class GpuTimer:
-    """Times the main thread's phases on its device.
-
-    Attributes:
-        on: Whether anything is timed; decided by the recording thread.
-        done: What was timed and not published yet.
-    """
+    """Times the main thread's phases on its device."""
 
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
-        self.on = False
-        self.done: deque[Timed] = deque(maxlen=1000)
+        self.on = False  # whether anything is timed; decided by the recording thread
+        self.done: deque[Timed] = deque(maxlen=1000)  # what is not published yet
         self._share = number_within(environment, "EXPORTER_GPU_TIME", SHARE, 0.0, 1.0)
         self._clock = clock
         self._thread: int | None = None
@@ -232,16 +214,17 @@ class GpuTimer:
                 families.histogram("training.step_gpu_duration").observe(timed.step)
 
 
+@final
 class TimedHandle(Handle):
     """A block whose begin and end are noted on the device too."""
 
     __slots__ = ()
 
-    def __enter__(self) -> Self:
-        entered = Handle.__enter__(self)
+    def __enter__(self) -> TimedHandle:
+        Handle.__enter__(self)
         if Hooks.gpu is not None:
             Hooks.gpu.begin(self.kind)
-        return entered
+        return self
 
     def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
         if Hooks.gpu is not None:

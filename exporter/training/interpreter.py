@@ -1,8 +1,7 @@
-"""The interpreter: from marks to open spans, and from their begins and ends to what they mean.
+"""The interpreter: from marks to open spans, and from their begins and ends to what they mean; none of the job's code runs.
 
-Used by whoever holds the lock of `exporter.training.recording`: the recording thread, mostly. It runs no code of the job's.
-Each thread and task has a stack of open spans; an application and its loop are the process's. A call that cannot be meant
-so is counted, told once and changes nothing; what follows it is right again.
+Used by whoever holds the lock of `exporter.training.recording`. A call that cannot be meant so is counted, told once and
+changes nothing; what follows it is right again.
 """
 
 from __future__ import annotations
@@ -38,19 +37,15 @@ def time_of(code: int, value: Any) -> float | None:
 
 
 class Interpreter:
-    """What is known of one process: what is `open`, and `now`, the time of the latest mark.
-
-    Attributes:
-        trains: The job has told of a phase, a step or a number.
-        traced: A handler asks for the spans of the event stream by name, so that those of an iteration are in it too.
-    """
+    """What is known of one process."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.open = OpenSpans()
         self.clock = job.clock
-        self.now = job.clock.last
-        self.trains = self.traced = False
+        self.now = job.clock.last  # the time of the latest mark
+        self.trains = False  # whether the job has told of a phase, a step or a number
+        self.traced = False  # a handler asks for spans by name: those of an iteration are in the stream too
         self._wanted: dict[Kind, bool] = {}
 
     # Marks -----------------------------------------------------------------------------------------------

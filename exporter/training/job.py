@@ -1,8 +1,7 @@
 """The job: what the begins and ends of its spans, and its other calls, mean for the families and the feed.
 
-Used by the interpreter. Families count whatever the job tells; a telemetry that is configured adds its rules and records.
-With one, an iteration outside a training loop belongs to none (one-logger's rule); without one, most jobs have no loop, and
-their iterations count all the same.
+Families count whatever the job tells; a telemetry that is configured adds its rules and records. With one, an iteration
+outside a training loop belongs to none (one-logger's rule); without one, most jobs have no loop.
 """
 
 from __future__ import annotations
@@ -26,17 +25,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """What a process trains, from the monotonic time at which its recording began.
-
-    Attributes:
-        telemetry: What the job has configured.
-        offset: Of the wall clock from the monotonic one, at present.
-        tells: The job has told of a loop or a step itself, so that a bridge need not guess.
-        closed: The application has ended, and no other has begun.
-        loop: The latest training loop; None before the first. Its span is `open_loop`; None outside it.
-        iteration: The iteration of the main thread that is open.
-        failure: Why the job ends, as far as it is known; one of `END_REASONS`, or empty.
-    """
+    """What a process trains, from the monotonic time at which its recording began."""
 
     def __init__(self, families: Families, misuse: Misuse, began: float) -> None:
         self.families = families
@@ -46,12 +35,13 @@ class Job:
         self.progress = Progress(families, self.facts)
         self.work = Work()
         self.checkpoints = Checkpoints(families, self.work)
-        self.telemetry: Telemetry = NO_TELEMETRY
-        self.offset = 0.0
-        self.tells = self.closed = False
-        self.loop: Loop | None = None
-        self.open_loop: OpenSpan | None = None
-        self.iteration: OpenSpan | None = None
+        self.telemetry: Telemetry = NO_TELEMETRY  # what the job has configured
+        self.offset = 0.0  # of the wall clock from the monotonic one, at present
+        self.tells = False  # the job has told of a loop or a step itself, so that a bridge need not guess
+        self.closed = False  # the application has ended, and no other has begun
+        self.loop: Loop | None = None  # the latest; None before the first
+        self.open_loop: OpenSpan | None = None  # its span; None outside it
+        self.iteration: OpenSpan | None = None  # of the main thread
         self._before_loops = Loop(0, 0, {}, 0)
         self._loops = 0
         self._first_step: int | None = None
@@ -59,7 +49,7 @@ class Job:
         self._last_step: float | None = None
         self._last_work = 0.0
         self._finished = False
-        self.failure = ""
+        self.failure = ""  # why the job ends, as far as it is known; one of `END_REASONS`
 
     def reset(self, now: float) -> None:
         """Count from zero; what is open stays open."""
@@ -234,10 +224,7 @@ class Job:
     def _step_ended(
         self, seconds: float | None, at: float, work: float, compute: float | None, number: int | None = None
     ) -> None:
-        """Count a completed step: what it took, of that what was work, and what it took without waiting; None if unknown.
-
-        The number is that of steps completed, as the job says; None for one more.
-        """
+        """Count a completed step: what it took, of that what was work, and what it took without waiting."""
         telemetry = self.telemetry
         self.progress.step("train", seconds, at, compute)
         self._last_step, self._last_work = at, self.clock.maybe_work()

@@ -1,8 +1,7 @@
 """The families of the training as this process fills them, read once a flush like any Stat; misuse among them.
 
-Used by the recording thread of the training process; `report` may be called on any thread. Families are not Stats
-with buffers: the interpreter has the numbers one by one, so each is added where it belongs. What the families are is
-declared in the sidecar (`exporter.ledger.families.training`).
+The interpreter has the numbers one by one, so each is added where it belongs, on the recording thread; `report` may be
+called on any. What the families are is declared in the sidecar (`exporter.ledger.families.training`).
 """
 
 from __future__ import annotations

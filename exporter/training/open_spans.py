@@ -1,7 +1,4 @@
-"""What is open: the spans of all threads and tasks of a process that have begun and not ended.
-
-Used by the interpreter.
-"""
+"""What is open: the spans of all threads and tasks of a process that have begun and not ended; for the interpreter."""
 
 from __future__ import annotations
 
@@ -18,30 +15,22 @@ _ORDER = count()
 
 
 class OpenSpan(PhaseEntry):
-    """A span that is open, or a block that was refused and is not left yet.
+    """A span that is open, or a block that was refused and is not left yet."""
 
-    Attributes:
-        began: Monotonic time.
-        known: It began while telemetry was configured; else no rule is about it.
-        entered: It is a block, which will be left.
-        over: It has ended by something else than its block's end, or never began.
-        refused: It never began. Else the exporters may know it: `recorded`, and the handlers of events: `logged`.
-        span: Made when somebody asks for it.
-        parent: What was the innermost when it began.
-        work: Of the phase clock when it began, of an iteration of the main thread; likewise `waits`.
-    """
-
-    entered = over = refused = recorded = logged = False
-    span: Span | None = None
-    parent: OpenSpan | None = None
-    work = waits = 0.0
+    entered = False  # it is a block, which will be left
+    over = False  # it has ended by something else than its block's end, or never began
+    refused = False  # it never began
+    recorded = logged = False  # the exporters know it; the handlers of events do
+    span: Span | None = None  # made when somebody asks for it
+    parent: OpenSpan | None = None  # what was the innermost when it began
+    work = waits = 0.0  # of the phase clock when it began, of an iteration of the main thread
     save: Save | None = None
 
     def __init__(self, kind: Kind, began: float, stack: SpanStack, *, known: bool) -> None:
         self.kind = kind
-        self.began = began
+        self.began = began  # monotonic time
         self.stack = stack
-        self.known = known
+        self.known = known  # it began while telemetry was configured; else no rule is about it
         self.order = next(_ORDER)
 
 
@@ -85,16 +74,12 @@ class SpanStack:
 
 
 class OpenSpans:
-    """What is open in all threads and tasks of a process; `started` once anything was marked.
-
-    Attributes:
-        main_thread: The thread whose time phases divide; None before the first span.
-    """
+    """What is open in all threads and tasks of a process."""
 
     def __init__(self) -> None:
-        self.started = False
+        self.started = False  # whether anything was marked
         self._stacks: dict[int, SpanStack] = {}  # by identity: thousands of tasks may come and go
-        self.main_thread: int | None = None
+        self.main_thread: int | None = None  # the one whose time phases divide
 
     def stack_of(self, buffer: SpanBuffer) -> SpanStack:
         """Give the stack of a thread or task."""

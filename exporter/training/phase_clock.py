@@ -1,7 +1,6 @@
-"""The phase clock: what the main thread spends its time on; each moment counts for one phase, so that they sum to wall time.
+"""The phase clock: each moment of the main thread counts for one phase, the innermost that is open.
 
-Used by the recording thread of the training process. The innermost open phase is the active one; before the first step
-it is `init` where none is open, afterwards `other`. A phase inside the same phase is part of it.
+Before the first step it is `init` where none is open, afterwards `other`. A phase inside the same phase is part of it.
 """
 
 from __future__ import annotations

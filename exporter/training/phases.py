@@ -1,8 +1,4 @@
-"""Phases of a training: what the main thread spends its time on. One row says all there is to say of a phase.
-
-Read in the training process (recording), and in the sidecar (ledger, status page, dashboards). Adding a phase is adding
-a row, and its colour in the dashboards.
-"""
+"""Phases of a training: what the main thread spends its time on. One row says all there is to say of a phase."""
 
 from __future__ import annotations
 
@@ -11,21 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One value of the label `phase`.
-
-    Attributes:
-        name: Of the phase.
-        work: Part of the work of an iteration, which a checkpoint makes safe.
-        waiting: The rank waits for data or for other ranks.
-        recurring: Comes again and again, so that its durations get a histogram (eighteen series for each).
-        badput: What time in it is lost to, a value of the label `cause`; None for work.
-    """
+    """One value of the label `phase`."""
 
     name: str
-    work: bool = False
-    waiting: bool = False
-    recurring: bool = False
-    badput: str | None = "other"
+    work: bool = False  # part of the work of an iteration, which a checkpoint makes safe
+    waiting: bool = False  # the rank waits for data or for other ranks
+    recurring: bool = False  # comes again and again, so that its durations get a histogram of eighteen series
+    badput: str | None = "other"  # what time in it is lost to, a value of the label `cause`; None for work
 
 
 PHASES: dict[str, Phase] = {

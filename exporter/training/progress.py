@@ -1,7 +1,4 @@
-"""Progress: loops and their position, steps and what they took, what was trained in them, and facts about the run.
-
-Used by the recording thread of the training process; exceptions are looked at on the thread on which they were raised.
-"""
+"""Progress: loops and their position, steps and what they took, what was trained in them, and facts about the run."""
 
 from __future__ import annotations
 
@@ -67,19 +64,12 @@ def is_count(value: object) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    """One training loop.
+    """One training loop."""
 
-    Attributes:
-        number: Of the loop in this process, from 1.
-        start: Steps that the job had done before.
-        values: What the configuration and the call say of it: `global_batch_size`, `seq_length`, targets …
-        completed: Steps completed, those before included.
-    """
-
-    number: int
-    start: int
-    values: dict[str, Any]
-    completed: int
+    number: int  # of the loop in this process, from 1
+    start: int  # steps that the job had done before
+    values: dict[str, Any]  # what the configuration and the call say of it: `global_batch_size`, targets …
+    completed: int  # steps, those before included
 
     def ask(self, values: Mapping[str, Any]) -> None:
         """Take what the configuration says now; what it does not know stays as it was."""
@@ -98,14 +88,7 @@ class Loop:
 
 
 class Progress:
-    """The steps of this process.
-
-    Attributes:
-        steps: Training steps that were completed.
-        last: Monotonic time at which the latest step or validation batch ended; None before.
-        over: The training loop has ended, so that no progress is due: a process may export its model.
-        ideal: What a step takes that is not slow; 0 before there were some.
-    """
+    """The steps of this process."""
 
     def __init__(self, families: Families, facts: Facts) -> None:
         self._families = families
@@ -113,7 +96,7 @@ class Progress:
         self.reset()
         self._recent: deque[float] = deque(maxlen=IDEAL_OF)
         self._compute: deque[float] = deque(maxlen=COMPUTE_OF)
-        self._slow = self.ideal = 0.0
+        self._slow = self.ideal = 0.0  # seconds of a slow step, and of an ordinary one; 0 while nobody knows
         self._changed = False
         self._train: tuple[Series, Series] | None = None
         self._given: set[str] = set()
@@ -123,9 +106,9 @@ class Progress:
 
     def reset(self) -> None:
         """Count from zero."""
-        self.steps = 0
-        self.last: float | None = None
-        self.over = False
+        self.steps = 0  # training steps that were completed
+        self.last: float | None = None  # when the latest step or validation batch ended, monotonic time
+        self.over = False  # the training loop has ended: no progress is due while a process exports its model
 
     def step(self, mode: str, seconds: float | None, at: float, compute: float | None = None) -> None:
         """Count a step that has ended; what it took, and of that the time without waiting, is None where not known."""

@@ -1,8 +1,7 @@
 """The recording of training in this process: span buffers in, families and a reading out.
 
-Used in the training process, by the recording thread, and by a job's thread in three cases: its buffer is full, it has
-made a rare call and nothing is in the way, or it wants misuse raised. Whoever interprets holds the lock, and between two
-short pieces gives it and the interpreter lock away.
+Interpreted by the recording thread, or by a job's thread whose buffer is full, which has made a rare call while nobody else
+interprets, or which wants misuse raised: whoever does holds the lock, and gives it away between two short pieces.
 """
 
 from __future__ import annotations
@@ -43,17 +42,13 @@ Mark = tuple[float, int, SpanBuffer, tuple[int, Any]]
 
 
 class TrainingRecording:
-    """What this process records of its training.
-
-    Attributes:
-        flush: Waits for the exporters of spans, for so many seconds, and says whether they have taken what there is.
-        close: Gives the exporters of spans a bounded time to end.
-    """
+    """What this process records of its training."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._recording = True
+        # Wait for the exporters of spans, and say whether they have taken what there is; give them a bounded time to end.
         self.flush: Callable[[float], bool] = lambda _timeout_seconds: True
         self.close: Callable[[], None] = lambda: None
         self._begin(monotonic())
@@ -189,11 +184,8 @@ class TrainingRecording:
 
     @contextmanager
     def _alone(self, seconds: float) -> Iterator[bool]:
-        """Become the one who interprets, within the time; never within itself, as a signal handler would be.
-
-        A handler may fork, too: then the child has another lock, and this one is given back all the same.
-        """
-        lock = self._lock
+        """Become the one who interprets, within the time; never within itself, as a signal handler would be."""
+        lock = self._lock  # a handler may fork, too: then the child has another one
         if self._owner == threading.get_ident() or not lock.acquire(timeout=seconds):
             yield False
             return

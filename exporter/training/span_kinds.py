@@ -1,8 +1,7 @@
-"""Kinds of spans in one table, and the codes under which the span buffers note them.
+"""Kinds of spans in one table, and the codes under which the span buffers note them: the kind's number times 8, plus what.
 
-Used in the training process. A mark in a span buffer is a code and a value; the code of a mark about a span is the number
-of its kind times 8, plus what happened to it. The standard kinds have one-logger's names; any other name is given a kind
-when it is first used. Blocks, decorators and callbacks are made from the rows of the table.
+The standard kinds have one-logger's names; any other name is given a kind when it is first used. Blocks, decorators and
+callbacks are made from the rows of the table.
 """
 
 from __future__ import annotations
@@ -36,32 +35,19 @@ OTHER = "other"
 
 @dataclass(eq=False, slots=True, repr=False)
 class Kind:
-    """What spans of one name have in common.
+    """What spans of one name have in common."""
 
-    Attributes:
-        name: The span's, as it is exported.
-        phase: What its time counts as; None where it counts as the phase around it.
-        call: What the job writes to make one, as a block.
-        doc: What its block is, in words.
-        callbacks: What the callbacks that begin and end one are named after.
-        rule: Of one-logger, broken by beginning a second one inside the first.
-        end_rule: Of one-logger, broken by ending one that has not begun.
-        single: One may not be within another.
-        guessed: Concluded by a bridge; what the job tells itself takes its place.
-        number: Its place among all kinds; `code` is that of its first mark.
-    """
-
-    name: SpanName
-    phase: str | None
-    call: str
-    doc: str = ""
-    callbacks: str = ""
-    rule: str = "S2"
-    end_rule: str = "S5"
-    single: bool = True
-    guessed: bool = False
-    number: int = field(init=False)
-    code: int = field(init=False)
+    name: SpanName  # as it is exported
+    phase: str | None  # what its time counts as; None where it counts as the phase around it
+    call: str  # what the job writes to make one, as a block
+    doc: str = ""  # what its block is, in words
+    callbacks: str = ""  # what the callbacks that begin and end one are named after
+    rule: str = "S2"  # of one-logger, broken by beginning a second one inside the first
+    end_rule: str = "S5"  # of one-logger, broken by ending one that has not begun
+    single: bool = True  # one may not be within another
+    guessed: bool = False  # concluded by a bridge; what the job tells itself takes its place
+    number: int = field(init=False)  # its place among all kinds
+    code: int = field(init=False)  # of its first mark
     begin: str = field(init=False)
     end: str = field(init=False)
 

@@ -1,9 +1,7 @@
 """Spans, stretches of a job's work in a tree; events, moments of a span; and what a configuration does with them.
 
-Used in the training process. A span is changed by the job's threads and read by the recording thread and those of the
-exporters; every change is one operation on a dictionary or a deque, so no lock is needed; an event does not change. The
-classes are one-logger's, name for name, except that an event owns its attributes, and that a span keeps its latest events
-only: a training loop of a million updates takes no more memory than one of ten.
+Every change of a span is one operation on a dictionary or a deque, so no lock is needed. The classes are one-logger's, name
+for name, except that an event owns its attributes, and that a span keeps its latest events only.
 """
 
 from __future__ import annotations
@@ -195,17 +193,7 @@ def _message(given: object) -> str:
 
 
 class Span:
-    """A stretch of work: from its start event to its stop event, inside a parent.
-
-    Attributes:
-        id: Random, from the operating system.
-        parent_span: What it is part of; None of a root.
-        exported_parent: The nearest span around it that is exported too; for exporters, whose backends know no other.
-        stop_event: None while it is active.
-        initial_attributes: Those of its start.
-        updated_attributes: Those that were set since, with `duration_msec` at the end.
-        listener: Called with the span and the event when the job adds one to a running span; None where nobody asks.
-    """
+    """A stretch of work: from its start event to its stop event, inside a parent."""
 
     __slots__ = (
         *("__weakref__", "_events", "id", "name", "parent_span", "exported_parent", "start_event"),
@@ -223,13 +211,13 @@ class Span:
         self.id = id
         self.name = name
         self.parent_span = parent_span if isinstance(parent_span, Span) else None
-        self.exported_parent = self.parent_span
+        self.exported_parent = self.parent_span  # the nearest that is exported too: backends know no other
         self.start_event = start_event
-        self.stop_event: Event | None = None
+        self.stop_event: Event | None = None  # None while it is active
         self._events: deque[Event] | None = None
-        self.initial_attributes = Attributes.of(span_attributes)
-        self.updated_attributes = type(self.initial_attributes)()
-        self.listener: Callable[[Span, Event], None] | None = None
+        self.initial_attributes = Attributes.of(span_attributes)  # those of its start
+        self.updated_attributes = type(self.initial_attributes)()  # those that were set since
+        self.listener: Callable[[Span, Event], None] | None = None  # called when the job adds an event
 
     @classmethod
     def create(
@@ -368,21 +356,14 @@ class Telemetry:
 
     Rules (which calls are misuse), values that the job has left to callables, and records of spans for exporters. The
     families count with or without. The methods from `wants` on are for whoever interprets.
-
-    Attributes:
-        configured: The rules are in force, and spans that begin now are recorded.
-        trains: The configuration of the training is known.
-        enabled: This process records at all.
-        propagates: Misuse is raised at the call.
-        application_name: For records that say whose they are; None where it is not known.
-        now: Gives the time of what is interpreted; set by whoever interprets.
-        wants: Tells whether a span of this name is exported.
     """
 
-    configured = trains = propagates = False
-    enabled = True
-    application_name: str | None = None
-    now: Callable[[], TracingTimestamp] = staticmethod(TracingTimestamp.now)
+    configured = False  # the rules are in force, and spans that begin now are recorded
+    trains = False  # the configuration of the training is known
+    propagates = False  # misuse is raised at the call
+    enabled = True  # this process records at all
+    application_name: str | None = None  # for records that say whose they are
+    now: Callable[[], TracingTimestamp] = staticmethod(TracingTimestamp.now)  # of what is interpreted
 
     def ask(self, *_fields: str) -> dict[str, Any]:
         """Give what the configuration says of some fields now, callables asked; never raises."""
