@@ -1,4 +1,4 @@
-"""What the tests of torchelastic's faces and bridges share: readings of this process, children, pages of a feed."""
+"""What the tests of jobs share: readings of this process; jobs in processes of their own, their feed, its page."""
 
 from __future__ import annotations
 
@@ -14,48 +14,53 @@ from waiting import PATIENCE
 import exporter
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
+from exporter.feed.decoder import Decoder
 from exporter.feed.reader import FeedReader
+from exporter.feed.snapshot import Snapshot
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
 from exporter.recording.stat import REGISTRY
 from exporter.recording.state import StatState
+from exporter.recording.values import StatReading
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+IMPORTS = """
+import atexit, gc, os, signal, subprocess, sys, threading, time
+import exporter
+from exporter import Stat, flush, log, training
+"""
 
 
 def tally(name: str, **labels: str) -> StatState:
     """A Stat of this process, drained."""
-    exporter.flush()
-    (found,) = [
-        each
-        for each in REGISTRY.states()
-        if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
-    ]
+    (found,) = _states(name, labels)
     return found
 
 
 def total(name: str, **labels: str) -> float:
     """Its sum; 0 when there is none yet."""
+    return sum(each.sum for each in _states(name, labels))
+
+
+def _states(name: str, labels: dict[str, str]) -> list[StatState]:
     exporter.flush()
-    return sum(
-        each.sum
-        for each in REGISTRY.states()
-        if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
-    )
+    identity = name, tuple(sorted(labels.items()))
+    return [each for each in REGISTRY.states() if (each.definition.name, each.definition.labels) == identity]
 
 
 def child(
-    feed: Path, program: str, *, check: bool = True, timeout: float = 60, **environment: str
+    feed: Path, program: str | Path, *, check: bool = True, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that records into a feed directory."""
+    """Run a program, or a script, that records into a feed directory."""
     feed.mkdir(exist_ok=True)
     inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("EXPORTER_", "SLURM_", "TORCHELASTIC_")) and name not in {"RANK", "LOGLEVEL"}
     }
+    what = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        [sys.executable, "-W", "ignore", *what],
         env={
             **inherited,
             "EXPORTER_FEED_DIR": str(feed),
@@ -72,6 +77,28 @@ def child(
     )
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def run(
+    feed: Path, program: str, *, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a training program, in front of which stand `IMPORTS`, as a script."""
+    script = feed.parent / "train.py"
+    script.write_text(IMPORTS + textwrap.dedent(program), encoding="utf-8")
+    return child(feed, script, check=check, **environment)
+
+
+def snapshots(feed: Path) -> list[Snapshot]:
+    """The last snapshot of every process, in order of their beginning."""
+    found = [Decoder().decode(path.read_bytes()) for path in feed.glob("*.feed")]
+    return sorted(found, key=lambda snapshot: snapshot.process.started)
+
+
+def only(feed: Path, name: str = "train.loss") -> StatReading:
+    """The one reading of a Stat in the one file of the feed."""
+    (snapshot,) = snapshots(feed)
+    (reading,) = [reading for reading in snapshot.recording.stats if reading.definition.name == name]
+    return reading
 
 
 def page_of(feed: Path) -> str:

@@ -9,7 +9,6 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from exporter.feed.files import holder, remove_process
@@ -27,7 +26,7 @@ def main() -> None:
     say(IDENTITY.id)
     for line in sys.stdin:
         command, *arguments = line.split()
-        say(str(COMMANDS[command](writer, *map(int, arguments))))
+        say(str(globals()[command](writer, *map(int, arguments))))  # one of the functions below
 
 
 def say(text: str) -> None:
@@ -125,20 +124,6 @@ def short_lives(writer: FeedWriter, lives: int) -> str:
         brief.close()
     return "lived"
 
-
-COMMANDS: dict[str, Callable[..., object]] = {
-    "publish": publish,
-    "finish": finish,
-    "close_all": close_all,
-    "open_own": open_own,
-    "fork": fork,
-    "ask_in_fork": ask_in_fork,
-    "remove_for_ever": remove_for_ever,
-    "scan_self": scan_self,
-    "limit_descriptors": limit_descriptors,
-    "flood": flood,
-    "short_lives": short_lives,
-}
 
 if __name__ == "__main__":
     main()

@@ -83,16 +83,9 @@ class Proc:
         start = round((process.started - BOOTED) * HERTZ)
         words = ["0"] * 52
         words[:2] = [str(process.pid), f"({process.comm})"]
-        values = {
-            3: process.state,
-            4: process.parent,
-            14: round(process.user * HERTZ),
-            15: HERTZ // 2,
-            20: process.threads,
-            22: start,
-        }
-        for number, value in values.items():
-            words[number - 1] = str(value)
+        words[2:4] = [process.state, str(process.parent)]
+        words[13:15] = [str(round(process.user * HERTZ)), str(HERTZ // 2)]
+        words[19], words[21] = str(process.threads), str(start)
         task = directory / "task" / str(process.pid)
         task.mkdir(parents=True)
         children = [f"{each.pid} " for each in self.processes.values() if each.parent == process.pid]

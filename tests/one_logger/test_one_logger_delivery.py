@@ -16,7 +16,7 @@ from exporter.errors import OneLoggerError
 from exporter.ledger.admission import OWN, fits
 from exporter.ledger.families.training import SPAN_EXPORTERS
 from exporter.one_logger import delivery
-from exporter.one_logger.delivery import Delivery, Filter
+from exporter.one_logger.delivery import FLUSHED_TOGETHER, Delivery, Filter
 from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
@@ -25,7 +25,6 @@ from exporter.one_logger.names import (
 from exporter.one_logger.recorder import DefaultRecorder
 from exporter.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
-from exporter.recording.worker import FLUSHED_TOGETHER
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 SOON = 10.0

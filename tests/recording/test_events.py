@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import queue
+import re
 import signal
 import threading
 import time
@@ -15,10 +16,9 @@ import pytest
 from feed_support import new_identity
 from waiting import wait_until
 
-from exporter.recording.event_kinds import MOST_KINDS
 from exporter.recording.event_values import Event
 from exporter.recording.events import EventLog
-from exporter.recording.worker import Handle, name_of
+from exporter.recording.worker import name_of
 
 
 @pytest.fixture
@@ -40,20 +40,17 @@ def test_an_event_has_all_that_was_said_of_it_and_when(events: EventLog) -> None
         span_id="s1",
         parent_ids=["a", "b"],
         step=100,
-        path="/x",
         ok=True,
         seconds=1.5,
     )
 
     (event,) = told
     assert (event.type, event.message, event.severity) == ("checkpoint.saved", "step 100", "warning")
-    assert event.data == {"step": 100, "path": "/x", "ok": True, "seconds": 1.5}
-    assert event.data["ok"] is True
+    assert event.data == {"step": 100, "ok": True, "seconds": 1.5}
     assert before <= event.timestamp == event.logged_at <= time.time()
     assert abs(event.monotonic_ns - time.monotonic_ns()) < 5e9
     assert (event.span_id, event.parent_ids, event.run, event.rank) == ("s1", ("a", "b"), "night-run", 3)
-    assert len(event.id) == 16
-    int(event.id, 16)
+    assert re.fullmatch("[0-9a-f]{16}", event.id)
 
 
 def test_an_event_may_have_happened_before_it_is_logged(events: EventLog) -> None:
@@ -66,30 +63,13 @@ def test_an_event_may_have_happened_before_it_is_logged(events: EventLog) -> Non
     assert events.reading().last == {("gpu.done", "info"): 9.0}
 
 
-def test_counts_are_exact_over_threads(events: EventLog) -> None:
-    def work() -> None:
-        for number in range(20_000):
-            events.log("even" if number % 2 else "odd", severity="debug")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        events.reading()
-    for thread in threads:
-        thread.join()
-
-    assert events.reading().counts == {("even", "debug"): 40_000, ("odd", "debug"): 40_000}
-
-
 def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
-    for number in range(MOST_KINDS + 500):
+    for number in range(1500):
         events.log(f"runaway.{number}")
     counts = events.reading().counts
 
     assert len(counts) == 101
-    assert counts["other", "info"] == MOST_KINDS + 400
-    assert len(events._kinds) == MOST_KINDS
+    assert counts["other", "info"] == 1400
 
 
 # Rules -------------------------------------------------------------------------------------------------------
@@ -109,25 +89,6 @@ def test_everything_is_enabled_until_a_rule_says_otherwise(events: EventLog) -> 
     assert events.reading().counts == {("train.step", "error"): 1}
     events.limit("noise")
     assert events.enabled("noise")
-
-
-@pytest.mark.parametrize(
-    ("rule", "error"),
-    [
-        ({"sample": 1.5}, ValueError),
-        ({"sample": float("nan")}, ValueError),
-        ({"sample": "half"}, TypeError),
-        ({"per_second": -1}, ValueError),
-        ({"severity": "bad"}, ValueError),
-        ({"sampel": 0.5}, TypeError),
-        ({"match": 3}, TypeError),
-    ],
-)
-def test_a_bad_rule_is_a_clear_exception(
-    events: EventLog, rule: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        events.limit(**rule)
 
 
 def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events: EventLog) -> None:
@@ -215,11 +176,9 @@ def test_a_handler_is_told_what_it_asked_for(events: EventLog) -> None:
         for severity in ("info", "warning", "critical"):
             events.log(type_, severity=severity)
 
-    assert [(event.type, event.severity) for event in told] == [
-        ("ckpt.saved", "warning"),
-        ("ckpt.saved", "critical"),
-        ("eval", "warning"),
-        ("eval", "critical"),
+    assert [f"{event.type} {event.severity}" for event in told] == [
+        *("ckpt.saved warning", "ckpt.saved critical"),
+        *("eval warning", "eval critical"),
     ]
 
 
@@ -275,27 +234,6 @@ def test_a_handler_that_hangs_costs_its_own_events_and_no_time(events: EventLog)
     release.set()
 
 
-def test_a_handler_may_log_and_register_and_unregister_itself(events: EventLog) -> None:
-    seen: list[str] = []
-    handles: list[Handle] = []
-
-    def handler(event: Event) -> None:
-        seen.append(event.type)
-        if event.type == "first":
-            events.log("second")
-            handles.append(events.register(lambda _event: None))
-            handles[0].unregister()
-
-    handles.append(events.register(handler))
-    events.log("first")
-    wait_until(lambda: len(seen) == 2)
-    events.log("third")
-    events.flush(2.0)
-
-    assert seen == ["first", "second"]
-    assert not handles[0].registered
-
-
 def test_unregistering_waits_for_what_was_logged_but_not_for_a_handler_that_hangs(events: EventLog) -> None:
     release = threading.Event()
     hanging = events.register(lambda _event: release.wait(30), name="hanging", types="b")
@@ -313,7 +251,6 @@ def test_unregistering_waits_for_what_was_logged_but_not_for_a_handler_that_hang
     release.set()
 
     assert len(keeper.events) == 500
-    assert (handle.registered, repr(handle)) == (False, "<Handle 'Keeper': unregistered>")
     assert events.reading().delivered["Keeper"] == 500
     assert events.reading().dropped == {("hanging", "unregistered"): 3}
 
@@ -341,23 +278,26 @@ def test_a_signal_handler_may_log_while_the_thread_of_a_handler_is_being_started
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("call", "arguments", "error"),
     [
-        ({"handler": None}, TypeError),
-        ({"handler": Keeper}, TypeError),
-        ({"queue": 0}, ValueError),
-        ({"severity": "bad"}, ValueError),
-        ({"types": [3]}, TypeError),
-        ({"name": 3}, TypeError),
+        ("limit", {"sample": 1.5}, ValueError),
+        ("limit", {"sample": "half"}, TypeError),
+        ("limit", {"per_second": -1}, ValueError),
+        ("limit", {"severity": "bad"}, ValueError),
+        ("limit", {"match": 3}, TypeError),
+        ("register", {"handler": None}, TypeError),
+        ("register", {"handler": Keeper}, TypeError),
+        ("register", {"handler": print, "queue": 0}, ValueError),
+        ("register", {"handler": print, "types": [3]}, TypeError),
+        ("register", {"handler": print, "name": 3}, TypeError),
+        ("unregister", {"handle": 3}, TypeError),
     ],
 )
-def test_bad_arguments_of_register_are_refused(
-    events: EventLog, arguments: dict[str, Any], error: type[Exception]
+def test_what_sets_events_up_refuses_bad_arguments(
+    events: EventLog, call: str, arguments: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        events.register(**{"handler": [].append, **arguments})
-    with pytest.raises(TypeError, match="what register gave"):
-        events.unregister(3)  # type: ignore[arg-type]  # what is tested
+        getattr(events, call)(**arguments)
 
 
 def test_the_latest_events_are_kept_and_keep_their_ids(events: EventLog) -> None:

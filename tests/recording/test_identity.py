@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_recording_process import run, snapshots
+from elastic_support import run, snapshots
 
 from exporter.recording.identity import script_of
 
@@ -43,28 +43,10 @@ def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: 
 def test_the_first_of_these_names_the_run(
     feed: Path, environment: dict[str, str], name: str, given: bool
 ) -> None:
-    run(feed, "Stat('loss').add(1.0)", check=True, **environment)
+    run(feed, "Stat('loss').add(1.0)", **environment)
 
     (process,) = (each.process for each in snapshots(feed))
     assert (process.run, process.run_given) == (name, given)
-
-
-def test_spawned_and_forked_children_share_the_run(feed: Path) -> None:
-    program = """
-        import multiprocessing
-        def work():
-            Stat("loss").add(1.0)
-        if __name__ == "__main__":
-            for method in ("spawn", "fork", "forkserver"):
-                child = multiprocessing.get_context(method).Process(target=work)
-                child.start()
-                child.join()
-            work()
-    """
-    run(feed, program)
-
-    assert len(snapshots(feed)) == 4
-    assert len({each.process.run for each in snapshots(feed)}) == 1
 
 
 def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
@@ -86,13 +68,16 @@ def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
     assert len({each.process.run for each in snapshots(feed)}) == 1
 
 
-def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
-    program = """
-        exporter.log("began")
-        exporter.flush()
+HELPER = """
+        log("began")
+        flush()
         if len(sys.argv) == 1:
             subprocess.run([sys.executable, __file__, "helper"], check=True)
-            helper = [path for path in os.listdir(os.environ["EXPORTER_FEED_DIR"])]
+"""
+
+
+def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
+    program = f"""{HELPER}
             with training.training_loop(train_iterations_start=0):
                 with training.training_iteration():
                     pass
@@ -105,13 +90,7 @@ def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
 
 
 def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) -> None:
-    program = """
-        exporter.log("began")
-        exporter.flush()
-        if len(sys.argv) == 1:
-            subprocess.run([sys.executable, __file__, "helper"], check=True)
-    """
-    run(feed, program, RANK="3")
+    run(feed, HELPER, RANK="3")
 
     assert [each.process.rank for each in snapshots(feed)] == [3, None]
 
@@ -136,10 +115,60 @@ def test_a_second_living_trainer_of_a_rank_of_a_named_run_is_told_once(feed: Pat
     assert "is taken" not in named.stderr + unnamed.stdout + unnamed.stderr
 
 
+def test_who_a_process_is_comes_from_its_launcher_and_configure_begins_anew(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean"])
+        exporter.events.register(lambda event: None, name="mine")
+        def record(times):
+            for n in range(times):
+                loss.add(1.0)
+                log("a", n=n)
+        record(1)
+        exporter.flush()
+        exporter.configure(run="second", rank=7, labels={"model": "tiny"})
+        record(2)
+        assert exporter.events.recent()[-1].run == "second"
+    """
+    run(feed, program, SLURM_JOB_ID="77", SLURM_PROCID="2", TORCHELASTIC_RUN_ID="none")
+    first, second = snapshots(feed)
+
+    assert (first.process.run, first.process.rank, first.recording.stats[0].count) == ("77", 2, 1)
+    assert (second.process.run, second.process.rank, second.recording.stats[0].count) == ("second", 7, 2)
+    assert [each.recording.events.delivered for each in (first, second)] == [{"mine": 1}, {"mine": 2}]
+    assert first.recording.final
+    assert second.process.labels == (("model", "tiny"),)
+
+
+def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it(feed: Path) -> None:
+    program = """
+        from exporter.feed.writer import FeedWriter
+        hang, publish = threading.Event(), FeedWriter.publish
+        def slow(self, recording):
+            hang.wait()
+            return publish(self, recording)
+        loss = exporter.Stat("train.loss", ["mean"])
+        loss.add(1.0)
+        exporter.flush()
+        FeedWriter.publish = slow
+        time.sleep(0.5)
+        began = time.monotonic()
+        exporter.configure(run="second")
+        assert time.monotonic() - began < 1.5
+        hang.set()
+        time.sleep(1.0)
+        loss.add(1.0)
+        loss.add(1.0)
+    """
+    run(feed, program, EXPORTER_RUN="first")
+    first, second = snapshots(feed)
+
+    assert (first.process.run, first.recording.stats[0].count) == ("first", 1)
+    assert (second.process.run, second.recording.stats[0].count) == ("second", 2)
+
+
 def test_what_ends_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
-    program = "Stat('loss').add(1.0); {}"
-    for ending in ("raise LookupError('mine')", "raise SystemExit(3)", "pass"):
-        run(feed, program.format(ending) if ending != "pass" else program.format(""), check=False)
+    for ending in ("raise LookupError('mine')", "raise SystemExit(3)", ""):
+        run(feed, f"Stat('loss').add(1.0); {ending}", check=False)
 
     endings = [each.ending for each in snapshots(feed)]
     assert [ending and ending.exception for ending in endings] == ["LookupError", None, None]

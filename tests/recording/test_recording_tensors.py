@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from types import SimpleNamespace
@@ -13,8 +12,6 @@ import pytest
 from exporter import Stat, flush
 from exporter.recording.tensors import SLOTS, TensorReader
 
-numbers = itertools.count()
-
 
 def reader() -> tuple[TensorReader, list[float], list[str]]:
     values: list[float] = []
@@ -24,7 +21,7 @@ def reader() -> tuple[TensorReader, list[float], list[str]]:
 
 def test_a_cpu_tensor_is_read_at_once_so_that_later_changes_do_not_show() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
-    stat = Stat(f"tensors.test{next(numbers)}", ["value"])
+    stat = Stat("tensors.loss", ["value"])
     loss = torch.tensor([2.5], requires_grad=True)
 
     stat.add_tensor(loss)
@@ -39,16 +36,9 @@ def test_a_cpu_tensor_is_read_at_once_so_that_later_changes_do_not_show() -> Non
 def test_what_is_no_tensor_of_one_element_is_refused_by_reason_and_never_raises() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
     tensors, values, reasons = reader()
-
-    for wrong in (
-        torch.ones(2),
-        torch.empty(0),
-        torch.ones(1, device="meta"),
-        3.0,
-        None,
-        torch.tensor(1 + 2j),
-    ):
-        tensors.add(wrong)
+    wrong = [torch.ones(2), torch.empty(0), torch.ones(1, device="meta"), 3.0, None, torch.tensor(1 + 2j)]
+    for each in wrong:
+        tensors.add(each)
 
     assert values == []
     assert reasons == ["shape", "shape", "device", "not_a_number", "not_a_number", "error"]

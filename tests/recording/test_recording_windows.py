@@ -1,19 +1,30 @@
+"""Windows: the clock that cuts them, what samples add up to, their quantiles, and which window a sample is in."""
+
 from __future__ import annotations
 
 import math
+import pickle
+import random
 import statistics
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.recording.values import Aggregation
-from exporter.recording.windows import ExactSum, Window, WindowClock
+from exporter.recording.definition import check_definition
+from exporter.recording.state import StatState
+from exporter.recording.values import Aggregation, StatReading
+from exporter.recording.windows import EXACT_SAMPLES, RELATIVE_ERROR, ExactSum, Quantiles, Window, WindowClock
 
 EVERY = frozenset(Aggregation)
+LARGEST = 1.7976931348623157e308
 # squares of smaller numbers underflow, so that no formula could tell their deviation
 moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(number) > 1e-100)
+
+
+# The clock ---------------------------------------------------------------------------------------------------
 
 
 def test_a_clock_aligns_its_windows_to_multiples_of_their_length() -> None:
@@ -44,9 +55,7 @@ def test_a_step_of_the_wall_clock_closes_the_window_and_aligns_anew(step: float)
     wall = 1_004.0 + step
 
     assert clock.late(wall=wall, monotonic=4.0) == 0.0
-    started, ended = clock.advance(wall=wall, monotonic=4.0)
-
-    assert (started, ended) == (1_000.0, min(wall, 1_010.0))
+    assert clock.advance(wall=wall, monotonic=4.0) == (1_000.0, min(wall, 1_010.0))
     assert clock.ended % 10.0 == 0.0
     assert 0.0 < clock.ended - wall <= 11.0
     assert clock.late(wall=wall, monotonic=4.0) is None
@@ -67,16 +76,18 @@ def test_after_a_suspension_the_present_window_begins_at_the_last_boundary() -> 
     assert (clock.started, clock.ended) == (1_120.0, 1_130.0)
 
 
+# What samples add up to --------------------------------------------------------------------------------------
+
+
 @given(st.lists(st.lists(st.floats(-1e300, 1e300), max_size=20), max_size=20))
 def test_a_sum_in_batches_is_the_correctly_rounded_sum_of_all(batches: list[list[float]]) -> None:
     total = ExactSum()
     for batch in batches:
         total.add(batch)
-    exact = sum((Fraction(sample) for batch in batches for sample in batch), Fraction(0))
+    samples = sum(batches, [0.0])
+    exact = float(sum(map(Fraction, samples)))
 
-    assert total.value == pytest.approx(
-        float(exact), rel=1e-15, abs=1e-15 * max(map(abs, sum(batches, [0.0])))
-    )
+    assert total.value == pytest.approx(exact, rel=1e-15, abs=1e-15 * max(map(abs, samples)))
 
 
 @given(st.lists(st.lists(moderate, min_size=1, max_size=30), min_size=1, max_size=8))
@@ -106,3 +117,205 @@ def test_a_value_beyond_the_range_of_floats_is_absent_not_infinite() -> None:
 
     assert values[Aggregation.MAX] == 1e308
     assert values.keys().isdisjoint({Aggregation.SUM, Aggregation.MEAN, Aggregation.STDDEV})
+
+
+# Quantiles ---------------------------------------------------------------------------------------------------
+
+RATIOS = (0.0, 0.01, 0.5, 0.9, 0.95, 0.99, 1.0)
+
+
+def bracket(ordered: list[float], ratio: float) -> tuple[float, float]:
+    position = ratio * (len(ordered) - 1)
+    return ordered[math.floor(position)], ordered[math.ceil(position)]
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=60))
+def test_small_windows_answer_exactly_like_linear_interpolation(samples: list[float]) -> None:
+    ordered = sorted(samples)
+
+    for ratio, answer in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
+        low, high = bracket(ordered, ratio)
+        fraction = ratio * (len(ordered) - 1) % 1
+        assert answer == (low * (1 - fraction) + high * fraction if fraction else low)
+
+
+@given(
+    st.lists(
+        st.floats(1e-300, LARGEST) | st.floats(-LARGEST, -1e-300) | st.just(0.0), min_size=1, max_size=40
+    ),
+    st.integers(0, 2**32),
+)
+def test_large_windows_answer_within_one_percent_of_the_neighbouring_samples(
+    seeds: list[float], seed: int
+) -> None:
+    samples = random.Random(seed).choices(seeds, k=EXACT_SAMPLES + 500)
+    ordered = sorted(samples)
+    slack = RELATIVE_ERROR * 1.000001
+
+    for ratio, answer in zip(RATIOS, Quantiles(samples).quantiles(RATIOS), strict=True):
+        low, high = bracket(ordered, ratio)
+        assert low - slack * abs(low) <= answer <= high + slack * abs(high)
+
+
+def test_memory_is_bounded_however_far_the_samples_spread() -> None:
+    summary = Quantiles([5e-324, -5e-324])
+    for exponent in range(-290, 300):
+        summary.add(sorted(float(f"{mantissa}e{exponent}") for mantissa in range(1, 10)))
+
+    assert len(pickle.dumps(summary)) < 100_000
+    assert summary.count == 590 * 9 + 2
+    assert abs(summary.quantiles((1.0,))[0] / 9e299 - 1) <= RELATIVE_ERROR
+
+
+# Which window a sample is in, and which samples are none ------------------------------------------------------
+
+SIMPLE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.SUM)
+
+
+def new_state(
+    aggregations: Any = SIMPLE, *, wall: float = 0.0, samples: int = 1000, **fields: Any
+) -> StatState:
+    return StatState(check_definition("a", aggregations, **fields), wall=wall, samples=samples)
+
+
+def drained(state: StatState, *samples: object, wall: float = 100.0) -> StatReading:
+    state.buffer.extend(samples)
+    while state.drain(wall=wall):
+        pass
+    return state.reading()
+
+
+class Liar(float):
+    def __float__(self) -> float:
+        raise RuntimeError("the user's code ran on the recording thread")
+
+
+class NumberLike:
+    def __float__(self) -> float:
+        raise RuntimeError("the user's code ran on the recording thread")
+
+
+def test_what_is_no_finite_number_is_counted_by_reason_and_kept_out_and_runs_nobodys_code() -> None:
+    numpy = pytest.importorskip("numpy")
+    numbers = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), Liar(2.0))
+    strange = (math.nan, math.inf, -math.inf, "3", None, NumberLike(), 10**400)
+    reading = drained(new_state(), *numbers, *strange)
+
+    assert (reading.count, reading.sum) == (6, 8.0)
+    assert reading.rejected == {"nan": 1, "infinite": 2, "not_a_number": 3, "out_of_range": 1}
+
+
+def test_a_negative_sample_ends_the_sum_but_not_the_count() -> None:
+    state = new_state()
+
+    assert drained(state, 1.0).sum == 1.0
+    assert drained(state, -0.5, 2.0).sum is None
+    assert drained(state, 3.0).count == 4
+
+
+def test_a_buffer_found_full_is_an_overflow_that_is_told() -> None:
+    state = new_state(samples=8)
+
+    assert drained(state, *range(7)).overflows == 0
+    reading = drained(state, *range(50))
+    assert (reading.count, reading.overflows) == (7 + 8, 1)
+
+
+@given(st.lists(st.floats(0, 1e9), max_size=60), st.integers(1, 7), st.integers(1, 9))
+def test_count_windows_close_at_their_nth_sample_and_the_next_begins_at_once(
+    samples: list[float], limit: int, portion: int
+) -> None:
+    state = new_state(window_seconds=None, window_samples=limit)
+    for start in range(0, len(samples), portion):
+        drained(state, *samples[start : start + portion])
+    reading = state.reading()
+    closed = len(samples) // limit
+
+    assert reading.count == len(samples)
+    assert reading.window is not None
+    assert reading.window.samples == (limit if closed else 0)
+    if closed:
+        last = samples[(closed - 1) * limit : closed * limit]
+        assert reading.window.values[Aggregation.SUM] == math.fsum(last)
+        assert reading.window.values[Aggregation.MAX] == max(last)
+
+
+def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
+    state = new_state(wall=100.0, window_seconds=60, window_samples=3)
+    drained(state, 1, 2, 3, 4, wall=110.0)
+    by_count = state.closed
+    state.close_window(60.0, 120.0, late_windows=False, wall=120.0)
+
+    assert (by_count.started, by_count.ended, by_count.samples) == (100.0, 110.0, 3)
+    assert (state.closed.started, state.closed.ended, state.closed.samples) == (110.0, 120.0, 1)
+
+
+def test_an_empty_window_is_no_data_and_nor_is_one_before_a_suspension() -> None:
+    state = new_state(wall=100.0)
+    windows = []
+    for number, samples in enumerate([(5.0,), (), (5.0,)]):
+        drained(state, *samples)
+        started = 60.0 * number
+        state.close_window(started, started + 60.0, late_windows=number == 2, wall=started + 60.0)
+        windows.append((state.closed.samples, bool(state.closed.values)))
+
+    assert windows == [(1, True), (0, False), (0, False)]
+
+
+def test_a_window_of_too_few_samples_has_no_values_but_their_number() -> None:
+    state = new_state(min_samples=3)
+    windows = []
+    for samples in ((1.0, 2.0), (1.0, 2.0, 3.0)):
+        drained(state, *samples)
+        state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+        windows.append((state.closed.samples, bool(state.closed.values)))
+
+    assert windows == [(2, False), (3, True)]
+    assert state.count == 5
+
+
+def test_a_count_window_goes_stale_without_samples() -> None:
+    state = new_state(window_seconds=None, window_samples=2, stale_seconds=30)
+    drained(state, 1.0, 2.0, wall=100.0)
+    state.expire(wall=130.0)
+    assert state.closed.samples == 2
+
+    state.expire(wall=130.1)
+    assert state.closed.samples == 0
+
+
+@given(st.lists(st.floats(-10, 10), max_size=200))
+def test_buckets_count_samples_at_or_below_their_bound_since_the_process_began(samples: list[float]) -> None:
+    bounds = (-1, 0, 2.5)
+    state = new_state(["histogram"], buckets=bounds)
+    drained(state, *samples[:50])
+    state.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    reading = drained(state, *samples[50:])
+
+    assert reading.bucket_counts == tuple(sum(sample <= bound for sample in samples) for bound in bounds)
+
+
+def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the_first_sample() -> None:
+    early, late = (new_state(["mean", "histogram"], buckets=[1, 2]) for _ in range(2))
+    definition = early.definition
+    wanted = definition.replace(
+        aggregations=frozenset({Aggregation.MAX, Aggregation.HISTOGRAM}), buckets=(5.0,)
+    )
+    early.override(wanted, enabled=True)
+    drained(late, 1.0)
+    late.override(wanted, enabled=True)
+
+    assert early.effective == wanted
+    assert late.effective == definition
+    late.close_window(0.0, 60.0, late_windows=False, wall=60.0)
+    assert late.effective == wanted.replace(buckets=(1.0, 2.0))
+    assert late.closed.values.keys() == {Aggregation.MEAN}
+
+
+def test_a_disabled_stat_drops_what_is_added_and_keeps_what_was_counted() -> None:
+    state = new_state()
+    for sample in (1.0, 2.0, 4.0):
+        state.override(state.definition, enabled=sample != 2.0)
+        drained(state, sample)
+
+    assert state.sum == 5.0

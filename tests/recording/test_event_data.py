@@ -1,0 +1,278 @@
+"""What an event holds: whatever is logged becomes plain data, and each handler of the package writes all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import decimal
+import io
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from feed_support import mounted, new_identity
+from hypothesis import given
+from hypothesis import strategies as st
+
+import exporter
+from exporter.recording.event_values import Event
+from exporter.recording.events import EventLog
+from exporter.recording.handlers import (
+    ConsoleHandler,
+    JsonLinesHandler,
+    LogRecords,
+    TensorBoardHandler,
+    json_line,
+    text_line,
+)
+
+
+@pytest.fixture
+def events() -> Iterator[EventLog]:
+    log = EventLog()
+    yield log
+    log.close(timeout_seconds=1.0)
+
+
+# What is logged ----------------------------------------------------------------------------------------------
+
+
+CONVERTED = [
+    (2**64, "18446744073709551616"),
+    (Path("/data/x"), "/data/x"),
+    ([1, "a", None], "[1, 'a', None]"),
+    ({"a": 1}, "{'a': 1}"),
+    (b"ab\xff", "ab\\xff"),
+    (decimal.Decimal("1.5"), "1.5"),
+    (dt.date(2026, 1, 2), "2026-01-02"),
+    (SimpleNamespace(item=lambda: 1.5), 1.5),
+]
+
+
+def test_log_converts_what_is_no_plain_value(events: EventLog) -> None:
+    events.log("a", **{f"x{number}": each for number, (each, _) in enumerate(CONVERTED)})
+
+    assert list(events.recent()[0].data.values()) == [kept for _, kept in CONVERTED]
+    assert not events.reading().suppressed
+
+
+def test_log_takes_the_numbers_of_numpy_and_torch(events: EventLog) -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    events.log("a", f=numpy.float32(0.5), i=numpy.int64(3), t=torch.tensor(2.0), v=torch.zeros(3), n=None)
+
+    assert events.recent()[0].data == {"f": 0.5, "i": 3, "t": 2.0, "v": "Tensor of shape (3,) on cpu"}
+
+
+def test_log_never_asks_a_gpu_for_a_value(events: EventLog) -> None:
+    class Tensor:
+        __module__ = "torch"
+        device, shape = "cuda:0", (1,)
+
+        def item(self) -> float:
+            raise AssertionError("this would wait for the GPU")
+
+        __repr__ = item  # type: ignore[assignment]  # likewise
+
+    events.log("a", loss=Tensor(), losses=[Tensor()])
+
+    shown = "Tensor of shape (1,) on cuda:0"
+    assert events.recent()[0].data == {"loss": shown, "losses": f"[{shown}]"}
+
+
+def test_log_knows_the_severities_of_others(events: EventLog) -> None:
+    severities: list[Any] = ["warn", "FATAL", 40, exporter.Severity.DEBUG, None, "odd"]
+    for severity in severities:
+        events.log("a", severity=severity)
+
+    told = [event.severity for event in events.recent()]
+    assert told == ["warning", "critical", "error", "debug", "info", "info"]
+
+
+class Hostile:
+    """An object of the job's that fails wherever it is touched."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("mine")
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise RuntimeError("mine")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("mine")
+
+    __str__ = __repr__
+    __hash__ = None  # type: ignore[assignment]  # what is tested
+
+
+def test_what_cannot_be_logged_is_left_out_and_counted(events: EventLog) -> None:
+    events.log("hostile", good=1, bad=Hostile())
+    events.log("hostile", timestamp="never", parent_ids=5)  # type: ignore[arg-type]  # what is tested
+    events.log(None)  # type: ignore[arg-type]  # likewise
+    events.log(Hostile())  # type: ignore[arg-type]  # likewise
+
+    assert events.recent()[0].data == {"good": 1}
+    assert events.reading().counts["hostile", "info"] == 2
+    assert events.reading().suppressed["hostile", "payload"] == 3
+
+
+# Console -----------------------------------------------------------------------------------------------------
+
+
+def test_the_console_shows_an_event_as_one_line_and_escapes_what_its_encoding_has_not() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    event = Event("ckpt.f\xe4iled", 'no "space"\nleft', "error", {"step": 3, "path": "/a b"}, 1e9, rank=2)
+    ConsoleHandler(stream).handle(event)
+
+    assert raw.getvalue() == (
+        b"2001-09-09T01:46:40.000Z ERROR rank=2 ckpt.f\\xe4iled 'no \"space\"\\nleft' step=3 path='/a b'\n"
+    )
+
+
+values = st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.booleans()
+
+
+@given(
+    st.text(min_size=1), st.none() | st.text(), st.dictionaries(st.text(), values), st.floats(-1e300, 1e300)
+)
+def test_whatever_an_event_holds_it_is_one_printable_line_and_one_of_json(
+    type_: str, message: str | None, data: dict[str, Any], when: float
+) -> None:
+    event = Event(type_, message, data=data, timestamp=when)
+    line = json_line(event)
+    read = json.loads(line, parse_constant=pytest.fail)
+
+    assert text_line(event).isprintable()
+    assert line.count(b"\n") == 1
+    assert (read["type"], read["message"], read["data"].keys()) == (type_, message, data.keys())
+
+
+# JSON lines --------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; what was cut short is no JSON."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def test_every_event_is_a_line_of_json_with_all_its_fields(events: EventLog, tmp_path: Path) -> None:
+    events.identify = lambda: new_identity(run="a/b", rank=7)
+    events.register(JsonLinesHandler(tmp_path / "deep" / "events-{run}-{rank}-{pid}.jsonl"))
+    events.log("a", "m", severity="error", span_id="s", parent_ids=["p"], step=1, ok=True, loss=math.nan)
+    assert events.flush(5.0)
+
+    (line,) = lines(tmp_path / "deep" / f"events-a_b-7-{os.getpid()}.jsonl")
+    assert line["data"] == {"step": 1, "ok": True, "loss": "nan"}
+    assert (line["type"], line["message"], line["run"], line["rank"]) == ("a", "m", "a/b", 7)
+    assert (line["severity"], line["span_id"], line["parent_ids"]) == ("error", "s", ["p"])
+    assert set(line) == set(Event.__slots__)
+
+
+def test_a_file_is_rotated_by_size_and_only_so_many_are_kept(events: EventLog, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events.register(JsonLinesHandler(path, max_bytes=4096, backups=2), queue=10_000)
+    for number in range(200):
+        events.log("a", number=number)
+    assert events.flush(5.0)
+    kept = [tmp_path / "events.jsonl.2", tmp_path / "events.jsonl.1", path]
+
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert all(0 < file.stat().st_size <= 4096 for file in kept)
+    numbers = [line["data"]["number"] for file in kept for line in lines(file)]
+    assert numbers == list(range(numbers[0], 200))
+
+
+def test_a_line_that_was_cut_short_does_not_spoil_the_next_and_a_moved_file_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"type": "cut off by SIGK')
+    handler = JsonLinesHandler(path)
+    handler.handle(Event("a"))
+    path.rename(tmp_path / "elsewhere")
+    handler.handle(Event("b"))
+
+    assert [line["type"] for file in ("elsewhere", path) for line in lines(tmp_path / file)] == ["a", "b"]
+
+
+def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(events: EventLog, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounted(disk, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+        path = disk / "events.jsonl"
+        events.register(JsonLinesHandler(path), name="file", queue=10_000)
+        for number in range(1000):
+            events.log("a", "x" * 200, number=number)
+        assert events.flush(5.0)
+        reading = events.reading()
+        written = len(lines(path))
+        path.unlink()
+        events.log("later")
+        assert events.flush(5.0)
+
+        assert 0 < written < 1000
+        assert reading.delivered["file"] == written
+        assert reading.dropped == {("file", "error"): 1000 - written}
+        assert [line["type"] for line in lines(path)] == ["later"]
+
+
+def test_several_processes_may_write_to_one_file_that_rotates(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    program = f"""
+import sys, exporter
+from exporter.recording.handlers import JsonLinesHandler
+exporter.events.register(JsonLinesHandler({str(path)!r}, max_bytes=20_000, backups=100))
+for number in range(300):
+    exporter.log(sys.argv[1], number=number)
+    if number % 10 == 0:
+        exporter.events.EVENTS.flush(5.0)
+"""
+    children = [subprocess.Popen([sys.executable, "-c", program, f"p{number}"]) for number in range(3)]
+    for child in children:
+        assert child.wait() == 0
+    found = [line for file in tmp_path.iterdir() for line in lines(file)]
+
+    assert len(found) == 900
+    assert len({(line["type"], line["data"]["number"]) for line in found}) == 900
+    assert len(list(tmp_path.iterdir())) > 5
+
+
+# Logging and TensorBoard -------------------------------------------------------------------------------------
+
+
+def test_an_event_becomes_a_log_record(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tests.events")
+    handler = LogRecords("tests.events")
+    handler.handle(Event("quiet", severity="debug"))
+    handler.handle(Event("ckpt.saved", "100%", "critical", {"step": 3}))
+
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.CRITICAL, "ckpt.saved '100%' step=3")
+    assert vars(record)["exporter_event"].type == "ckpt.saved"
+
+
+def test_the_real_summary_writer_takes_it(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        TensorBoardHandler(writer).handle(
+            Event("eval", "done", data={"loss": 0.5, "ok": True, "split": "dev"}, timestamp=9.0)
+        )
+
+    (file,) = tmp_path.iterdir()
+    written = file.read_bytes()
+    assert all(name in written for name in (b"eval/loss", b"eval/ok", b"eval/message"))
+    assert b"eval/split" not in written

@@ -1,0 +1,282 @@
+"""What a running process records, whatever happens to its threads, its clock, its feed directory and its output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from elastic_support import only, run, snapshots
+
+from exporter.recording.values import Aggregation
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    return tmp_path / "feed"
+
+
+def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
+        busy = Stat("train.busy", ["mean"], window_seconds=0.5)
+        loss.add(7.0)
+        stop = False
+        def work():
+            while not stop:
+                busy.add(1.0)
+                time.sleep(0.0005)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        seen = []
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            seen.append((loss.window, busy.window))
+            time.sleep(0.01)
+        stop = True
+        filled = [window for window, _ in seen if window.samples]
+        assert filled and filled[0].samples == 1, filled
+        assert not loss.get(), loss.get()
+        closed = {window.ended: window for _, window in seen if window.samples}
+        assert len(closed) >= 5, closed
+        assert all(abs(ended / 0.5 - round(ended / 0.5)) < 1e-6 for ended in closed), closed
+        assert sum(window.samples for window in closed.values()) <= busy.count
+    """
+    run(feed, program)
+
+    assert only(feed, "train.busy").count > 100
+
+
+def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean"], window_seconds=0.5)
+        loss.add(1.0)
+        stop, go_on = (f"kill -{name} {os.getpid()}" for name in ("STOP", "CONT"))
+        subprocess.run(["sh", "-c", f"(sleep 0.3; {stop}; sleep 2; {go_on}) &"])
+        time.sleep(3)
+        os._exit(0)
+    """
+    run(feed, program)
+    reading = only(feed)
+
+    assert reading.count == 1
+    assert reading.window is not None
+    assert reading.window.samples == 0
+
+
+def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path) -> None:
+    program = """
+        from exporter.feed.directory import write_overrides
+        loss = Stat("train.loss", ["mean"], window_seconds=0.5)
+        other = Stat("train.other", ["mean"], window_seconds=0.5)
+        def until(condition):
+            end = time.monotonic() + 15
+            while not condition():
+                loss.add(2.0)
+                other.add(1.0)
+                time.sleep(0.02)
+                assert time.monotonic() < end
+        until(lambda: loss.get())
+        assert set(loss.get()) == {exporter.Aggregation.MEAN}
+        write_overrides(os.environ["EXPORTER_FEED_DIR"], [
+            {"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False},
+        ])
+        until(lambda: set(loss.get()) == {exporter.Aggregation.MAX, exporter.Aggregation.P99})
+        assert not other.enabled
+        write_overrides(os.environ["EXPORTER_FEED_DIR"], [])
+        until(lambda: set(loss.get()) == {exporter.Aggregation.MEAN} and other.enabled)
+    """
+    run(feed, program)
+    (snapshot,) = snapshots(feed)
+
+    assert {reading.definition.name for reading in snapshot.recording.stats} == {"train.loss", "train.other"}
+
+
+def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: Path) -> None:
+    program = """
+        exporter.recorder.STUCK_SECONDS = 0.5
+        loss = Stat("train.loss", ["mean"])
+        Stat.passive("train.good", lambda: 3.0, unit="bytes")
+        Stat.passive("train.bad", lambda: 1 / 0)
+        time.sleep(1.0)
+        Stat.passive("train.hang", lambda: time.sleep(1000))
+        time.sleep(1.5)
+        loss.add(1.0)
+    """
+    done = run(feed, program)
+    (snapshot,) = snapshots(feed)
+    readings = {reading.definition.name: reading for reading in snapshot.recording.stats}
+
+    assert readings["train.good"].count >= 2
+    assert readings["train.good"].definition.aggregations == {Aggregation.VALUE, Aggregation.MAX}
+    assert readings["train.bad"].rejected["error"] >= 2
+    assert done.stderr.count("train.bad") == 1
+    assert readings["train.loss"].count == 1
+    assert done.stderr.count("a callback of a passive Stat hangs") == 1
+
+
+def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean"])
+        start = threading.Thread.start
+        def refused(thread):
+            if thread.name == "exporter-passive":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+        threading.Thread.start = refused  # as under RLIMIT_NPROC, which root does not obey
+        Stat.passive("train.good", lambda: 3.0)
+        loss.add(1.0)
+        time.sleep(0.7)
+        threading.Thread.start = start
+        time.sleep(0.7)
+    """
+    done = run(feed, program)
+
+    assert only(feed).count == 1
+    assert only(feed, "train.good").count >= 1
+    assert done.stderr == "exporter: passive loses its measurements: can't start new thread\n"
+
+
+def test_bad_objects_cost_themselves_and_no_good_sample(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean"])
+
+        class Odd(type):
+            __hash__ = None
+        class Hostile(metaclass=Odd):
+            @property
+            def __class__(self): raise RuntimeError
+        class Slow:
+            def __del__(self): time.sleep(5)
+        for _ in range(2000):
+            loss.add(1.0)
+        loss.add(Hostile())
+        loss.add(Slow())
+        assert flush(3)
+    """
+    run(feed, program)
+
+    assert only(feed).count == 2000
+    assert only(feed).rejected == {"not_a_number": 2}
+
+
+def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes_one(feed: Path) -> None:
+    program = """
+        def handler(*_):
+            Stat("sig.usr1", ["mean"]).add(1.0)
+            Stat(f"sig.fresh{len(made)}", ["mean"]).add(1.0)
+        signal.signal(signal.SIGUSR1, handler)
+        class Freed:
+            def __init__(self):
+                self.me = self
+            def __del__(self):
+                Stat("batch.freed", ["mean"]).add(1.0)
+        gc.set_threshold(50)
+        def shoot():
+            for _ in range(300):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                time.sleep(0.003)
+        made = []
+        shooter = threading.Thread(target=shoot)
+        shooter.start()
+        while shooter.is_alive():
+            made.append(len(made))
+            Freed()
+            Stat("train.step", ["mean"], unit="seconds").add(1.0)
+            if len(made) < 2000:
+                Stat(f"train.s{len(made)}", ["mean"]).add(1.0)
+    """
+    run(feed, program)
+
+    assert only(feed, "sig.usr1").count > 50
+    assert only(feed, "batch.freed").count > 50
+    assert only(feed, "train.step").count > 1000
+
+
+@pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])
+def test_a_feed_directory_that_cannot_be_used_is_told_once_not_by_a_fork_and_harms_nothing(
+    feed: Path, directory: str
+) -> None:
+    program = """
+        sys.stderr = open(2, "w", closefd=False)  # writes when its buffer is full, or the process ends
+        loss = Stat("train.loss", ["mean"])
+        for _ in range(5):
+            loss.add(1.0)
+            time.sleep(0.2)
+        flush()
+        assert loss.count == 5
+        if os.fork():
+            os.wait()
+            print("done")
+    """
+    done = run(feed, program, EXPORTER_FEED_DIR=directory)
+
+    assert done.stdout == "done\n"
+    assert done.stderr.startswith("exporter: nothing is exported: ")
+    assert done.stderr.count("exporter: ") == 1
+
+
+def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_output(feed: Path) -> None:
+    program = """
+        sys.stderr = None  # as Python has it when it is started with 2>&-
+        Stat("train.loss", ["mean"]).add(1.0)
+        print("done")
+    """
+    done = run(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed")
+
+    assert done.stdout == "done\n"
+
+
+def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean"])
+        for _ in range(1000):
+            loss.add(1.0)
+        with loss.time():
+            pass
+        exporter.events.register(print)
+        log("a.b", "text")
+        with training.training_iteration():
+            pass
+        exporter.configure(run="other")
+        assert exporter.flush()
+        exporter.shutdown()
+        assert len(loss._state.buffer) == 0
+        assert threading.active_count() == 1
+    """
+    run(feed, program, EXPORTER_DISABLED="1")
+
+    assert list(feed.iterdir()) == []
+
+
+def test_the_faces_load_neither_torch_nor_anything_large_and_start_no_thread(feed: Path) -> None:
+    program = """
+        import exporter.elastic.events, exporter.elastic.metrics, exporter.monitor.rfc, exporter.one_logger
+        large = {"asyncio", "decimal", "importlib.abc", "random", "shutil", "tempfile", "torch"}
+        print(sorted(large & set(sys.modules)), threading.active_count())
+    """
+
+    assert run(feed, program).stdout == "[] 1\n"
+
+
+def test_a_sidecar_that_cannot_start_leaves_no_registration_and_one_that_ends_early_no_zombie(
+    feed: Path,
+) -> None:
+    program = """
+        runs = os.path.join(os.environ["EXPORTER_FEED_DIR"], "runs")
+        python, sys.executable = sys.executable, "/no/such/python"
+        assert exporter.start_sidecar() is None
+        assert os.listdir(runs) == []
+        sys.executable = python
+        os.chdir(os.environ["EXPORTER_FEED_DIR"])
+        open("exporter.py", "w").write("raise SystemExit(0)")  # a file of the job with our name
+        sidecar = exporter.start_sidecar("--no.such.flag")
+        until = time.monotonic() + 30
+        while os.path.exists(f"/proc/{sidecar.pid}") and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not os.path.exists(f"/proc/{sidecar.pid}")
+    """
+    done = run(feed, program)
+
+    assert "the sidecar cannot be started" in done.stderr
+    assert "--no.such.flag" in done.stderr

@@ -1,0 +1,320 @@
+"""A Stat: what it may be, what it becomes, what it times, who is told of its windows, what the configuration changes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import itertools
+import math
+import pickle
+import threading
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elastic_support import run, snapshots
+from waiting import wait_until
+
+import exporter
+from exporter import Aggregation, DefinitionError, Stat, WindowReading, registry
+from exporter.recording.definition import DEFAULT_BUCKETS, apply_rules, check_definition, check_rules
+from exporter.recording.stat import Registry
+from exporter.recording.values import families_of
+
+numbers = itertools.count()
+
+
+def fresh() -> str:
+    return f"definition.test{next(numbers)}"
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments", "told"),
+    [
+        ("name", {"name": "batch-latency"}, "'batch-latency'"),
+        ("name", {"name": "a..b"}, "'a..b'"),
+        ("name", {"name": 3}, "not 3"),
+        ("unit", {"unit": "ms"}, "seconds for ms"),
+        ("aggregations", {"aggregations": ["mean", "median"]}, "not 'median'"),
+        ("aggregations", {"aggregations": "mean"}, "a collection such as"),
+        ("window_seconds", {"window_seconds": 0.05}, "at least 0.1, not 0.05"),
+        ("window_seconds", {"window_seconds": math.nan}, "not nan"),
+        ("window_seconds", {"window_seconds": None}, "not None"),
+        ("window_samples", {"window_samples": 0}, "not 0"),
+        ("buckets", {"buckets": [1, 2]}, "None without"),
+        ("buckets", {"aggregations": ["histogram"], "buckets": [2, 1]}, "ascending"),
+        ("buckets", {"aggregations": ["histogram"], "buckets": [1, math.inf]}, "finite"),
+        ("labels", {"labels": {"rank": "0"}}, "none of"),
+        ("labels", {"labels": {"a-b": "0"}}, "'a-b'"),
+        ("labels", {"labels": {"split": "\ud800"}}, "the value of label split"),
+        ("help", {"help": "two\nlines"}, "one printable line"),
+        ("stale_seconds", {"stale_seconds": -1}, "not -1"),
+        ("min_samples", {"min_samples": 3, "window_samples": 2}, "1 to 2, the window_samples"),
+    ],
+)
+def test_a_wrong_definition_is_one_clear_error_that_names_the_value(
+    field: str, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        Stat(**{"name": fresh(), **arguments})
+
+    assert told in str(caught.value)
+    assert caught.value.field == field
+    assert caught.value.allowed is not None
+
+
+def test_the_same_definition_twice_is_the_same_stat_and_so_are_its_copies() -> None:
+    name = fresh()
+    stat = Stat(name, ["mean"], unit="seconds", labels={"b": "1", "a": "2"})
+
+    assert Stat(name, {Aggregation.MEAN}, unit="seconds", labels={"a": "2", "b": "1"}) is stat
+    assert Stat(name, ["mean"], unit="seconds", labels={"b": "1"}) is not stat
+    assert copy.deepcopy({"model": [stat]})["model"][0] is stat
+    assert pickle.loads(pickle.dumps(stat)) is stat
+
+
+def test_another_definition_of_a_name_tells_where_the_first_was_made() -> None:
+    name = fresh()
+    Stat(name, ["mean"])
+
+    with pytest.raises(DefinitionError, match=r"test_stats\.py:\d+ with another definition: aggreg"):
+        Stat(name, ["max"])
+    with pytest.raises(DefinitionError, match="another definition: unit None and now 'bytes'"):
+        Stat(name, ["mean"], unit="bytes", labels={"split": "dev"})
+
+
+def test_a_passive_stat_has_one_callback() -> None:
+    def measure() -> float:
+        return 1.0
+
+    assert Stat.passive("passive.once", measure) is Stat.passive("passive.once", measure)
+    with pytest.raises(DefinitionError, match=r"measures 'passive\.once' already"):
+        Stat.passive("passive.once", lambda: 2.0)
+
+
+@pytest.mark.parametrize(
+    "second", ["collide_a", "collide.a.count", "collide.a.window.samples", "collide.a.bucket"]
+)
+def test_names_whose_families_collide_are_refused(second: str) -> None:
+    Stat("collide.a")
+
+    with pytest.raises(DefinitionError, match="already a family of the Stat"):
+        Stat(second)
+
+
+@pytest.mark.parametrize("name", ["exporter.up", "gpu_temperature", "training.steps"])
+def test_names_of_the_exporter_itself_are_reserved(name: str) -> None:
+    with pytest.raises(DefinitionError, match="reserved for the exporter"):
+        Stat(name)
+
+
+def test_names_become_families_with_the_unit_last_and_once() -> None:
+    families = families_of(
+        check_definition("training.batch.latency", ["mean", "value", "sum"], unit="seconds")
+    )
+
+    assert families.main == "training_batch_latency_seconds"
+    assert dict(families.windows) == {
+        Aggregation.MEAN: "training_batch_latency_window_mean_seconds",
+        Aggregation.SUM: "training_batch_latency_window_added_seconds",
+        Aggregation.VALUE: "training_batch_latency_window_last_seconds",
+    }
+    assert families.samples == "training_batch_latency_window_samples"
+    assert families.last_sample == "training_batch_latency_last_sample_timestamp_seconds"
+    carried = families_of(check_definition("step_seconds", ["p95"], unit="seconds"))
+    assert carried.main == "step_seconds"
+    assert dict(carried.windows) == {Aggregation.P95: "step_window_p95_seconds"}
+
+
+# Timing; coroutines and generators are those of `elastic/test_elastic_metrics.py`, by the same decorator ------------
+
+
+def test_a_block_and_a_function_are_timed_in_seconds_also_when_they_raise() -> None:
+    stat = Stat(fresh(), ["mean"], unit="seconds")
+
+    @stat.time()
+    def fail(number: int, *, by: int = 2) -> int:
+        """Doc."""
+        time.sleep(0.01)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail(3)
+    with pytest.raises(ZeroDivisionError), stat.time():
+        1 / 0  # noqa: B018  # raising is the point
+    exporter.flush()
+
+    assert stat.count == 2
+    assert 0.009 < stat.sum < 10
+    assert (fail.__name__, fail.__doc__) == ("fail", "Doc.")
+    assert str(inspect.signature(fail)) == "(number: 'int', *, by: 'int' = 2) -> 'int'"
+    with pytest.raises(DefinitionError, match="not 'bytes'"):
+        Stat(fresh(), unit="bytes").time()
+
+
+def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> None:
+    stat = Stat(fresh(), ["mean"], unit="seconds")
+
+    @stat.time()
+    async def echo() -> AsyncGenerator[object, object]:
+        got: object = "first"
+        while True:
+            try:
+                got = yield got
+            except KeyError:
+                got = "thrown"
+
+    async def use() -> list[object]:
+        each = echo()
+        found = [await each.__anext__(), await each.asend("sent"), await each.athrow(KeyError())]
+        await each.aclose()
+        return found
+
+    assert asyncio.run(use()) == ["first", "sent", "thrown"]
+    exporter.flush()
+    assert stat.count == 1
+
+
+# The registry ------------------------------------------------------------------------------------------------
+
+
+def test_stats_are_listed_looked_up_and_switched_off_by_pattern() -> None:
+    name = fresh()
+    stat = Stat(f"{name}.one", labels={"split": "dev"})
+    registry.switch(f"{name}.*", enabled=False)
+    later = Stat(f"{name}.two")
+
+    assert registry.find(f"{name}.one", {"split": "dev"}) is stat
+    assert registry.find(f"{name}.one") is None
+    assert registry.matching(f"{name}.*") == [stat, later]
+    assert [each.enabled for each in (stat, later)] == [False, False]
+    registry.switch(f"{name}.*", enabled=True)
+    assert [each.enabled for each in (stat, later, Stat(fresh()))] == [True, True, True]
+
+
+def test_every_stat_that_threads_make_at_once_is_listed() -> None:
+    several = Registry()
+
+    def make(part: int) -> None:
+        for number in range(100):
+            several.obtain(check_definition(f"s{part}.n{number}"))
+            several.states()
+
+    threads = [threading.Thread(target=make, args=(part,)) for part in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(several.states()) == 500
+
+
+def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(tmp_path: Path) -> None:
+    program = """
+        import exporter.recording.stat as registry
+        registry.MOST_STATS = 3
+        for number in range(5):
+            Stat(f"s{number}").add(1.0)
+        flush()
+    """
+    done = run(tmp_path / "feed", program)
+
+    assert snapshots(tmp_path / "feed")[0].recording.stats_refused == 2
+    assert done.stderr.count("exporter: only 3 Stats are recorded") == 1
+
+
+# Handlers of windows -----------------------------------------------------------------------------------------
+
+
+def test_every_window_that_its_samples_close_reaches_the_handlers_of_the_stat_and_of_the_registry() -> None:
+    stat, other = (Stat(f"handlers.{n}", ["sum"], window_seconds=None, window_samples=20) for n in ("a", "b"))
+    own: list[WindowReading] = []
+    all_of_them: list[str] = []
+    handles = [
+        stat.on_window(lambda told, window: own.append(window) if told is stat else None),
+        registry.on_window(lambda told, _window: all_of_them.append(told.name), "handlers.*"),
+    ]
+    for number in range(100):
+        stat.add(float(number))
+    for _ in range(25):
+        other.add(1.0)
+    assert exporter.flush()
+    for handle in handles:
+        handle.unregister()
+    for _ in range(20):
+        stat.add(1.0)
+    assert exporter.flush()
+
+    sums = [window.values[Aggregation.SUM] for window in own]
+    assert sums == [float(sum(range(start, start + 20))) for start in range(0, 100, 20)]
+    assert sorted(all_of_them) == [*["handlers.a"] * 5, "handlers.b"]
+    with pytest.raises(TypeError, match="a handler of windows must be"):
+        registry.on_window(threading)  # type: ignore[arg-type]  # what is tested
+
+
+def test_windows_that_the_clock_closes_reach_them_too_but_for_empty_ones() -> None:
+    stat = Stat("handlers.timed", ["sum"], window_seconds=0.1)
+    told: list[float] = []
+    handle = stat.on_window(lambda _, window: told.append(window.values[Aggregation.SUM]))
+    stat.add(2.0)
+    wait_until(lambda: told == [2.0])
+    started = stat.window.started
+    wait_until(lambda: stat.window.started > started)
+    handle.unregister()
+
+    assert told == [2.0]
+
+
+def test_windows_of_the_last_samples_before_the_end_are_told(tmp_path: Path) -> None:
+    program = """
+        stat = Stat("train.loss", ["mean"], window_seconds=None, window_samples=20)
+        stat.on_window(lambda stat, window: print(window.samples, flush=True))
+        for _ in range(60):
+            stat.add(1.0)
+    """
+
+    assert run(tmp_path / "feed", program).stdout == "20\n20\n20\n"
+
+
+# Rules of the configuration ----------------------------------------------------------------------------------
+
+
+def test_the_later_rule_wins_field_by_field_and_one_that_makes_no_sense_is_left_out() -> None:
+    rules, wrong = check_rules(
+        [
+            {"match": "train.*", "aggregations": ["mean", "p99"], "window_seconds": 10},
+            {"match": "train.loss", "window_seconds": None, "window_samples": 5},
+            {"match": "val.*", "enabled": False},
+            {"match": "train.loss", "aggregations": ["median"]},
+            {"match": "train.loss", "window_seconds": 0.01},
+            {"match": 3},
+            {"match": "train.loss", "enabled": "no"},
+        ]
+    )
+    changed, enabled = apply_rules(check_definition("train.loss", ["histogram"], unit="seconds"), rules)
+
+    assert changed.aggregations == {Aggregation.MEAN, Aggregation.P99}
+    assert (changed.window_seconds, changed.window_samples, changed.buckets) == (None, 5, ())
+    assert enabled
+    assert not apply_rules(check_definition("val.loss"), rules)[1]
+    assert len(wrong) == 4
+    assert "not 'median'" in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "field", "kept"),
+    [
+        ({"aggregations": ["histogram"]}, {"unit": "ratio"}, "buckets", DEFAULT_BUCKETS["ratio"]),
+        ({"window_samples": 5}, {"window_samples": 20, "min_samples": 10}, "min_samples", 5),
+        ({"window_seconds": None}, {"window_seconds": 5}, "window_seconds", 5),
+    ],
+)
+def test_what_a_rule_does_not_say_is_made_to_fit(
+    rule: dict[str, object], given: dict[str, object], field: str, kept: object
+) -> None:
+    rules, _ = check_rules([{"match": "a", **rule}])
+
+    assert getattr(apply_rules(check_definition("a", ["mean"], **given), rules)[0], field) == kept

@@ -1,0 +1,55 @@
+"""docs/torch-monitor.md and docs/torchelastic.md: every row is answered, every example runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import places
+import pytest
+from elastic_support import child
+
+from exporter.ledger.admission import OWN
+
+MONITOR, ELASTIC = (
+    (places.PROJECT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("torch-monitor.md", "torchelastic.md")
+)
+TESTS = "".join(path.read_text(encoding="utf-8") for path in places.TESTS.glob("*/test_*.py"))
+
+
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+
+
+def test_every_row_of_the_rfc_is_answered_and_its_examples_run(tmp_path: Path) -> None:
+    rows = [f"R{number}" for number in range(1, 16)] + [f"V{number}" for number in range(1, 29)]
+    cells = {
+        row[1].strip(): row for line in MONITOR.splitlines() if len(row := re.split(r"(?<!\\)\|", line)) == 6
+    }
+    examples = [cells[row][4].strip().strip("`") for row in rows]
+    program = "\n".join([*blocks(MONITOR), *examples]).replace("/tmp/exporter-doc", str(tmp_path))
+
+    assert set(rows) == {row for row in cells if re.fullmatch(r"[RV]\d+", row)}
+    assert all(cell.strip() for row in rows for cell in cells[row][1:5])
+    assert child(tmp_path / "feed", program).stderr == ""
+
+
+@pytest.mark.parametrize("example", blocks(ELASTIC), ids=["0", "1", "2"])
+def test_the_examples_of_torchelastics_faces_run(example: str, tmp_path: Path) -> None:
+    assert child(tmp_path / "feed", example).stderr == ""
+
+
+def test_every_row_of_torchelastics_faces_is_answered_by_a_test_that_is_there() -> None:
+    rows = dict(re.findall(r"^\| (E\d) \|.*`(test_\w+)` \|$", ELASTIC, re.MULTILINE))
+
+    assert [*rows] == [f"E{number}" for number in range(1, 8)]
+    assert [name for name in rows.values() if f"def {name}(" not in TESTS] == []
+
+
+def test_every_family_of_the_page_exists_and_every_one_of_the_agent_is_on_it() -> None:
+    named = set(re.findall(r"\btraining_(?:elastic|torch)_\w+", ELASTIC))
+    known = set(OWN) | {f"{name}_{part}" for name in OWN for part in ("sum", "count")}
+
+    assert named <= known
+    assert {name for name in OWN if name.startswith("training_elastic_")} <= named
