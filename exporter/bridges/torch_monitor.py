@@ -66,19 +66,18 @@ class MonitorBridge:
         except Exception:  # noqa: BLE001  # C++ may log what is no UTF-8
             self._refused(len(part))
             return
-        kinds = {}
-        for name, number in Counter(names).items():
-            kind = kinds[name] = EVENTS.kind(name or UNNAMED, "info")
+        for name, number in Counter(names[MOST_TOLD:]).items():
+            kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
-                kind.occurrences.counter.add(number)
-                kind.occurrences.last = time()
-            if kind.routes and len(part) > MOST_TOLD:
-                kind.suppressed["rate_limit"].add(number - names[:MOST_TOLD].count(name))
+                kind.counter.add(number)
+                kind.last = time()
+                if kind.routes:
+                    kind.suppressed["rate_limit"].add(number)
         for name, event in zip(names[:MOST_TOLD], part, strict=False):
-            if not kinds[name].routes:
-                EVENTS.latest.append(_raw(name, event))
-            elif kinds[name].admits():
-                EVENTS.tell(kinds[name], _raw(name, event), event)
+            raw = _raw(name, event)
+            kind = EVENTS.kind(raw[0], "info")
+            if kind.enabled:
+                EVENTS.record(kind, raw, raw[4], event)
         for name, event in zip(names, part, strict=True):
             if name == self._stat_event:
                 self._record_window(event)

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-from exporter.recording.identity import AGENT, clean_text
+from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.stat import metric
 
 MOST_DEVICES = 64
@@ -99,7 +99,7 @@ class WaitCounters:
 
     def look(self) -> None:
         """Look once."""
-        if AGENT.is_agent and not AGENT.run_id:
+        if PROCESS.is_agent and not PROCESS.run_id:
             return  # whose they are is not known yet; they are totals, so nothing is lost
         found = self._read()
         before, self._before = self._before, dict(found)

@@ -1,8 +1,6 @@
 """The agent: what torchelastic's metrics and events say of it and of its workers, as families of the exporter's own.
 
-Used in the training process and in torchrun's agent, on the thread that records, by the faces and by the bridge. Nothing
-here raises. Of the metrics, those that torchelastic emits in its own group are taken; whatever else is in that group is
-the job's. docs/torchelastic.md says what becomes of each, and the types of events.
+Used in the job and in torchrun's agent, on the thread that records; nothing here raises. See docs/torchelastic.md.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any
 
 from exporter.recording.event_values import convert_data
 from exporter.recording.events import EVENTS
-from exporter.recording.identity import AGENT, clean_text
+from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.stat import metric
 
 Record = Callable[[object], None]
@@ -59,7 +57,7 @@ class Platform:
             function, _, what = rest.partition(".")
             record = self._of_function(f"{owner}.{function}", what)
         if record is not None:
-            AGENT.seen()
+            PROCESS.seen()
         return record
 
     def known_role(self, role: str) -> str:
@@ -157,16 +155,13 @@ _BEYOND_MS = 1e14
 
 
 def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
-    """Tell of an `Event`, whatever is in it, and wait for the face's handlers, which are given `origin`; never raises.
-
-    A timestamp of 0 is now: torch leaves it at that.
-    """
+    """Tell of an `Event`, whatever is in it; never raises. A timestamp of 0 is now: torch leaves it at that."""
     try:
         name = shown(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
-            AGENT.seen(str(metadata.get("run_id") or ""))
+            PROCESS.seen(str(metadata.get("run_id") or ""))
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
         if state and source == "WORKER":
             _count_worker(state, metadata)
@@ -178,7 +173,7 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
 def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
     """Tell of a `RdzvEvent`, given its fields; never raises."""
     try:
-        AGENT.seen(str(fields.get("run_id") or ""))
+        PROCESS.seen(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         left_out = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in left_out and value != ""}

@@ -1,11 +1,6 @@
-"""The bridge to torchelastic: metrics and events of torchrun's agent and of its workers.
+"""The bridge to torchelastic: metrics and events of torchrun's agent and of its workers, and who is the agent.
 
-Used in the training process and in the agent, once torchelastic's modules are imported, by whomever. Streams of metrics
-tell us before their own handler, loggers of events by a filter; events of the rendezvous are made although the job has
-nobody who wants them. Whoever makes an agent is the agent: it has no rank, and its run is that of its rendezvous.
-
-It is installed by `exporter.bridges`, and by whoever configures a handler of `exporter.elastic`: a custom launcher, of which
-only the import lines were changed, tells torch's own modules.
+Used in the job and in the agent; installed by `exporter.bridges`, and by whoever configures a handler of `exporter.elastic`.
 """
 
 from __future__ import annotations
@@ -23,21 +18,18 @@ from typing import Any
 from exporter.elastic import agent
 from exporter.elastic.families import STATS
 from exporter.patching import patch, when_imported
-from exporter.recording.identity import AGENT
+from exporter.recording.identity import PROCESS
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 RECORDED = "exporter_recorded"  # attribute of log records that stand for events which are recorded already
 
 
 class Faces:
-    """How what torch's own modules tell comes to the handlers of the faces, which set this when they are imported.
+    """How what torch's own modules tell comes to the handlers of the faces, which set this when they are imported."""
 
-    Attributes:
-        take: Given a group, a name and a value.
-        event: Makes the face's event of name, source, metadata and milliseconds; None of what is none.
-    """
-
+    # Given a group, a name and a value.
     take: Callable[[Any, Any, Any], None] = staticmethod(STATS.record)
+    # Makes the face's event of name, source, metadata and milliseconds; None of what is none.
     event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
     installed = False
 
@@ -48,7 +40,7 @@ def install() -> None:
         return
     Faces.installed = True
     if is_launcher(sys.orig_argv):
-        AGENT.declare()
+        PROCESS.declare()
     when_imported(
         "torch.distributed.elastic.metrics.api", lambda api: patch(api.MetricStream, "add_value", _taken)
     )
@@ -57,6 +49,17 @@ def install() -> None:
         "torch.distributed.elastic.agent.server.api",
         lambda api: patch(api.SimpleElasticAgent, "__init__", _agent_made),
     )
+
+
+def listeners(handler: Any, method: str) -> tuple[Any, ...]:
+    """Take a handler of a face, several or None, to be told by torch's own modules, too; TypeError where one is none."""
+    handlers = tuple(handler) if isinstance(handler, list | tuple) else () if handler is None else (handler,)
+    for each in handlers:
+        if isinstance(each, type) or not callable(getattr(each, method, None)):
+            raise TypeError(f"a handler must be an object with the method {method}, not {each!r}")
+    if handlers:
+        install()
+    return handlers
 
 
 def is_launcher(command: Sequence[str]) -> bool:
@@ -80,9 +83,9 @@ def _taken(stream: Any, metric_name: str, metric_value: Any) -> None:
 
 def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
     try:
-        AGENT.declare(str(spec.rdzv_handler.get_run_id() or ""))
+        PROCESS.declare(str(spec.rdzv_handler.get_run_id() or ""))
     except Exception:  # noqa: BLE001  # the job's own rendezvous handler
-        AGENT.declare()
+        PROCESS.declare()
 
 
 def _watch_events(events: ModuleType) -> None:
@@ -118,8 +121,7 @@ def _listen(logger: logging.Logger) -> None:
 class PrometheusEventHandler(logging.Handler):
     """Records the events that torch's own module logs as lines of JSON; takes no lock and never raises.
 
-    For `logging.getLogger("torchelastic-events-null").addHandler(...)`, or under a name in torch's registry of
-    destinations for `torchrun --event-log-handler NAME`. The bridge does this by itself.
+    For a logger of torch's, or torch's registry of destinations; the bridge does this by itself.
     """
 
     def handle(self, record: logging.LogRecord) -> bool:

@@ -1,8 +1,6 @@
 """Families of torchelastic's metrics: from (group, name) to a Stat, its unit where Prometheus wants it.
 
-Used in the training process and in torchrun's agent, on the thread that emits. A pair (group, name) is looked up once and
-is from then on a function that takes values; it never raises and takes no lock. What is refused is counted by reason in
-`training_elastic_refused_total`.
+Used on the thread that emits: a pair is looked up once and is from then on a function that takes values and never raises.
 """
 
 from __future__ import annotations
@@ -66,6 +64,8 @@ def metric_name(group: object, name: object) -> MetricName | None:
             unit, times = _UNITS[last.lower()]
             words[-1:] = [head] if head else []
     stat = ".".join(words)
+    if unit is None and stat.replace(".", "_").endswith(("_total", "_bucket")):  # Prometheus' suffixes
+        stat = f"{stat}_value"
     if not any(character in _WORD for character in stat) or len(stat) > LONGEST:
         return None
     return MetricName(stat if stat[0].isalpha() else f"elastic.{stat}", unit, times)
@@ -96,7 +96,6 @@ class MetricStats:
     """The Stats behind the pairs of one process."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, Pair] = {}  # of each main family
         self._records: dict[Pair, Record] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
@@ -109,32 +108,21 @@ class MetricStats:
 
     def _look_at(self, pair: Pair) -> Record:
         """Accept or refuse a new pair; two threads may do so at once, and come to the same end."""
+        if len(self._records) >= MOST_NAMES:
+            return refuse("too_many")
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             named = metric_name(*pair)
             if named is None:
                 return refuse("name")  # not remembered: it may be of any length
-            record = self._accept(named, pair)
-        if len(self._records) < 2 * MOST_NAMES:
-            self._records[pair] = record
-        return record
-
-    def _accept(self, named: MetricName, pair: Pair) -> Record:
-        family = named.stat.replace(".", "_") + (f"_{named.unit}" if named.unit else "")
-        if family.endswith(("_total", "_bucket")):  # Prometheus' suffixes of counters and of histograms
-            named, family = named._replace(stat=f"{named.stat}_value"), f"{family}_value"
-        if len(self._owners) >= MOST_NAMES and family not in self._owners:
-            return refuse("too_many")
-        if self._owners.setdefault(family, pair) == pair:
             try:
-                return _recorder(named, pair)
-            except DefinitionError as error:
-                reason, why = "definition", str(error)
-        else:
-            reason, why = "collision", "another pair is its family already; choose other names"
-        group, name = map(text_of, pair)
-        tell_once(f"elastic {group} {name}", f"the metric {name} of group {group} is not recorded: {why}")
-        return refuse(reason)
+                record = _recorder(named, pair)
+            except DefinitionError as error:  # its family is another pair's, another Stat's or the exporter's
+                told = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
+                tell_once(told, f"{told}: {error}")
+                record = refuse("collision")
+        self._records[pair] = record
+        return record
 
 
 def _recorder(named: MetricName, pair: Pair) -> Record:

@@ -1,10 +1,6 @@
 """torch.monitor's module, name for name: `from exporter.monitor import Stat, log_event` instead of torch's.
 
-Used in the training process; standard library only, no torch. What is recorded here works as it does there, and
-becomes families of Prometheus too: a Stat those of an `exporter.Stat` of its name, an event one more in
-`training_events_total`. Where torch 2.13 hangs, crashes or lies, this does not: docs/torch-monitor.md lists it.
-
-The spelling of the RFC from which torch.monitor came is in `exporter.monitor.rfc`.
+Used in the training process; no torch is needed. docs/torch-monitor.md lists what differs. The RFC's spelling is in `rfc`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Events and their handlers: torch.monitor's, without its lock.
 
-Used in the training process, on the threads that log. An event is counted at once. A handler has a thread of its own, on
-which the very object that was logged is given to it, and `log_event` waits until it has taken it, for five seconds at most:
-what a handler raises, or that it hangs, is counted and costs the job no more than that.
+Used on the threads that log. A handler has a thread of its own, for which `log_event` waits, at most five seconds.
 """
 
 from __future__ import annotations
@@ -122,19 +120,15 @@ def log_event(event: Event) -> None:
 
 
 def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHandle:
-    """Register a callback to be called with every event that is logged from now on, in order.
+    """Register a callback to be called with every event that is logged from now on, in order; again is twice.
 
-    A callback that is registered twice is called twice. What it logs itself is told after it has returned; events that are
-    logged elsewhere in the package come as events of this face, later. Raises TypeError: It cannot be called.
+    What it logs itself is told after it has returned. Raises TypeError: It cannot be called.
     """
     return register(callback, queue=QUEUED_EVENTS, adapt=_adapted, own=Event, answers=True)
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:
-    """Unregister what `register_event_handler` returned; after this the callback is called no more. Again is harmless.
-
-    It is first given what was logged before, for up to two seconds. Raises TypeError: That is no handle.
-    """
+    """Unregister what `register_event_handler` returned, once it has what was logged before; again is harmless."""
     unregister(handler)
 
 

@@ -1,7 +1,6 @@
 """The spelling of RFC-0018, from which torch.monitor came, with what its reviewers asked for.
 
-Used in the training process; standard library only. Events, handlers and Stats here are those of the rest of the
-package under the RFC's names, so they reach Prometheus and every handler.
+Used in the training process. Events, handlers and Stats are those of the rest of the package under the RFC's names.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import Any
 from weakref import WeakSet
 
 from exporter.recording.event_values import (
+    LONGEST_TEXT,
     Datum,
     check_data,
     check_severity,
-    check_text,
     check_timestamp,
     check_type,
 )
@@ -102,8 +101,10 @@ def log(
         raise TypeError(f"log takes an Event alone, or a type with a message and metadata, not {event!r}")
     if not isinstance(event.metadata, Mapping):
         raise TypeError(f"the metadata of an event must be a mapping, not {event.metadata!r}")
+    if not isinstance(event.message, str | None):
+        raise TypeError(f"the message of an event must be str or None, not {event.message!r}")
     type_, severity = check_type(event.type), check_severity(event.severity)
-    text, data = check_text("message", event.message), check_data(dict(event.metadata))
+    text, data = event.message and event.message[:LONGEST_TEXT], check_data(dict(event.metadata))
     now = time()
     happened = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)
@@ -122,9 +123,9 @@ def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
 
 def unregister(handle: Handle) -> None:
     """Tell a handler, or a collector, no more; again is harmless."""
-    if handle in _collectors:
+    if handle in TAPS:
         REGISTRY.flush(REPORT_SECONDS)
-        _collectors.remove(handle)
+        TAPS.remove(handle)
     EVENTS.unregister(handle)
 
 
@@ -206,22 +207,11 @@ def register_stat_collector(collector: StatCollector) -> Handle:
             raise errors[0]
 
     REGISTRY.flush(REPORT_SECONDS)
-    name = type(collector).__qualname__
-    handle = EVENTS.register(take, types=(), queue=QUEUED_BATCHES, name=name)
-    _collectors.append(handle)
+    handle = EVENTS.register(take, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
+    TAPS.append(handle)
     if isinstance(collector, AggregatingStatCollector):
         collector._handle = handle  # noqa: SLF001  # of this file
     return handle
-
-
-def _hand_on(state: StatState, samples: list[float]) -> None:
-    if not state.own:
-        for handle in tuple(_collectors):
-            handle.put((state, samples))
-
-
-_collectors: list[Handle] = []
-TAPS.append(_hand_on)
 
 
 class AggregatingStatCollector(StatCollector):

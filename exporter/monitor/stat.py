@@ -1,8 +1,6 @@
 """Stat: torch.monitor's, whose windows close by the clock and whose samples reach Prometheus too.
 
-Used in the training process. `add` is a look at the clock and two appends, without a lock; every few thousand
-samples, and whenever a window closes, the thread that adds puts them together. No thread ever waits for another
-here: where one is putting together already, the other leaves its sample to it.
+Used in the job. `add` takes no lock; the thread that finds a chunk full, or a window over, puts the samples together.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import floor, inf, isfinite
 from time import monotonic
-from typing import NoReturn, SupportsFloat, SupportsIndex
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 from exporter.errors import DefinitionError
 from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
@@ -96,7 +94,7 @@ class Stat:
     ) -> None:
         self._name = check_name(name, "a Stat")
         self._aggregations = _check_aggregations(aggregations)
-        self._max_samples = _whole(max_samples)
+        self._max_samples = operator.index(max_samples)
         self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for no end in time
         self._lock = threading.Lock()
         self._values: list[float] = []
@@ -154,12 +152,12 @@ class Stat:
                 self._append(v)
                 self._record(v)
             return
-        closed = []
+        closed: list[dict[str, float]] = []
         try:
             now = monotonic()
             if at_end or now >= self._ends:
                 self._put_together()
-                closed.append(self._close())
+                closed += self._close()
                 self._begin(now)
             if v is not None and self._full:
                 self.discarded += 1
@@ -168,7 +166,7 @@ class Stat:
                 self._record(v)
                 self._put_together()
                 if self._count >= self._max_samples:
-                    closed.append(self._close())
+                    closed += self._close()
                     if self._window_ms:
                         self._full, self._room = True, -1
                     else:
@@ -176,8 +174,7 @@ class Stat:
         finally:
             self._lock.release()
             for data in closed:
-                if data is not None:
-                    log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
+                log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
 
     def _settle(self, *, at_end: bool = False) -> None:
         if (at_end or monotonic() >= self._ends) and (self._values or self._count or self._full):
@@ -219,11 +216,11 @@ class Stat:
             self._count += len(batch)
             self._make_room()
 
-    def _close(self) -> dict[str, float] | None:
-        """Make the open window the last closed one, and give what is to be logged; None of an empty one."""
+    def _close(self) -> list[dict[str, float]]:
+        """Make the open window the last closed one, and give what is to be logged; nothing of an empty one."""
         count = self._count
         if not count:
-            return None
+            return []
         values = {
             Aggregation.VALUE: self._last,
             Aggregation.MEAN: self._sum / count,
@@ -234,7 +231,7 @@ class Stat:
         }
         self._closed = {each: values[each] for each in self._aggregations}
         self._empty()
-        return {f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}
+        return [{f"{self._name}.{each.name.lower()}": value for each, value in self._closed.items()}]
 
 
 _live: dict[int, weakref.ref[Stat]] = {}
@@ -263,14 +260,13 @@ def _living() -> list[Stat]:
 EVENTS.attach(_Clockwork())
 
 
-def _number(v: object) -> float:
-    kind = type(v)
-    if not isinstance(v, str | bytes) and (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
-        try:
-            return float(v)  # type: ignore[arg-type]  # one of both was found
-        except Exception as error:  # anybody's own __float__
-            raise TypeError(f"a Stat takes one number at a time, not {kind.__name__}: {error}") from error
-    raise TypeError(f"a Stat takes numbers, not {kind.__name__}")
+def _number(v: Any) -> float:
+    if isinstance(v, str | bytes | bytearray):
+        raise TypeError(f"a Stat takes numbers, not {type(v).__name__}")
+    try:
+        return float(v)
+    except Exception as error:  # anybody's own __float__
+        raise TypeError(f"a Stat takes one number at a time, not {type(v).__name__}: {error}") from error
 
 
 def _milliseconds(window_size: object, max_samples: int) -> int:
@@ -281,22 +277,13 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
     if isinstance(window_size, dt.timedelta):
         whole = window_size // dt.timedelta(milliseconds=1)
     elif isinstance(window_size, float):
-        if not isfinite(window_size):
-            raise ValueError(f"window_size must be finite, not {window_size}")
-        whole = int(window_size * 1000.0)
+        whole = int(window_size * 1000.0) if isfinite(window_size) else 0
     else:
         found = type(window_size).__name__
         raise TypeError(f"window_size must be a timedelta, or seconds as a float, not {found}")
     if whole < 1:
-        raise ValueError(f"window_size must be at least a millisecond, not {window_size!r}")
+        raise ValueError(f"window_size must be finite and at least a millisecond, not {window_size!r}")
     return min(whole, _MOST_SAMPLES)
-
-
-def _whole(max_samples: SupportsIndex) -> int:
-    number = operator.index(max_samples)
-    if not -_MOST_SAMPLES - 1 <= number <= _MOST_SAMPLES:
-        raise TypeError("max_samples must fit into 64 bits")
-    return number
 
 
 def _recorded(

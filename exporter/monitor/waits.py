@@ -1,7 +1,6 @@
 """_WaitCounter: torch.monitor's; the bridge reads torch's own.
 
-Used in the training process, on the threads that wait; without a lock. Calls, counted at their begin, and seconds are in
-`training_torch_wait_calls_total` and `training_torch_wait_seconds_total` under the key.
+Used in the training process, on the threads that wait; without a lock. Calls are counted at their begin.
 """
 
 from __future__ import annotations

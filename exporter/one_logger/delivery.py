@@ -28,6 +28,8 @@ QUEUED_RECORDS = 10_000
 """Records that may wait for one exporter; a job with default settings makes a few per second."""
 ATTEMPTS = 5
 """Times that one record is offered before it is dropped, while others may still arrive."""
+FLUSHED_TOGETHER = 256
+"""Records that an exporter is given before `write_out` although more are waiting; else it is when none is."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
@@ -123,6 +125,8 @@ class Delivery:
     def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Wait until the exporters have taken what waits now; says whether they have, within the time."""
         deadline, here = monotonic() + timeout_seconds, os.getpid() == self._process
+        for outlet in self.outlets if here else ():
+            outlet.worker.put(("write_out",), bounded=False)
         arrived = [outlet.worker.drain(deadline - monotonic()) for outlet in self.outlets if here]
         return all(arrived)
 
@@ -179,9 +183,7 @@ class Outlet:
         self.exporter = exporter
         self._name = name
         self._first_pause_seconds = first_pause_seconds
-        self.worker = Worker(
-            self._take, name=f"spans-{name}", bound=bound, flush=self._write_out, what="records"
-        )
+        self.worker = Worker(self._take, name=f"spans-{name}", bound=bound, what="records")
         self._hurry = threading.Event()  # the process ends: no pauses
         self._initialized = self._arrived = self._abandoned = False
         self._accepted, self._missed = Counter(), Counter()
@@ -230,11 +232,12 @@ class Outlet:
                 break
             if not self._initialized:
                 self._hurry.wait(self._pause())
-        if method == "close":
-            self._write_out()
-            self._attempt("close")
-        elif method != "initialize":
+        if method not in {"initialize", "write_out", "close"}:
             self._send(method, arguments)
+        if method in {"write_out", "close"} or self.worker.idle or self._unwritten >= FLUSHED_TOGETHER:
+            self._write_out()
+        if method == "close":
+            self._attempt("close")
 
     def _send(self, method: str, arguments: list[Any]) -> None:
         if method == "export_telemetry_data_error":

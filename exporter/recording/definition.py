@@ -36,7 +36,7 @@ DEFAULT_BUCKETS: Mapping[str | None, tuple[float, ...]] = {
 }
 OTHER_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 
-_TAKEN_LABELS = frozenset({"run", "rank", "worker", "role", "le", "quantile", "job", "instance"})
+_TAKEN_LABELS = ("instance", "job", "le", "quantile", "rank", "role", "run", "worker")
 _NAME = re.compile(r"[a-zA-Z]\w*(\.\w+)*", re.ASCII)
 _LABEL = re.compile(r"[a-zA-Z]\w*", re.ASCII)
 
@@ -55,13 +55,10 @@ def check_definition(
     buckets, least = fields.pop("buckets", None), fields.pop("min_samples", 1)
     checked = {field: _CHECKS[field](value) for field, value in fields.items()}
     definition = StatDefinition(name, wanted, **checked)
-    if definition.window_seconds is None and definition.window_samples is None:
-        allowed = f"at least {SHORTEST_WINDOW_SECONDS} seconds, or at least 1 sample"
-        told = "a Stat needs window_seconds, window_samples or both, not None for both"
-        raise DefinitionError(told, field="window_seconds", found=None, allowed=allowed)
-    if buckets is not None and Aggregation.HISTOGRAM not in wanted:
-        told = "buckets are given, but Aggregation.HISTOGRAM is not among the aggregations"
-        raise DefinitionError(told, field="buckets", found=buckets, allowed="buckets only with HISTOGRAM")
+    good = definition.window_seconds is not None or definition.window_samples is not None
+    require(good, "window_seconds", None, f"{SHORTEST_WINDOW_SECONDS} or more where window_samples is None")
+    good = buckets is None or Aggregation.HISTOGRAM in wanted
+    require(good, "buckets", buckets, "None without Aggregation.HISTOGRAM")
     most = definition.window_samples or _MOST_SAMPLES
     allowed = f"a whole number from 1 to {most}" + (", the window_samples" if most < _MOST_SAMPLES else "")
     require(type(least) is int and 1 <= least <= most, "min_samples", least, allowed)
@@ -98,10 +95,7 @@ def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...
     for name, value in (labels or {}).items():
         good = isinstance(name, str) and len(name) <= LONGEST_NAME and _LABEL.fullmatch(name)
         require(good, "labels", name, "a letter, then letters, digits or '_'", "a label's name")
-        if name in _TAKEN_LABELS:
-            taken = ", ".join(sorted(_TAKEN_LABELS))
-            told = f"the label name {name!r} is taken; not allowed are: {taken}"
-            raise DefinitionError(told, field="labels", found=name, allowed=f"not one of {taken}")
+        require(name not in _TAKEN_LABELS, "labels", name, f"none of {_TAKEN_LABELS}", "a label's name")
         good = isinstance(value, str) and 0 < len(value) <= LONGEST_LABEL_VALUE and value.isprintable()
         allowed = f"printable text of 1 to {LONGEST_LABEL_VALUE} characters"
         require(good, "labels", value, allowed, f"the value of label {name}")
@@ -112,14 +106,10 @@ def _check_aggregations(aggregations: Iterable[Aggregation | str]) -> frozenset[
     allowed = [member.value for member in Aggregation]
     good = isinstance(aggregations, Iterable) and not isinstance(aggregations, str | Aggregation)
     require(good, "aggregations", aggregations, "a collection such as {Aggregation.MEAN}")
-    found = set()
-    for each in aggregations:
-        value = each.value if isinstance(each, Aggregation) else each
-        if value not in allowed:
-            told = f"unknown aggregation {each!r}; allowed: {', '.join(allowed)}"
-            raise DefinitionError(told, field="aggregations", found=each, allowed=allowed)
-        found.add(Aggregation(value))
-    return frozenset(found)
+    found = [each.value if isinstance(each, Aggregation) else each for each in aggregations]
+    for value in found:
+        require(value in allowed, "aggregations", value, f"some of {', '.join(allowed)}")
+    return frozenset(map(Aggregation, found))
 
 
 def _check_number(field: str, value: float, *, at_least: float) -> float:

@@ -1,7 +1,6 @@
 """The kinds of events of a process, one for each (type, severity): its count, its rules and who is told.
 
-Used in the training process. What happens for each event is a dictionary look-up and a few calls into C, without a lock;
-making a kind and changing the rules takes the lock of the `EventLog`.
+Used in the job. What happens for each event takes no lock; making a kind and changing the rules take the `EventLog`'s.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from exporter.recording.worker import Counter, Handle
 MOST_TYPES = 100
 """Types that are counted apart; the rest is `other`."""
 MOST_KINDS = 1000
-"""Kinds that are kept; beyond it one is made for each event."""
+"""Kinds that are kept; beyond it events have one kind, of the type `other`, for each severity."""
 LONGEST_LABEL = 200
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
@@ -45,14 +44,30 @@ class Rule:
     per_second: float | None = DEFAULT_PER_SECOND
 
 
-class Occurrences:
-    """What is published of the events of one label pair."""
+class Kind:
+    """What is decided about the events of one type and severity, and what is published of them.
 
-    def __init__(self) -> None:
+    Attributes:
+        count: Counts one more.
+        limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
+        routes: The handlers that want them.
+    """
+
+    def __init__(self, type: str, severity: str, label: str) -> None:
+        self.type = type
+        self.severity = severity
+        self.label = label
+        self.routes: tuple[Handle, ...] = ()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from zero."""
         self.counter = Counter()
+        self.count = self.counter.bump
         self.last: float | datetime | None = None  # when the latest happened, Unix time
         # how many were kept from the handlers
         self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
+        self._number = count().__next__
 
     @property
     def last_seconds(self) -> float | None:
@@ -61,28 +76,6 @@ class Occurrences:
             return self.last.timestamp() if isinstance(self.last, datetime) else self.last
         except (OverflowError, ValueError, OSError):
             return None  # a year that Unix time does not reach here
-
-
-class Kind:
-    """What is decided about the events of one type and severity.
-
-    Attributes:
-        count: Counts one more.
-        limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
-        routes: The handlers that want them.
-    """
-
-    def __init__(self, type: str, severity: str) -> None:
-        self.type = type
-        self.severity = severity
-        self.routes: tuple[Handle, ...] = ()
-
-    def restart(self, occurrences: Occurrences) -> None:
-        """Count there from now on."""
-        self.occurrences = occurrences
-        self.count = occurrences.counter.bump
-        self.suppressed = occurrences.suppressed
-        self._number = count().__next__
 
     def obey(self, rules: Iterable[Rule], *, recording: bool) -> None:
         """Take the last rule that matches."""
@@ -99,13 +92,9 @@ class Kind:
         self.routes = tuple([each for each in handlers if each.wants(self.type, self.severity)])
 
     def admits(self) -> bool:
-        """Whether the handlers are given the next one.
-
-        Sampling takes every n-th, beginning with the first, so that it needs no random numbers: the job's
-        generators are the job's.
-        """
+        """Whether the handlers are given the next one."""
         share = self._sample
-        if share < 1.0:
+        if share < 1.0:  # every n-th, beginning with the first: the job's random generators are the job's
             number = self._number()
             if (number * share) // 1 == ((number - 1) * share) // 1:
                 self.suppressed["sampled"].bump()
@@ -142,10 +131,8 @@ class KindTable:
 
     def _begin_counts(self) -> None:
         """Count from zero."""
-        self._occurrences: dict[Pair, Occurrences] = {}
-        self._labels: set[str] = set()
         for kind in list(self._kinds.values()):
-            kind.restart(self._occurrences_of(kind.type, kind.severity))
+            kind.restart()
 
     def kind(self, type: str, severity: str) -> Kind:
         """Find, without a lock, or make what is decided about a type and a severity, which are checked as for faces."""
@@ -154,15 +141,17 @@ class KindTable:
         except (KeyError, TypeError):
             pair = check_type(type), check_severity(severity)
         with self._lock:
+            if pair not in self._kinds and len(self._kinds) >= MOST_KINDS:
+                pair = OTHER, pair[1]
             kind = self._kinds.get(pair)
             if kind is not None:
                 return kind
-            kind = Kind(*pair)
-            kind.restart(self._occurrences_of(*pair))
+            labels = {each.label for each in list(self._kinds.values())}
+            label = clean_text(pair[0])[:LONGEST_LABEL]
+            kind = Kind(*pair, label if label in labels or len(labels) < MOST_TYPES else OTHER)
             kind.obey(list(self._rules.values()), recording=self.recording)
             kind.route(self.active)
-            if len(self._kinds) < MOST_KINDS:
-                self._kinds[pair] = kind
+            kind = self._kinds.setdefault(pair, kind)
         if self.recording:
             self.wake()
         return kind
@@ -209,42 +198,29 @@ class KindTable:
             self._rules.pop(match, None)
             if rule != Rule(match):
                 self._rules[match] = rule
-            self._obey()
+            for kind in list(self._kinds.values()):
+                kind.obey(list(self._rules.values()), recording=self.recording)
 
     def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
         """Tell how many there were, when the latest happened, and how many were kept from the handlers."""
         counts: dict[Pair, int] = {}
         last: dict[Pair, float] = {}
         suppressed: dict[Pair, int] = {}
-        for (label, severity), each in self._occurrences.items():
+        for each in list(self._kinds.values()):
+            pair = each.label, each.severity
             if number := each.counter.read():
-                counts[label, severity] = number
+                counts[pair] = counts.get(pair, 0) + number
                 if (when := each.last_seconds) is not None:
-                    last[label, severity] = when
+                    last[pair] = max(last.get(pair, when), when)
             for reason, counter in each.suppressed.items():
                 if number := counter.read():
-                    suppressed[label, reason] = suppressed.get((label, reason), 0) + number
+                    suppressed[each.label, reason] = suppressed.get((each.label, reason), 0) + number
         return counts, last, suppressed
-
-    def _obey(self) -> None:
-        rules = list(self._rules.values())
-        for kind in list(self._kinds.values()):
-            kind.obey(rules, recording=self.recording)
-            kind.route(self.active)
 
     def _refuse(self, type: str, what: str) -> None:
         """Count something that an event goes without, and say so once for each type."""
-        with self._lock:
-            self._occurrences_of(type, "info").suppressed["payload"].bump()
+        self.kind(type or OTHER, "info").suppressed["payload"].bump()
         tell_once(
             f"event {type[:LONGEST_TYPE]}",
             f"an event {type[:100]!r} is recorded without what cannot be: {what}",
         )
-
-    def _occurrences_of(self, type: str, severity: str) -> Occurrences:
-        label = clean_text(type)[:LONGEST_LABEL]
-        if label not in self._labels and len(self._labels) >= MOST_TYPES:
-            label = OTHER
-        else:
-            self._labels.add(label)
-        return self._occurrences.setdefault((label, severity), Occurrences())

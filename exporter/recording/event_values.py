@@ -1,12 +1,10 @@
 """Event: something that happened once, and how any value becomes part of one.
 
-Used in the training process, where events are logged, and by handlers, which are given them. `check_…` raises, for faces
-whose originals do; what `exporter.log` is given is converted and never refused as a whole.
+Used in the job. `check_…` raises, for faces whose originals do; what `exporter.log` is given is converted.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import os
 import reprlib
@@ -70,11 +68,6 @@ class Event(Value):
     parent_ids: tuple[str, ...] = ()  # the ids of the events that led to it
     rank: int | None = None  # global rank of the process, None where it has none
     run: str = ""
-
-    def as_dict(self) -> dict[str, object]:
-        """Every field, fit for JSON but for numbers that are not finite."""
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return fields | {"data": dict(self.data), "parent_ids": list(self.parent_ids)}
 
 
 # Converting: never raises ------------------------------------------------------------------------------------
@@ -190,17 +183,11 @@ def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str
         return data
     plain = {}
     for name, value in data.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a datum must be str, not {type(name).__name__}: {name!r}")
-        if not isinstance(value, bool | int | float | str):
-            raise TypeError(
-                f"the datum {name!r} must be str, float, int or bool, not {type(value).__name__};"
-                " convert it where the event is logged"
-            )
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
+            found = f"{type(value).__name__} under the name {name!r}"
+            raise TypeError(f"data must be str, float, int or bool, under names that are str, not {found}")
         if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
-            raise ValueError(
-                f"the datum {name!r} must fit into 64 bits, not {value!r:.60}; log it as text or float"
-            )
+            raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
         plain[str.__str__(name)] = _without_subclass(value, longest)
     return plain
 
@@ -218,15 +205,6 @@ def _is_plain(data: Mapping[Any, Any], longest: int) -> bool:
     return True
 
 
-def check_text(field: str, text: str | None) -> str | None:
-    """Take text or None, cut to `LONGEST_TEXT`, else raise TypeError."""
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        raise TypeError(f"{field} must be str or None, not {type(text).__name__}")
-    return str.__str__(text)[:LONGEST_TEXT]
-
-
 def check_type(type_: str) -> str:
     """Take the type of an event: some text, else raise TypeError or ValueError."""
     if not isinstance(type_, str):
@@ -236,22 +214,16 @@ def check_type(type_: str) -> str:
     return str.__str__(type_)[:LONGEST_TYPE]
 
 
-def check_timestamp(timestamp: object) -> float:
-    """Take Unix time, or a datetime: an aware one as the instant it is, a naive one as local time; raises for others."""
-    if isinstance(timestamp, int | float) and not isinstance(timestamp, bool):
-        seconds = float(timestamp)
-    else:
-        method = getattr(timestamp, "timestamp", None)
-        if not callable(method):
-            found = type(timestamp).__name__
-            raise TypeError(f"timestamp must be Unix time in seconds or a datetime, not {found}")
-        try:
-            seconds = method()
-        except (OverflowError, OSError) as error:
-            raise ValueError(f"timestamp {timestamp!r} is out of range: {error}") from error
-    if not isfinite(seconds):
-        raise ValueError(f"timestamp must be finite, not {timestamp!r}")
-    return seconds
+def check_timestamp(timestamp: Any) -> float:
+    """Take Unix time, or a datetime (a naive one as local time), else raise TypeError or ValueError."""
+    try:
+        seconds = timestamp.timestamp() if hasattr(timestamp, "timestamp") else timestamp
+        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds):
+            return float(seconds)
+    except (OverflowError, OSError):
+        pass
+    kind = ValueError if isinstance(timestamp, int | float) or hasattr(timestamp, "timestamp") else TypeError
+    raise kind(f"timestamp must be Unix time in seconds or a datetime, not this {type(timestamp).__name__}")
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:

@@ -1,8 +1,6 @@
-"""Events: `exporter.log` counts them and hands them on; handlers are told on threads of their own.
+"""Events: `exporter.log` counts them, without a lock, and hands them on to handlers on threads of their own.
 
-Used in the training process, by any thread. An event is counted at once and exactly, without a lock; an `Event` is built
-only when a handler wants it, after sampling and the rate limit. After a fork the child counts from zero. `log` and
-`enabled` never raise and never wait; what sets the recording up raises for wrong arguments.
+Used in the job, by any thread. `log` and `enabled` never raise and never wait; what sets the recording up may raise.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from exporter.recording.event_values import (
 )
 from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.values import EventsReading, ProcessIdentity
-from exporter.recording.worker import Adapt, EventHandler, Handle, RawEvent, end_all, name_of, shown
+from exporter.recording.worker import Adapt, Handle, RawEvent, end_all, name_of, shown
 
 RECENT_EVENTS = 256
 """Latest events that are kept for `recent`."""
@@ -146,7 +144,7 @@ class EventLog(KindTable):
 
     def register(
         self,
-        handler: Callable[[Any], object] | EventHandler,
+        handler: Any,
         *,
         types: Iterable[str] | str | None = None,
         severity: str | None = None,
@@ -278,13 +276,6 @@ class EventLog(KindTable):
 
     # What faces call, which have checked their events -----------------------------------------------------
 
-    def tell(self, kind: Kind, raw: RawEvent, origin: object = None) -> None:
-        """Hand on an event that was counted and that `kind.admits`."""
-        event = self._event(raw)
-        self.latest.append(event)
-        for each in kind.routes:
-            each.put(event, origin)
-
     def record(
         self,
         kind: Kind,
@@ -293,12 +284,9 @@ class EventLog(KindTable):
         origin: object = None,
         payload: Callable[[], Mapping[str, object]] | None = None,
     ) -> None:
-        """Count an event of an enabled kind, and hand it on to handlers, or `origin`, the object of a face that was logged.
-
-        It is made of `late` and `payload` if anybody wants it: a RawEvent, or what has a `raw()` that gives one.
-        """
+        """Count an event of an enabled kind; hand it on, made of `late` (or its `raw()`), or `origin`, a face's object."""
         kind.count()
-        kind.occurrences.last = happened
+        kind.last = happened
         event: Event | None = None
         admitted: bool | None = None
         for each in kind.routes:

@@ -1,12 +1,11 @@
 """Handlers of events that come with the package: console, JSON lines, logging, TensorBoard.
 
-Used in the training process, each on its worker's thread. A stream that is closed, a full disk or a writer that hangs
-costs events, which are counted, and nothing else. Any callable that takes an `Event`, and any object with
-`handle(event)`, is a handler too.
+Used in the job, each on its worker's thread: what a closed stream or a full disk costs are events, which are counted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -82,7 +81,7 @@ class JsonLinesHandler:
 
 def json_line(event: Event) -> bytes:
     """Render an event as JSON, whatever is in it; a number that is not finite becomes text."""
-    fields = event.as_dict()
+    fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
     fields["data"] = {
         name: value if not isinstance(value, float) or isfinite(value) else str(value)
         for name, value in event.data.items()

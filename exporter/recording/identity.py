@@ -1,12 +1,6 @@
 """Identity: which run and which rank this process is, from its launcher, from `configure` and from what it does.
 
-Used in the training process. A *run* is one launch. A name is *given* (by `configure`, `EXPORTER_RUN`, Slurm, or a
-torchelastic id that a person chose), or *made* from the script, the start and two letters, such as
-`train-20261122-1721-3f`; a made name stands in `EXPORTER_LAUNCH`, so that children share it, and the ranks of one
-torchrun and the children of `multiprocessing` make the same one from the process that they share.
-
-A *rank* is given by the launcher or by `configure`. Any other process has none, and the role `helper`, until it trains
-or records a sample in a Stat of the job's; then it is rank 0. torchrun's agent never has one.
+A run is one launch, its name given, or made and shared by `EXPORTER_LAUNCH`. A process that does not train is a `helper`.
 """
 
 from __future__ import annotations
@@ -127,7 +121,6 @@ class Process:
 
 PROCESS = Process()
 """This process."""
-AGENT = PROCESS
 identity = PROCESS.identity
 
 

@@ -1,7 +1,6 @@
 """Notices: telling the job's operator something once, without running the job's code on our threads.
 
-Used in the training process. A log handler is the user's code: it may hang, raise or take locks. So a notice
-is logged by a thread of its own, made for it; the recording thread goes on at once.
+Used in the job. A log handler is the user's code, which may hang: a notice is logged by a thread of its own.
 """
 
 from __future__ import annotations

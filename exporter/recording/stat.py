@@ -1,8 +1,6 @@
 """Stat: what training code records numbers with, and the registry of all that a process has.
 
-Used in the training process, by any thread. `Stat.add` is the buffer's own bound `append`, so recording is one call into
-C: no lock, no clock, no check, no I/O. Whatever needs more (windows, quantiles, refusing what is no number) is done by
-the recording thread. Making a Stat takes a lock.
+Used by any thread. `Stat.add` is the buffer's own bound `append`; the recording thread does the rest. Making a Stat locks.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ class Registry:
         self._lock = threading.RLock()
         self._states: dict[Identity, StatState] = {}
         self._order: list[StatState] = []
-        self._origins: dict[Identity, str] = {}  # where each was first made, `file:line`
         self._owners: dict[str, str] = {}  # family or sample name, and the Stat that publishes it
-        self._firsts: dict[str, StatDefinition] = {}
+        self._firsts: dict[str, StatState] = {}  # of each name
         self._rules: list[Rule] = []
         self._switched: list[Rule] = []
         self._listeners: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
@@ -57,38 +54,33 @@ class Registry:
         self.flush: Callable[[float], bool] = lambda _seconds: True
 
     def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
-        """Give the state of a Stat, made now or earlier; the names of the exporter's own are refused to everybody else.
-
-        Raises:
-            DefinitionError: The same name and labels have another definition, or the names of its families
-                are taken.
-        """
+        """Give the state of a Stat, made now or earlier; DefinitionError where it was made otherwise, or its names are taken."""
         identity = (definition.name, definition.labels)
         # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
         known = self._states.get(identity)
-        if known is None and not self.recording:
-            return StatState(definition, wall=time(), samples=0)
-        if known is None and len(self._states) >= MOST_STATS:
-            self.refused += 1
-            told = f"{definition.name!r} and those made after it are not"
-            tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
-            return StatState(definition, wall=time(), samples=0)
         if known is None:
+            is_full = self.recording and len(self._states) >= MOST_STATS
+            if is_full:
+                self.refused += 1
+                told = f"{definition.name!r} and those made after it are not"
+                tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
+            if is_full or not self.recording:
+                return StatState(definition, wall=time(), samples=0)
             known = self._make(identity, definition, own=own)
             self.wake()
         if known.definition != definition:
-            self._differs(identity, known.definition, definition)
+            _differs(known, definition)
         return known
 
     def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> StatState:
         with self._lock:
-            self._claim_names(definition, own=own)
             state = StatState(definition, wall=time(), own=own)
+            state.origin = _origin()
+            self._claim_names(state)
             self._apply(state)
             # Another thread, or a handler that interrupted this one, may have been first.
             kept = self._states.setdefault(identity, state)
             if kept is state:
-                self._origins[identity] = _origin()
                 self._order.append(state)
             return kept
 
@@ -126,31 +118,24 @@ class Registry:
                     self._apply(state)
         return wrong
 
-    def on_window(
-        self,
-        handler: Callable[[Stat, WindowReading], object],
-        match: str = "*",
-        *,
-        queue: int = WAITING_WINDOWS,
-    ) -> Handle:
+    def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
         """Have a handler given each window that closes with a sample in it, of the Stats whose names match a pattern.
 
-        It is called with the Stat and the window, on a thread of its own, in order. What it raises, and what its queue
-        has no room for, is counted as for handlers of events. `unregister` of what is returned ends it; a handler that
-        cannot be called is a TypeError.
+        It is called with the Stat and the window, on a thread of its own, in order; what it raises, and what its queue has
+        no room for, is counted. `unregister` of what is returned ends it; one that cannot be called is a TypeError.
         """
-        return self._listen(handler, lambda state: fnmatchcase(state.definition.name, match), queue)
+        return self._listen(handler, lambda state: fnmatchcase(state.definition.name, match))
 
     def _listen(
-        self,
-        handler: Callable[[Stat, WindowReading], object],
-        wants: Callable[[StatState], bool],
-        queue: int,
+        self, handler: Callable[[Stat, WindowReading], object], wants: Callable[[StatState], bool]
     ) -> Handle:
         if not callable(handler):
             raise TypeError(f"a handler of windows must be a callable (stat, window), not {handler!r}")
         handle = EVENTS.register(
-            lambda item: handler(Stat.of(item[0]), item[1]), types=(), queue=queue, name=name_of(handler)
+            lambda item: handler(Stat.of(item[0]), item[1]),
+            types=(),
+            queue=WAITING_WINDOWS,
+            name=name_of(handler),
         )
         with self._lock:
             self._listeners = (*[each for each in self._listeners if each[1].registered], (wants, handle))
@@ -170,36 +155,25 @@ class Registry:
         if definition != state.effective or enabled is not state.enabled:
             state.override(definition, enabled=enabled)
 
-    def _claim_names(self, definition: StatDefinition, *, own: bool) -> None:
+    def _claim_names(self, state: StatState) -> None:
+        definition = state.definition
         first = self._firsts.get(definition.name)
         if first is not None:
-            if _shape(first) != _shape(definition):
-                self._differs((first.name, first.labels), first, definition)
+            if _shape(first.definition) != _shape(definition):
+                _differs(first, definition)
             return
         # All that it could publish, since an override may ask for other aggregations later.
         names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
         for name in sorted(names):
             owner = self._owners.get(name, definition.name)
-            reserved = not own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
+            reserved = not state.own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
             if reserved or owner != definition.name:
                 whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
                 told = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
                 allowed = "a name whose families are free"
                 raise DefinitionError(told, field="name", found=definition.name, allowed=allowed)
         self._owners.update(dict.fromkeys(names, definition.name))
-        self._firsts[definition.name] = definition
-
-    def _differs(self, identity: Identity, first: StatDefinition, second: StatDefinition) -> None:
-        names = [each.name for each in dataclasses.fields(first) if each.name != "labels"]
-        found = [name for name in names if getattr(first, name) != getattr(second, name)]
-        told = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
-        origin = self._origins.get(identity, "an unknown place")
-        raise DefinitionError(
-            f"the Stat {first.name!r} was first made at {origin} with another definition: {', '.join(told)}",
-            field=found[0],
-            found=getattr(second, found[0]),
-            allowed="the same definition, or another name or labels",
-        )
+        self._firsts[definition.name] = state
 
 
 REGISTRY = Registry()
@@ -296,17 +270,19 @@ class Stat:
     ) -> Self:
         """Make a Stat that is measured by a callback, once per flush, on a thread that all callbacks share.
 
-        What `measure` raises is counted. One that hangs costs the passive Stats, which is said, and nothing else. It must
-        not call CUDA. Aggregations of None mean VALUE and MAX; the rest is as for any Stat.
+        What `measure` raises is counted; one that hangs costs the passive Stats. It must not call CUDA. Aggregations of
+        None mean VALUE and MAX; the rest is as for any Stat.
         """
         require(callable(measure), "measure", measure, "callable")
         wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
         stat = cls(name, wanted, window_seconds=window_seconds, unit=unit, help=help, labels=labels)
         known = stat._state.measure
-        if known is not None and known != measure:
-            told = f"the passive Stat {name!r} is measured by {known!r} already, and now {measure!r} is to measure it"
-            allowed = "one callable for each name and labels"
-            raise DefinitionError(told, field="measure", found=measure, allowed=allowed)
+        require(
+            known is None or known == measure,
+            "measure",
+            measure,
+            f"{known!r}, which measures {name!r} already",
+        )
         stat._state.measure = measure
         return stat
 
@@ -324,16 +300,12 @@ class Stat:
     def time(self) -> Timer:
         """Time a `with` block or, as a decorator, each call of a function or coroutine function; in seconds."""
         unit = self._state.definition.unit
-        if unit not in {None, "seconds"}:
-            told = f"the Stat {self.name!r} cannot time: its unit is {unit!r}"
-            raise DefinitionError(told, field="unit", found=unit, allowed=("seconds", None))
+        require(unit in {None, "seconds"}, "unit", unit, f"seconds or None for {self.name!r} to time")
         return Timer(self.add)
 
-    def on_window(
-        self, handler: Callable[[Stat, WindowReading], object], *, queue: int = WAITING_WINDOWS
-    ) -> Handle:
+    def on_window(self, handler: Callable[[Stat, WindowReading], object]) -> Handle:
         """Have a handler given each window of this Stat that closes with a sample in it; see `Registry.on_window`."""
-        return REGISTRY._listen(handler, lambda state: state is self._state, queue)  # noqa: SLF001  # of this file
+        return REGISTRY._listen(handler, lambda state: state is self._state)  # noqa: SLF001  # of this file
 
     def get(self) -> dict[Aggregation, float]:
         """Give the aggregations of the last closed window; empty when there is none, or no sample was in it."""
@@ -412,6 +384,19 @@ def _shape(definition: StatDefinition) -> tuple[object, ...]:
     """What the Stats of one name must share, since they share their main family."""
     histogram = Aggregation.HISTOGRAM in definition.aggregations
     return definition.kind, definition.unit, definition.buckets, histogram
+
+
+def _differs(known: StatState, second: StatDefinition) -> None:
+    first = known.definition
+    names = [each.name for each in dataclasses.fields(first) if each.name != "labels"]
+    found = [name for name in names if getattr(first, name) != getattr(second, name)]
+    told = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
+    raise DefinitionError(
+        f"the Stat {first.name!r} was first made at {known.origin} with another definition: {', '.join(told)}",
+        field=found[0],
+        found=getattr(second, found[0]),
+        allowed="the same definition, or another name or labels",
+    )
 
 
 def _origin() -> str:

@@ -1,7 +1,6 @@
 """StatState: what has become of one Stat's samples, from its buffer to its last closed window and its totals.
 
-Used by the recording thread of the training process. The job's threads touch only the buffer and the
-refusals, with single appends; everything else belongs to whoever holds the recorder's cycle.
+The job's threads only append to the buffer and the refusals; the rest is whose the recorder's cycle is.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ BUFFER_SAMPLES = 1 << 19
 CHUNK_SAMPLES = 4096
 """Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
 
-TAPS: list[Callable[[StatState, list[float]], object]] = []
-"""What is given every batch of samples of the job's Stats, by whoever drains; it must neither raise nor wait."""
+TAPS: list[Handle] = []
+"""Handles that are given every Stat of the job's with each batch of its samples."""
 GRAVES = Worker(list.clear, name="graves", bound=1 << 20)
 """Where objects that were no numbers end, which may run the job's code."""
 _NUMBERS = frozenset({float, int, bool})
@@ -37,11 +36,9 @@ class StatState:
 
     Attributes:
         effective: The code's definition as the overrides have changed it; what is computed and published.
-        buffer: Where `Stat.add` puts samples.
-        measure: The callback of a passive Stat.
         own: Whether it is one of the exporter's own families, not one of the job's.
+        origin: Where it was first made, `file:line`.
         refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
-        closed: The last closed window.
         kept: What another library keeps and this only shows; None for samples of our own.
         listeners: Are given the state and each window of it that closes with a sample in it.
     """
@@ -50,7 +47,7 @@ class StatState:
         self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES, own: bool = False
     ) -> None:
         self.definition = self.effective = definition
-        self.own = own
+        self.own, self.origin = own, ""
         self.buffer: deque[object] = deque(maxlen=samples)
         self.refusals: deque[str] = deque(maxlen=samples)
         self.enabled = True
@@ -150,7 +147,7 @@ class StatState:
         return self._reading
 
     def _accept(self, batch: list[object]) -> list[float]:
-        """Turn a batch into finite floats, counting what is none. Runs no code of the user's."""
+        """Turn a batch into finite floats, counting what is none."""
         try:
             kinds = set(map(type, batch))
             if kinds <= _NUMBERS:
@@ -182,8 +179,8 @@ class StatState:
 
     def _absorb(self, samples: list[float], wall: float) -> None:
         if TAPS and self.effective.kind == "stat":
-            for tap in TAPS:
-                tap(self, samples)
+            for tap in tuple(TAPS):
+                tap.put((self, samples))
         self._reading = None
         self._last_sample = wall
         self._value = samples[-1]
@@ -239,10 +236,7 @@ class StatState:
 
 
 def _number(value: Any) -> float | str:
-    """Turn a value into a finite float, or into the reason why it is none.
-
-    Anything but numbers could run the user's code on our thread, and a tensor may have changed since it was added.
-    """
+    """Turn a value into a finite float, or into the reason why it is none; runs none of the job's code."""
     kind = type(value)  # not isinstance: it asks a foreign object for its `__class__`
     try:
         if issubclass(kind, float):

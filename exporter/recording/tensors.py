@@ -1,12 +1,6 @@
 """Recording a tensor's value without making the training loop wait for the GPU.
 
-Used in the training process, on the caller's thread only: no thread of ours ever calls CUDA. torch is never
-imported here; whoever hands over a tensor has imported it.
-
-A CPU tensor is read at once. Of a CUDA tensor a non-blocking copy goes into a slot of pinned memory, with an
-event behind it; a later call on the same thread finds the event done and takes the value. The last few values
-of a thread are therefore recorded one call late, or by `flush()` from that thread. Those of a thread that has ended
-are refused and counted.
+On the caller's thread only: no thread of ours ever calls CUDA, and torch is never imported here.
 """
 
 from __future__ import annotations
@@ -31,11 +25,7 @@ class _Copies:
 
 
 class TensorReader:
-    """One Stat's copies under way, a set of its own for each thread.
-
-    `refuse` takes the reason for which a value was kept out: `not_a_number`, `shape`, `device`, `placement`, `capture`,
-    `backlog`, `thread_ended`, `error`.
-    """
+    """One Stat's copies under way, a set of its own for each thread; `refuse` takes reasons for which a value was kept out."""
 
     def __init__(self, add: Callable[[float], object], refuse: Callable[[str], object]) -> None:
         self._add = add

@@ -1,7 +1,6 @@
-"""Timing: how long a block, a function or a coroutine took, as a sample of a Stat.
+"""Timing: how long a block, a function or a coroutine took, as a sample of a Stat, whether or not it raised.
 
-Used in the training process, on the caller's thread. A duration is recorded whether or not the block raised;
-what it raised goes on its way untouched.
+Used in the training process, on the caller's thread.
 """
 
 from __future__ import annotations

@@ -30,10 +30,9 @@ _MIDDLE = 2 * _GROWTH / (_GROWTH + 1)  # times the lower bound of a bin: equally
 
 
 class WindowClock:
-    """Cuts time into windows aligned to multiples of their length on the wall clock.
+    """Cuts time into windows aligned to multiples of their length on the wall clock, so that all ranks' are the same.
 
-    All ranks' windows cover the same seconds, since all align to the same multiples; a window's end is then
-    waited for on the monotonic clock (`due`), so that a slewed or stepped wall clock never stretches it.
+    A window's end is waited for on the monotonic clock (`due`): a wall clock that is set never stretches it.
     """
 
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
@@ -213,8 +212,7 @@ def _count(samples: list[float], bins: dict[int, int]) -> None:
     start, end = 0, len(samples)
     while start < end:
         index = ceil(log(samples[start]) / _LOG_GROWTH)
-        exponent = index * _LOG_GROWTH
-        upper = exp(exponent) if exponent < 709 else _LARGEST  # exp overflows from 709.78
+        upper = exp(min(index * _LOG_GROWTH, 709.78))  # beyond which it overflows
         after = max(bisect_right(samples, upper, start), start + 1)
         bins[index] = bins.get(index, 0) + after - start
         start = after

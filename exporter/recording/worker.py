@@ -1,9 +1,6 @@
 """Worker: one daemon thread with a bounded queue, for code that is not ours; and the handle of a handler, which is one.
 
-Used in the training process: one for each handler of events, one for all callbacks of passive Stats. What the worker
-calls may raise, hang or be slow, which costs its own items, counted by reason, and nothing else. A forked child's worker
-begins anew. A container's own method (`list.append`, `deque.append`, `SimpleQueue.put`) can neither hang nor run anybody's
-code, so it is called at once, on the thread that logs.
+What it calls may raise, hang or be slow, which costs its own items, counted by reason. A forked child's begins anew.
 """
 
 from __future__ import annotations
@@ -12,17 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from itertools import count
+from itertools import count, islice
 from queue import SimpleQueue
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import Any
 
 from exporter.recording.event_values import LEVELS, Datum, Event
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
-
-FLUSHED_TOGETHER = 256
-"""Items that are taken before `flush` is called although more are waiting."""
 
 
 class Counter:
@@ -34,16 +28,15 @@ class Counter:
 
     def __init__(self) -> None:
         self._count = count()
-        self._many = 0
         self.bump: Callable[[], int] = self._count.__next__
 
     def add(self, number: int) -> None:
-        """Count so many more; by one thread at a time."""
-        self._many += number
+        """Count so many more."""
+        deque(islice(self._count, number), maxlen=0)
 
     def read(self) -> int:
         """Give the count."""
-        return int(repr(self._count)[6:-1]) + self._many  # the only way to look without taking a number
+        return int(repr(self._count)[6:-1])  # the only way to look without taking a number
 
 
 class Marker:
@@ -60,17 +53,14 @@ class Marker:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until all before it was taken; False where that takes longer."""
-        if not self._waits.acquire(timeout=timeout_seconds):
-            return False
-        self._waits.release()
-        return True
+        taken = self._waits.acquire(timeout=max(timeout_seconds, 0.0))
+        if taken:
+            self._waits.release()
+        return taken
 
 
 class Worker:
     """Gives items to a function, on a thread of its own.
-
-    `flush` is called when the queue has run empty and at the latest after every `FLUSHED_TOGETHER` items; until then its
-    items count as neither done nor lost. None where every item is done when `handle` returns.
 
     Attributes:
         done: Items that were taken.
@@ -78,16 +68,9 @@ class Worker:
     """
 
     def __init__(
-        self,
-        handle: Callable[[Any], object],
-        *,
-        name: str,
-        bound: int,
-        flush: Callable[[], object] | None = None,
-        what: str = "events",
+        self, handle: Callable[[Any], object], *, name: str, bound: int, what: str = "events"
     ) -> None:
-        self._handle, self._flush = handle, flush
-        self._name, self._bound, self._what = name, bound, what
+        self._handle, self._name, self._bound, self._what = handle, name, bound, what
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -96,11 +79,15 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._full = Counter()
-        self._unflushed = 0
         self._losses: dict[str, int] = {}
         self._ended = self._abandoned = False
         self.done = 0
         self.busy_since: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits."""
+        return self._queue.empty()
 
     @property
     def over(self) -> bool:
@@ -144,8 +131,9 @@ class Worker:
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until everything that waits now was taken; False if that takes longer, and on the worker's own thread."""
         marker = self.mark()
-        own = threading.current_thread() is self._thread
-        return marker is None or (not own and marker.wait(max(timeout_seconds, 0.0)))
+        return marker is None or (
+            threading.current_thread() is not self._thread and marker.wait(timeout_seconds)
+        )
 
     def finish(self) -> Callable[[float, str], None]:
         """Ask the thread to end after what waits now; gives what waits for that and counts what was not taken by then."""
@@ -154,10 +142,10 @@ class Worker:
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
                 return
-            if not marker.wait(max(timeout_seconds, 0.0)):
+            if not marker.wait(timeout_seconds):
                 self._abandoned = True  # the thread takes no more, whenever its function returns
-                # Without the marker, with the one that it hangs in and those before it that are not written yet.
-                self._lose(reason, max(self._queue.qsize() - 1, 0) + 1 + self._unflushed)
+                # Without the marker, with the one that it hangs in.
+                self._lose(reason, max(self._queue.qsize() - 1, 0) + 1)
 
         return wait
 
@@ -175,47 +163,25 @@ class Worker:
             item = queue.get()
             if self._abandoned:
                 return
-            if isinstance(item, Marker):
-                self._write_out()
-                self._ended = self._ended or item.end
-                item.set()
-                if item.end:
-                    return
+            if not isinstance(item, Marker):
+                self._take(item)
                 continue
-            self._take(item)
-            if self._unflushed and (queue.empty() or self._unflushed >= FLUSHED_TOGETHER):
-                self._write_out()
+            self._ended = self._ended or item.end
+            item.set()
+            if item.end:
+                return
 
     def _take(self, item: object) -> None:
         self.busy_since = time()
         try:
             self._handle(item)
-        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
-            self._fail(error, 1)
-        else:
-            if self._abandoned:
-                return  # it was counted as lost when nobody could wait any longer
-            if self._flush is None:
+            if not self._abandoned:  # else it was counted as lost when nobody could wait any longer
                 self.done += 1
-            else:
-                self._unflushed += 1
+        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
+            self._lose("error", 1)
+            tell_once(f"worker {self._name}", f"{self._name} lost 1 of its {self._what}: {shown(error)}")
         finally:
             self.busy_since = None
-
-    def _write_out(self) -> None:
-        if self._flush is None or not self._unflushed:
-            return
-        waiting, self._unflushed = self._unflushed, 0
-        try:
-            self._flush()
-        except BaseException as error:  # noqa: BLE001  # likewise
-            self._fail(error, waiting)
-        else:
-            self.done += waiting
-
-    def _fail(self, error: BaseException, items: int) -> None:
-        self._lose("error", items)
-        tell_once(f"worker {self._name}", f"{self._name} lost {items} {self._what}: {shown(error)}")
 
     def _lose(self, reason: str, items: int) -> None:
         # A new dict each time: the recording thread reads it while this one writes.
@@ -253,21 +219,11 @@ _CONTAINERS = (list, deque, SimpleQueue)
 _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
 
-class EventHandler(Protocol):
-    """An object that is given events, or what `adapt` makes of them."""
-
-    def handle(self, event: Any) -> object:
-        """Take one."""
-        ...
-
-
 class Handle(Worker):
     """A registered handler: the way to unregister it, and what has become of its events.
 
     Attributes:
-        name: Under which it is counted.
         own: The class of the objects that it takes as they were logged.
-        registered: Whether it is still told.
         direct: Whether it is called at once, on the thread that logs.
         answers: Whether a face waits for it; see `answer`.
     """
@@ -300,11 +256,8 @@ class Handle(Worker):
         self._end(self)
 
     def answer(self) -> None:
-        """Wait until it has taken what was logged so far: what a face does whose original calls handlers at once.
-
-        After `ANSWER_SECONDS` without an answer nobody waits any more until it has caught up. Nor do threads of the exporter's
-        own wait: two handlers could wait for each other, so what one logs is told after it.
-        """
+        """Wait until it has taken what was logged so far; after `ANSWER_SECONDS` nobody waits until it has caught up."""
+        # Threads of ours never wait: two handlers could wait for each other, so what one logs is told after it.
         is_ours = threading.current_thread().name.startswith("exporter-")
         if is_ours or not (self._late is None or self._late.wait(0)):
             return

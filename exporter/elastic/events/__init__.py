@@ -1,9 +1,6 @@
 """torchelastic's events, name for name: `import exporter.elastic.events as events`.
 
-Used in the training process and in torchrun's agent. Every event counts in `training_events_total`, is given to the
-handlers of `exporter.events` and to those of `configure`, which have a thread each and answer before `record` returns, and
-is written to the destination that it is recorded to. Unlike torch's, an event without a timestamp has that of its
-recording, `LOGLEVEL` silences the console only, and metadata that are no JSON are written as text.
+An event counts, is given to handlers, and is written to its destination; `LOGLEVEL` silences the console only.
 """
 
 from __future__ import annotations
@@ -58,13 +55,9 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
 
     Prometheus counts events whoever is configured. Raises TypeError: That is no handler: an object with `record(event)`.
     """
-    handlers: Any = handler if isinstance(handler, list | tuple) else () if handler is None else (handler,)
-    for each in handlers:
-        if isinstance(each, type) or not callable(getattr(each, "record", None)):
-            raise TypeError(f"an events handler must be an object with record(event), not {each!r}")
+    handlers = bridge.listeners(handler, "record")
     unconfigure()
     for each in handlers:
-        bridge.install()
         name, take = type(each).__name__, partial(_give, each)
         handle = recorded.register(
             take, name=name, adapt=lambda _, origin: origin, queue=10_000, answers=True
@@ -93,10 +86,7 @@ _events_loggers: dict[str, logging.Logger] = {}
 
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
-    """Give the logger of a destination; torch's name for it, which others know.
-
-    Raises KeyError: There is no such destination.
-    """
+    """Give the logger of a destination; torch's name for it, which others know."""
     logger = _events_loggers.get(destination)
     if logger is None:
         handler = get_logging_handler(destination)
@@ -150,10 +140,9 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of a rendezvous and record it, unless nobody wants it: then nothing is done.
+    """Make an event of a rendezvous and record it, unless the handler of `dynamic_rendezvous` is a NullHandler.
 
-    Somebody wants it when the handler of the destination `dynamic_rendezvous` is no NullHandler. Name, host and process
-    are by default those of the caller; with FAILED, the exception that is being handled is told too.
+    Name, host and process are by default those of the caller; with FAILED, the exception being handled is told too.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return

@@ -1,7 +1,6 @@
 """Events of torchelastic: `Event` and `RdzvEvent`, torchelastic's classes, name for name.
 
-Used in the training process and in torchrun's agent. Values only. Unlike torch's, what they serialize to is always JSON:
-a number that is not finite is null, and metadata that JSON does not know is written as text.
+Unlike torch's they always serialize to JSON: NaN and infinity as null, metadata that JSON does not know as text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Destinations: the `logging` handlers that events are written to, and the handlers that are given events.
 
-Used in the training process and in torchrun's agent. `_log_handlers` is torch's registry of destinations, under torch's
-name: entries may be added.
+`_log_handlers` is torch's registry of destinations, under torch's name: entries may be added.
 """
 
 from __future__ import annotations

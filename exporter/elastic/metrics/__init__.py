@@ -1,8 +1,6 @@
 """torchelastic's metrics, name for name: `import exporter.elastic.metrics as metrics`.
 
-Used in the training process and in torchrun's agent. Every value goes to Prometheus as the family `<group>_<name>`, with
-its unit where Prometheus wants it (`my_app` and `step_ms` become `my_app_step_seconds`), and to the handlers that are
-configured for its group. The group `torchelastic` is torchelastic's own, and the one of whatever names no group.
+Values go to Prometheus (`my_app` and `step_ms` as `my_app_step_seconds`), and to the handlers of their group.
 """
 
 from __future__ import annotations

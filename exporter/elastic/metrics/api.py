@@ -1,9 +1,6 @@
 """torchelastic's `metrics.api`, name for name: `getStream`, `put_metric`, `prof` and their like.
 
-Used in the training process and in torchrun's agent, by any thread. A value goes to Prometheus and then to the handlers
-of its group, on the thread that emits. No lock is taken, no handler's exception reaches the emitter, and a function under
-`prof` returns and raises what it would without. Unlike in torch a group may have several handlers, a stream uses those
-configured now, and a handler that raises costs itself that value.
+Used by any thread. A value goes to Prometheus and then to the handlers of its group, without a lock; nothing raises.
 """
 
 from __future__ import annotations
@@ -103,12 +100,7 @@ class MetricStream:
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Take one value; never raises.
-
-        Args:
-            metric_name: With its unit as the last word: `latency_ms`, `duration.ms`, `size_bytes`.
-            metric_value: A number; handlers are given whatever it is.
-        """
+        """Take one value; never raises. A name has its unit as the last word: `latency_ms`, `size_bytes`."""
         group = self.group_name
         try:
             handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
@@ -142,26 +134,15 @@ bridge.Faces.take = staticmethod(lambda group, name, value: getStream(group).add
 
 
 def configure(handler: Handlers, group: str | None = None) -> None:
-    """Give a group, or all that have none of their own, its handlers; those of before are replaced, as in torch.
+    """Give a group, or all that have none of their own (None), one handler or several in place of those of before.
 
     Prometheus is beside them, whatever they are; what torch's own modules emit in this process comes to them too.
-
-    Args:
-        handler: One, or a list of several, in the order in which they are called; None is `unconfigure(group)`.
-        group: None for all groups without handlers of their own.
-
-    Raises:
-        TypeError: That is no handler: an object with `emit(metric_data)`.
+    Raises TypeError: That is no handler: an object with `emit(metric_data)`.
     """
     if handler is None:
         unconfigure(group)
     else:
-        handlers: tuple[Any, ...] = tuple(handler) if isinstance(handler, list | tuple) else (handler,)
-        for each in handlers:
-            if isinstance(each, type) or not callable(getattr(each, "emit", None)):
-                raise TypeError(f"a metric handler must be an object with emit(metric_data), not {each!r}")
-        _handlers[group] = handlers
-        bridge.install()
+        _handlers[group] = bridge.listeners(handler, "emit")
 
 
 def unconfigure(group: str | None = None) -> None:
@@ -205,11 +186,8 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
     """Publish `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, of every call of a function.
 
     The name is `<class>.<method>` for a method, `<module>.<function>` (the last part of the module) for a function of a
-    module. With an abstract base class, decorate the concrete method. Used as `@prof`, `@prof()` or `@prof(group=...)`.
-
-    Unlike torch's, durations are of a clock that is never set, with fractions of a millisecond. A coroutine is measured
-    from its first step to its end, a generator from its first `next()`; leaving a generator early is no failure. What
-    ends a call by KeyboardInterrupt, SystemExit or cancellation is a failure. A handler that raises changes nothing.
+    module. Unlike torch's, durations are of a clock that is never set, with fractions of a millisecond; coroutines and
+    generators are measured to their end, and KeyboardInterrupt, SystemExit and cancellation are failures.
     """
     if fn is None:
         return lambda function: prof(function, group)

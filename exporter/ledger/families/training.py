@@ -151,10 +151,10 @@ training_elastic_worker_results_total{exit_code,result,worker_role}: Final resul
     failed, terminated) with their exit codes; a failure that leads to a restart is none. Of several that
     failed, those with exit code -15 or -9 were mostly ended by the agent <- torchelastic events
     torchelastic.worker.status.{SUCCEEDED,FAILED,TERMINATED} of workers
-training_elastic_refused_total{reason}: Values of torchelastic metrics that were not recorded: another
-    pair of group and name has the same family (collision), too many names (too_many), no usable name
-    (name), a family that is somebody else's (definition), and metrics that a handler missed since it
-    raised (handler) <- exporter.elastic
+training_elastic_refused_total{reason}: Values of torchelastic metrics that were not recorded: the
+    family is that of another pair of group and name, or somebody else's (collision), too many names
+    (too_many), no usable name (name), and metrics that a handler missed since it raised (handler)
+    <- exporter.elastic
 """)
 
 BRIDGES = _table("""
