@@ -64,7 +64,7 @@ class Recorder:
         usual = DEFAULT_FLUSH_SECONDS
         self._flush_seconds = number_within(os.environ, "EXPORTER_FLUSH_SECONDS", usual, 0.1, 60.0)
         self._overrides: OverridesReader | None = None
-        self._passive = Worker(_measure, name="passive", bound=1, what="measurements")
+        self._passive = Worker(_measure, name="passive", bound=1)
         self._forked = False
         self._begin()
         # Registered before the job's own exit handlers, which therefore run first: what they add is recorded.

@@ -38,7 +38,7 @@ class Periodic:
 
     def restart(self) -> None:
         """Go on with a thread that has not hung."""
-        self._worker = Worker(lambda _: self._look(), name=self._name, bound=1, what="looks")
+        self._worker = Worker(lambda _: self._look(), name=self._name, bound=1)
         self._worker.start()
 
     def tick(self) -> None:

@@ -183,7 +183,7 @@ class Outlet:
         self.exporter = exporter
         self._name = name
         self._first_pause_seconds = first_pause_seconds
-        self.worker = Worker(self._take, name=f"spans-{name}", bound=bound, what="records")
+        self.worker = Worker(self._take, name=f"spans-{name}", bound=bound)
         self._hurry = threading.Event()  # the process ends: no pauses
         self._initialized = self._arrived = self._abandoned = False
         self._accepted, self._missed = Counter(), Counter()

@@ -67,10 +67,8 @@ class Worker:
         busy_since: Unix time at which the item under way was begun; None while it waits for one.
     """
 
-    def __init__(
-        self, handle: Callable[[Any], object], *, name: str, bound: int, what: str = "events"
-    ) -> None:
-        self._handle, self._name, self._bound, self._what = handle, name, bound, what
+    def __init__(self, handle: Callable[[Any], object], *, name: str, bound: int) -> None:
+        self._handle, self._name, self._bound = handle, name, bound
         self.after_fork()
 
     def after_fork(self) -> None:
@@ -121,7 +119,7 @@ class Worker:
             thread.start()
             self._thread = thread
         except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
-            tell_once(f"worker {self._name} thread", f"{self._name} loses its {self._what}: {error}")
+            tell_once(f"worker {self._name} thread", f"{self._name} loses what it is to do: {error}")
             while not self._queue.empty():
                 self._queue.get_nowait()
                 self._lose("no_thread", 1)
@@ -179,7 +177,7 @@ class Worker:
                 self.done += 1
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._lose("error", 1)
-            tell_once(f"worker {self._name}", f"{self._name} lost 1 of its {self._what}: {shown(error)}")
+            tell_once(f"worker {self._name}", f"{self._name} lost one: {shown(error)}")
         finally:
             self.busy_since = None
 

@@ -102,12 +102,11 @@ class MetricStream:
     def add_value(self, metric_name: str, metric_value: float) -> None:
         """Take one value; never raises. A name has its unit as the last word: `latency_ms`, `size_bytes`."""
         group = self.group_name
+        STATS.record(group, metric_name, metric_value)
         try:
             handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
-        except Exception:  # noqa: BLE001  # a group that is nothing that could be a key
-            refuse("name")(None)
+        except Exception:  # noqa: BLE001  # a group that is nothing that could be a key: it was refused
             return
-        STATS.record(group, metric_name, metric_value)
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
             for handler in handlers:
