@@ -177,7 +177,7 @@ class Worker:
                 self.done += 1
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._lose("error", 1)
-            tell_once(f"worker {self._name}", f"{self._name} lost one: {shown(error)}")
+            tell_once(f"worker {self._name}", f"{self._name} has failed: {shown(error)}")
         finally:
             self.busy_since = None
 
