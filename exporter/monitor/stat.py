@@ -96,13 +96,11 @@ class Stat:
         self._aggregations = _check_aggregations(aggregations)
         self._max_samples = operator.index(max_samples)
         self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for no end in time
-        self._lock = threading.Lock()
         self._values: list[float] = []
         self._append = self._values.append  # for life: a sample that comes late is part of the next window
         self.discarded = 0
         self._closed: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
-        self._empty()
-        self._begin(monotonic())
+        self._restart()
         self._record = _recorded(self._name, self._aggregations, self._window_ms, self._max_samples)
         EVENTS.kind(STAT_EVENT, "info")
         _live[id(self)] = weakref.ref(self)
@@ -180,8 +178,8 @@ class Stat:
         if (at_end or monotonic() >= self._ends) and (self._values or self._count or self._full):
             self._turn(at_end=at_end)
 
-    def _forget(self) -> None:
-        """In a forked child: the open window is the parent's."""
+    def _restart(self) -> None:
+        """Begin anew, as a forked child does: the open window is the parent's."""
         self._lock = threading.Lock()
         self._values.clear()
         self._empty()
@@ -250,7 +248,7 @@ class _Clockwork:
 
     def after_fork(self) -> None:
         for stat in _living():
-            stat._forget()  # noqa: SLF001  # of this file
+            stat._restart()  # noqa: SLF001  # of this file
 
 
 def _living() -> list[Stat]:
