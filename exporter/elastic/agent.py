@@ -43,7 +43,6 @@ class Platform:
 
     def __init__(self) -> None:
         self.role = "default"  # of its workers, as far as it is known
-        self._roles: set[str] = set()
 
     def recorder(self, name: object) -> Record | None:
         """Give the function that takes the values of a platform metric, None where the name is no such metric."""
@@ -61,14 +60,12 @@ class Platform:
         return record
 
     def known_role(self, role: str) -> str:
-        """Make a role a label value."""
-        self.role = label = clean_text(role) or "default"
-        if label not in self._roles:
-            self._roles.add(label)
-            for outcome in (*OUTCOMES, "interrupted"):  # so that the first of them is an increase
-                _series("counter", "runs", outcome=outcome, worker_role=label)
-            _series("counter", "failure_restarts", worker_role=label)
-        return label
+        """Make a role a label value; its counters begin at 0, so that the first of them is an increase."""
+        self.role = clean_text(role) or "default"
+        for outcome in (*OUTCOMES, "interrupted"):
+            _series("counter", "runs", outcome=outcome, worker_role=self.role)
+        _series("counter", "failure_restarts", worker_role=self.role)
+        return self.role
 
     def _of_function(self, function: str, what: str) -> Record | None:
         if function not in _FUNCTIONS or what not in {"duration.ms", "success", "failure"}:
