@@ -85,7 +85,7 @@ def run(
     """Run a training program, in front of which stand `IMPORTS`, as a script."""
     script = feed.parent / "train.py"
     script.write_text(IMPORTS + textwrap.dedent(program), encoding="utf-8")
-    return child(feed, script, check=check, **environment)
+    return child(feed, script, check=check, timeout=60, **environment)
 
 
 def snapshots(feed: Path) -> list[Snapshot]:

@@ -184,8 +184,7 @@ def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str
     plain = {}
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
-            found = f"{type(value).__name__} under the name {name!r}"
-            raise TypeError(f"data must be str, float, int or bool, under names that are str, not {found}")
+            raise TypeError(f"data must be str, float, int or bool under names, not {name!r}: {type(value)}")
         if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
             raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
         plain[str.__str__(name)] = _without_subclass(value, longest)

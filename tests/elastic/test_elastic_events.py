@@ -339,7 +339,7 @@ def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> Non
 
 
 def test_a_long_error_is_cut_to_its_end() -> None:
-    metadata = {"raw_error": "a" * 10_000 + "the cause"}
+    metadata: dict[str, Any] = {"raw_error": "a" * 10_000 + "the cause"}
     events.record(events.Event("cut", events.EventSource.WORKER, metadata=metadata))
 
     (event,) = [each for each in EVENTS.recent() if each.type == "cut"]

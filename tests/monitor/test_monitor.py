@@ -328,6 +328,7 @@ def test_b16_a_wait_is_listed_with_its_calls_and_time(ours: Any) -> None:
 
 
 WHEN = dt.datetime(2026, 1, 1)
+NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 2}]
 
 
 @pytest.mark.parametrize(
@@ -340,10 +341,7 @@ WHEN = dt.datetime(2026, 1, 1)
             "Event",
             [("a",), ("a", None, {}), ("a", 1.5, {}), ("a", "now", {}), (1, WHEN, {}), (None, WHEN, {})],
         ),
-        (
-            "Event",
-            [("a", WHEN, each) for each in (None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 2})],
-        ),
+        ("Event", [("a", WHEN, each) for each in NO_DATA]),
         ("log_event", [(None,), (1,), ("a",), ({"name": "a"},)]),
         ("register_event_handler", [(1,), ("print",), ([],), (object(),)]),
         ("unregister_event_handler", [(1,), ("print",), (object(),)]),

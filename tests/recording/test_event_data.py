@@ -58,7 +58,8 @@ CONVERTED = [
 
 
 def test_log_converts_what_is_no_plain_value(events: EventLog) -> None:
-    events.log("a", **{f"x{number}": each for number, (each, _) in enumerate(CONVERTED)})
+    data: dict[str, Any] = {f"x{number}": each for number, (each, _) in enumerate(CONVERTED)}
+    events.log("a", **data)
 
     assert list(events.recent()[0].data.values()) == [kept for _, kept in CONVERTED]
     assert not events.reading().suppressed

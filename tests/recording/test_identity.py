@@ -43,7 +43,7 @@ def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: 
 def test_the_first_of_these_names_the_run(
     feed: Path, environment: dict[str, str], name: str, given: bool
 ) -> None:
-    run(feed, "Stat('loss').add(1.0)", **environment)
+    run(feed, "Stat('loss').add(1.0)", check=True, **environment)
 
     (process,) = (each.process for each in snapshots(feed))
     assert (process.run, process.run_given) == (name, given)
