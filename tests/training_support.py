@@ -76,11 +76,11 @@ def what(reading: StatReading) -> Any:
 def published() -> dict[Key, Any]:
     """What this process's recording has by now: a counter's sum, a gauge's value, a histogram's count."""
     TRAINING.drain()
-    found: dict[Key, Any] = {}
-    for reading in TRAINING.series():
-        kind = reading.definition.kind
-        found[key_of(reading)] = {"gauge": reading.value, "counter": reading.sum}.get(kind, reading.count)
-    return found
+    readings = TRAINING.series()
+    return {
+        key_of(each): {"gauge": each.value, "counter": each.sum}.get(each.definition.kind, each.count)
+        for each in readings
+    }
 
 
 def of(name: str, **labels: str) -> Any:

@@ -112,12 +112,8 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) ->
 def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
     """Read the rules, in order. None when there is no file, or no directory.
 
-    In the user's default directory the file must be the user's own; in a directory that somebody chose it may be
-    anybody's, but not writable for everybody.
-
-    Raises:
-        FeedDirectoryError: The directory or the file must not be trusted, or cannot be read.
-        FeedFormatError: `version` or `content`.
+    In the user's default directory the file must be the user's own; in one that somebody chose it may be anybody's, but not
+    writable for everybody. Else `FeedDirectoryError`; `FeedFormatError` for what it holds.
     """
     if not os.path.lexists(directory):
         return None
@@ -154,10 +150,7 @@ class OverridesReader:
         self._stamp: tuple[int, int, int] | None = None
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
-        """Read the rules if they are others than at the last call (else None); none when the file has gone.
-
-        Raises as `read_overrides`, once for each state of the file.
-        """
+        """Read the rules if the file has changed since the last call, else None; raises once for each state of it."""
         # Taken before reading: what is written in between is another file at the next call.
         try:
             found = os.stat(os.path.join(self._directory, OVERRIDES), follow_symlinks=False)

@@ -97,11 +97,7 @@ class Encoder:
         self._totals = _Column(_total)
 
     def encode(self, snapshot: Snapshot) -> bytes:
-        """Render the whole file.
-
-        Raises:
-            FeedFormatError: `content`: text that is not Unicode, or values of a type that the contract excludes.
-        """
+        """Render the whole file; `FeedFormatError` for text that is not Unicode, and values outside the contract."""
         try:
             process_id = bytes.fromhex(snapshot.process.id)
             sections = self._sections(snapshot)

@@ -141,10 +141,7 @@ class RecordLock:
         return lock
 
     def keep(self) -> bool:
-        """Make sure of the lock, taking it again if something in this process has dropped it.
-
-        False when it is lost for good: descriptor closed, file removed or moved away, or another process has the lock.
-        """
+        """Make sure of the lock, taking it again if something in this process has dropped it; False when it is lost."""
         try:
             found = os.lstat(self.path)
             return self._is_own() and _inode(found) == self._inode and _try_lock(self._descriptor)
@@ -193,11 +190,10 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of a process that is dead at this moment; says whether none of them is left.
+    """Remove the files of a process that is dead at this moment, if that is true; says whether none of them is left.
 
-    Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job
-    that closed all descriptors) cannot come back between the question and the removal. `if_true` is asked once it cannot:
-    the files stay unless it says so.
+    Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job that closed
+    all descriptors) cannot come back between the question and the removal.
     """
     stem = os.path.join(directory, process_id)
     lock: RecordLock | None = None

@@ -97,10 +97,7 @@ class Settings:
         """Check what concerns several fields; raises `OneLoggerError`."""
 
     def value(self, name: str) -> Any:
-        """Give the present value of a field, with or without `_or_fn`, asking its callable; never raises.
-
-        None where it is not set, or its callable raised or gave what cannot be; both are counted.
-        """
+        """Give the present value of a field, with or without `_or_fn`, asking its callable; None where nobody knows it."""
         fields = dict(self.fields())
         field = fields.get(name) or fields.get(f"{name}_or_fn")
         if field is None:

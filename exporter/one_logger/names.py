@@ -124,11 +124,7 @@ class ApplicationType(Name):
 
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """What a telemetry call does when it is misused.
-
-    Both count and log it. PROPAGATE_EXCEPTIONS, only where it was chosen explicitly, raises `OneLoggerError` at the
-    call as well; the other goes on measuring.
-    """
+    """What a call does that is misused, beside counting and logging it: raise where that was chosen, or nothing."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     DISABLE_QUIETLY_AND_REPORT_METRIC_ERROR = "disable_quietly_and_report_metric_error"

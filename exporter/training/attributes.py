@@ -57,11 +57,7 @@ class Unusable:
 
 
 def shown(value: object) -> str:
-    """Print a value for a message, without running the job's code; never raises, never waits for a device.
-
-    Texts, numbers, and short collections of them as Python prints them; of an exception its type and text; of
-    anything else its type.
-    """
+    """Print a value for a message, without running the job's code; of what is no text, number or error, its type."""
     if type(value) is Unusable:
         return value.text
     try:
@@ -101,12 +97,9 @@ def taken(value: object) -> object:
 
 
 def is_tensor(value: object) -> bool:
-    """Tell whether it lives on a device as torch's tensors do, so that its value may have to be waited for.
-
-    What numpy makes says that it is on the `"cpu"`, in a text, and is a number like any other.
-    """
+    """Tell whether it lives on a device as torch's tensors do, so that its value may have to be waited for."""
     try:
-        return type(getattr(value, "device", "")) is not str
+        return type(getattr(value, "device", "")) is not str  # numpy's says "cpu"
     except Exception:  # noqa: BLE001  # the code of whoever made it
         return True
 
@@ -270,10 +263,7 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def of(cls, given: object) -> Attributes:
-        """Take what a job passes as attributes: a collection as it is, a mapping of values, None for no attributes.
-
-        Anything else is a misuse, and taken for none.
-        """
+        """Take what a job passes as attributes: a collection as it is, a mapping; all but None is else a misuse."""
         if isinstance(given, Attributes):
             return given
         try:

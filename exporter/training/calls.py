@@ -56,10 +56,7 @@ class Ended(Call):
 
 
 def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
-    """Turn an explicit time, in milliseconds since the epoch, into a moment; now where there is none.
-
-    Any time of the past is taken, and ten minutes ahead; what lies further ahead, and a misuse, becomes now.
-    """
+    """Turn an explicit time, in milliseconds since the epoch, into a moment; now where there is none, or far ahead."""
     wall, now = time(), monotonic()
     number = taken(milliseconds)
     try:

@@ -111,17 +111,14 @@ class Save:
 
 
 class Checkpoints:
-    """The saves of this process: counted in the families; they make the work safe.
-
-    `under_way` are those that were not confirmed yet, by their steps; `furthest` is the last step of this loop that is safe.
-    """
+    """The saves of this process: counted in the families; they make the work safe."""
 
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
         self._work = work
-        self.under_way: dict[int, Save] = {}
+        self.under_way: dict[int, Save] = {}  # those that were not confirmed yet, by their steps
         self._successes: deque[float] = deque(maxlen=INTERVALS)
-        self.furthest: int | None = None
+        self.furthest: int | None = None  # the last step of this loop that is safe
 
     def begin(self, step: int, strategy: str, at: float, completed: int) -> Save:
         """Note that a save begins."""

@@ -35,17 +35,14 @@ class OpenSpan(PhaseEntry):
 
 
 class SpanStack:
-    """What is open in one thread or task, in the order of begins, with blocks that are over until they are left.
-
-    The time of the `main` one is what phases divide; the parent is that of the code that started the task.
-    """
+    """What is open in one thread or task, in the order of begins, with blocks that are over until they are left."""
 
     __slots__ = ("parent", "thread", "main", "spans")
 
     def __init__(self, parent: SpanStack | None, thread: int) -> None:
-        self.parent = parent
+        self.parent = parent  # that of the code that started the task
         self.thread = thread
-        self.main = False
+        self.main = False  # the one whose time phases divide
         self.spans: list[OpenSpan] = []
 
     def latest(self, kind: Kind) -> OpenSpan | None:

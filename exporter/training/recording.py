@@ -264,11 +264,10 @@ class TrainingRecording:
 
 
 def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:
-    """Drain so many items of several buffers, and give their marks in order.
-
-    Marks after `until` stay for later: another buffer, drained before, may have an earlier one by now.
-    """
-    drained: list[Mark] = []
+    """Drain so many items of several buffers, and give their marks up to a time in order."""
+    drained: list[
+        Mark
+    ] = []  # later ones stay: another buffer, drained before, may have an earlier one by now
     for buffer in busy:
         items, at = buffer.take(most), 0.0
         for position in range(0, len(items), 2):

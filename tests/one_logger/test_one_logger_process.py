@@ -20,7 +20,6 @@ HEAD = """
     from pathlib import Path
     from exporter import training
     from exporter.training import *
-    from exporter.training import FileExporter, OneLoggerConfig, TrainingTelemetryConfig, TrainingTelemetryProvider
 
     provider = TrainingTelemetryProvider.instance()
     def configure(**fields):
