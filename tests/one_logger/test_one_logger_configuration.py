@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import reported
+from training_support import reported
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import LoggerConfig, OneLoggerConfig, Settings, TrainingTelemetryConfig

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from one_logger_support import KeepingExporter
+from training_support import KeepingExporter
 
 from exporter.errors import OneLoggerError
 from exporter.ledger.admission import OWN, fits

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from one_logger_support import run_python
 from places import DATA, PROJECT
+from training_support import run_python
 
 from exporter.one_logger.config import (
     LoggerConfig,

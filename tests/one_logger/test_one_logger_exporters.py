@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_logger_support import reported
+from training_support import reported
 
 from exporter.bridges import wandb
 from exporter.errors import ExportError

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import run_python
-from training_support import begun_anew
+from training_support import begun_anew, run_python
 
 from exporter import training
 from exporter.one_logger.config import REQUIRED

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import run_python
 from places import PROJECT
+from training_support import run_python
 
 HEAD = """
     import os, sys

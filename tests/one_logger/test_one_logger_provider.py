@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import KeepingExporter, reported
-from training_support import configured, exported
+from training_support import KeepingExporter, configured, exported, reported
 
 import exporter
 from exporter import training

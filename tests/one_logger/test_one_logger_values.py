@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from one_logger_support import reported
+from training_support import reported
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger import names

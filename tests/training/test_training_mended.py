@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from one_logger_support import KeepingExporter
 from training_support import (
     ByHand,
+    KeepingExporter,
     configured,
     entered,
     exported,

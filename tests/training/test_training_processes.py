@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_logger_support import run_python
+from training_support import run_python
 
 from exporter.feed.decoder import decode
 from exporter.feed.snapshot import Snapshot
