@@ -33,7 +33,8 @@ from exporter.training.gpu_time import GpuTimer
 from exporter.training.span_kinds import MODEL_FORWARD, TRAINING_ITERATION
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
-from power_trace_support import BEGIN, END, TRACE, Node, Window, counter_at, joules, total, windows
+from energy_support import energy_of
+from power_trace_support import BEGIN, END, TRACE, WINDOWS, Node, Window, counter_at, joules
 
 TRUE_WATTS = {"product": 775.0, "copy": 410.0, "pause": 137.0}
 """Of phases of many seconds: 750 to 800, 400 to 420, and the last three seconds of the trace."""
@@ -48,7 +49,7 @@ def cut() -> list[Window]:
     """Phases of 20 ms: every other one of them the same, whatever the card does."""
     return [
         (phase, begin + (end - begin) * part / 5, begin + (end - begin) * (part + 1) / 5)
-        for phase, begin, end in windows()
+        for phase, begin, end in WINDOWS
         if phase in PHASES[100]
         for part in range(5)
     ]
@@ -103,10 +104,10 @@ def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
     for phase, begin, end in of:
         seconds[phase] += end - begin
     with tempfile.TemporaryDirectory() as directory:
-        page = Node(Path(directory), windows=list(of)).play()
+        page = Node(Path(directory), did=of).play()
     measured = joules(page, "training_phase_energy_joules_total", method="power_samples")
     counted = counter_at(END) - counter_at(BEGIN)
-    return {phase: measured[phase] / seconds[phase] for phase in seconds}, total(page) / counted - 1
+    return {phase: measured[phase] / seconds[phase] for phase in seconds}, energy_of(page) / counted - 1
 
 
 def phase_seconds() -> tuple[float, bool]:
@@ -143,7 +144,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     has_zeus = importlib.util.find_spec("zeus") is not None
     rows, details = [], dict[str, Mapping[str, float]]()
-    for length, of in ((400, windows()), (100, windows()), (40, windows()), (20, cut())):
+    for length, of in ((400, WINDOWS), (100, WINDOWS), (40, WINDOWS), (20, cut())):
         kinds = PHASES[100 if length == 20 else length]
         watts, error = ours(of)
         told = {"training-exporter": watts}

@@ -8,9 +8,10 @@ sample*: never NaN, never a sentinel, never the last good value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, Protocol
 
@@ -109,6 +110,30 @@ def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:
     kind: FamilyType = "counter" if suffix == "total" else "info" if suffix == "info" else "gauge"
     unit = name.removesuffix("_total").rpartition("_")[2]
     return FamilySpec(name, kind, help, labels, unit if unit in BASE_UNITS else "", source)
+
+
+_ROW = re.compile(r"(\w+)(?:\{([\w,]+)\})?(?: \[([^]]*)\])?: (.*) <- (.*)")
+
+
+def rows(written: str) -> dict[FamilySpec, str]:
+    """Read a table of families, each with the words of its row: `name{labels} [words]: help <- source`.
+
+    Lines that are indented belong to the row before. The name tells type and unit, unless the words are of a histogram or
+    summary; others are the reader's, such as where its code finds the value.
+    """
+    found = {}
+    for row in re.split(r"\n(?=\w)", written.strip()):
+        ((name, labels, words, text, source),) = _ROW.findall(" ".join(row.split()))
+        spec = family(name, text, source, *(labels.split(",") if labels else ()))
+        if "histogram" in words or "summary" in words:
+            spec = replace(spec, type="histogram" if "histogram" in words else "summary")
+        found[spec] = words
+    return found
+
+
+def table(written: str) -> tuple[FamilySpec, ...]:
+    """Read a table of families; see `rows`."""
+    return tuple(rows(written))
 
 
 def _distribution(

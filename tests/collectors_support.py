@@ -18,7 +18,6 @@ from prometheus_client.core import Metric
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
 from exporter.collectors.host.filesystem import StatvfsPool
 from exporter.collectors.kernel_files import FILE_REASONS
-from exporter.errors import CollectError
 from exporter.families import Collected, Collector
 
 MACHINES = Path(__file__).parent / "data" / "machines"
@@ -85,11 +84,6 @@ def copy_of(machine: str, to: Path) -> Path:
     return Path(shutil.copytree(MACHINES / machine, to / machine, symlinks=True))
 
 
-def names_of(collected: Collected) -> set[str]:
-    """List the samples' names."""
-    return {sample.name for metric in collected for sample in metric.samples}
-
-
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
     """Look up one sample, None where it is absent."""
     wanted = [label for label in labels if label]
@@ -113,14 +107,20 @@ def text_of(metrics: Iterable[Metric]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def assert_golden(text: str, golden: Path) -> None:
+    """Compare with what is expected, or write that."""
+    if UPDATE:
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
 def assert_sound(collector: Any, collected: Collected) -> None:
     """Check what holds for every block, whatever was read."""
     assert {reason for reason, _ in collected.problems} <= {*REASONS, *getattr(collector, "reasons", ())}
-    metrics = collected
-    names = [metric.name for metric in metrics]
+    names = [metric.name for metric in collected]
     assert len(names) == len(set(names))
     specs = {spec.name: spec for spec in collector.specs}
-    for metric in metrics:
+    for metric in collected:
         assert metric.samples
         series = [(sample.name, *sorted(sample.labels.items())) for sample in metric.samples]
         assert len(series) == len(set(series))
@@ -132,17 +132,6 @@ def assert_sound(collector: Any, collected: Collected) -> None:
                 assert sample.value >= 0
             if spec.unit == "ratio":
                 assert 0 <= sample.value <= 1
-
-
-def collect_soundly(collector: Any) -> Collected | CollectError:
-    """Collect; nothing but the documented outcomes may come back."""
-    try:
-        collected: Collected = collector.collect()
-    except CollectError as error:
-        assert error.reason in REASONS  # noqa: PT017 - either outcome is a pass
-        return error
-    assert_sound(collector, collected)
-    return collected
 
 
 class Board:
@@ -159,7 +148,3 @@ class Board:
     def withdraw(self, name: str) -> None:
         del self.blocks[name]
         self.events.append(("withdraw", name))
-
-    def published(self, name: str) -> int:
-        """How often a block of this name came."""
-        return self.events.count(("publish", name))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
-from ledger_support import Page
+from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.job import Keeper
-from exporter.families import Collected
+from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, RunUse
+from exporter.ledger.energy.attribution import WorkUse
 from exporter.ledger.energy.collector import EnergyCollector, NodeLock, Sources
+from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.store import StateStore
 
 RANGE = 262_143.328_850
@@ -94,55 +94,65 @@ class Machine:
             self.joules[key] += watts * seconds
         self.write()
 
-    def collector(
-        self,
-        keeper: Keeper | None = None,
-        *,
-        working: Callable[[], bool | None] = lambda: None,
-        counts: Callable[[], bool] = lambda: True,
-        tdp_watts: float | None = None,
-        idle_watts: float | None = None,
-    ) -> RaplCollector:
+    def collector(self, keeper: Keeper | None = None, **options: Any) -> RaplCollector:
         psutil.PROCFS_PATH, before = str(self.root / "proc"), psutil.PROCFS_PATH
         try:
-            return RaplCollector(
-                sys=self.root / "sys",
-                keeper=keeper,
-                working=working,
-                counts=counts,
-                tdp_watts=tdp_watts,
-                idle_watts=idle_watts,
-                monotonic=lambda: self.now,
-            )
+            return RaplCollector(sys=self.root / "sys", keeper=keeper, monotonic=lambda: self.now, **options)
         finally:
             psutil.PROCFS_PATH = before
 
-    def remove(self) -> None:
-        shutil.rmtree(self.root)
 
+class EnergyNode:
+    """A machine and its energy ledger; `restart` is what SIGKILL and a new start do.
 
-class EnergyLedger:
-    """The energy ledger of a machine; `restart` is what SIGKILL and a new start do."""
+    What the ledger asks, subclasses tell otherwise: one process of one run, which holds the one GPU.
+    """
+
+    run = "r"
 
     def __init__(
         self,
         directory: Path,
-        sources: Sources,
         *,
-        wall: Callable[[], float],
-        monotonic: Callable[[], float],
+        clock: Clock | None = None,
         state: StateStore | None = None,
         **options: Any,
     ) -> None:
-        self.directory, self.sources = directory, sources
-        self.options: dict[str, Any] = {"clock": wall, "monotonic": monotonic, **options}
+        self.directory, self.clock, self.options = directory, clock or Clock(), options
         self.boot = "boot"
         self.start(state)
+
+    def readings(self) -> Sequence[EnergyReading]:
+        return ()
+
+    def use(self) -> MachineUse | None:
+        run = RunUse(self.run, frozenset({7}), 0.0, 1, 0)
+        return MachineUse(self.clock.monotonic, (run,), None, 1, None)
+
+    def gpu_use(self) -> Sequence[GpuProcessUse]:
+        return (GpuProcessUse(7, "0", "GPU-a"),)
+
+    def alive(self) -> set[str]:
+        return {self.run}
+
+    def work(self) -> WorkUse:
+        return WorkUse()
+
+    def power(self, _after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return {}
 
     def start(self, state: StateStore | None = None) -> None:
         self.lock = NodeLock(self.directory, self.boot)
         self.state = state or StateStore(self.directory, keeper="here")
-        self.collector = EnergyCollector(self.sources, self.state, self.lock, boot=self.boot, **self.options)
+        self.collector = EnergyCollector(
+            Sources(self.readings, self.use, self.gpu_use, self.alive, self.work, self.power),
+            self.state,
+            self.lock,
+            boot=self.boot,
+            clock=lambda: self.clock.wall,
+            monotonic=lambda: self.clock.monotonic,
+            **self.options,
+        )
 
     def restart(self) -> None:
         self.lock.release()
@@ -152,6 +162,27 @@ class EnergyLedger:
     def collect(self) -> Page:
         self.collected = self.collector.collect()
         return Page(self.collected)
+
+
+class SidecarNode(EnergyNode):
+    """One whose job a whole sidecar follows."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sidecar = Sidecar(directory)
+        self.sidecar.collector.gpus = Gpus(use=self.gpu_use, readings=self.readings)
+        super().__init__(directory, clock=self.sidecar.clock, state=self.sidecar.state)
+
+    def work(self) -> WorkUse:
+        return self.sidecar.collector.work
+
+
+def a_gpu(joules: float | None, at: float, watts: float | None = None) -> EnergyReading:
+    return EnergyReading("gpu", "GPU-a", "nvml_counter", measured=True, joules=joules, watts=watts, at=at)
+
+
+def energy_of(page: Page) -> float:
+    """All that runs were given."""
+    return sum(page.all("training_energy_joules_total").values())
 
 
 @contextmanager
@@ -164,8 +195,3 @@ def nobody() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
-
-
-def total(collected: Collected, name: str) -> float:
-    """The sum over all series of a family."""
-    return sum(sample.value for metric in collected for sample in metric.samples if sample.name == name)

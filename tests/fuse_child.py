@@ -1,4 +1,4 @@
-"""A filesystem whose daemon takes a question and never answers, and who asks it: run by test_statvfs_fuse.
+"""A filesystem whose daemon takes a question and never answers, and who asks it: run by test_collectors_filesystem.
 
 Runs in a mount namespace of its own. Exit status 77: this machine does not let us.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from exporter.families import Distribution
+from exporter.families import visible_name
 from exporter.feed.reader import FeedEntry, FeedReader, Scan
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
@@ -178,64 +178,25 @@ class Sidecar:
         self.feed.put(written, alive=alive)
 
 
-@dataclass
-class Shown:
-    """A family as it is published; a histogram or summary as one `Distribution` for each series."""
-
-    name: str
-    type: str
-    help: str
-    samples: list[tuple[dict[str, str], float | Distribution]]
-
-    @classmethod
-    def of(cls, metric: Metric) -> Shown:
-        name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
-        samples: list[tuple[dict[str, str], float | Distribution]] = []
-        if metric.type not in {"histogram", "summary"}:
-            samples += [(each.labels, each.value) for each in metric.samples]
-            return cls(name, metric.type, metric.documentation, samples)
-        parts: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-        for each in metric.samples:
-            labels = tuple(sorted((key, value) for key, value in each.labels.items() if key != "le"))
-            part = each.name.rpartition("_")[2]
-            parts.setdefault(labels, {})[part + each.labels.get("le", "")] = each.value
-        for labels, found in parts.items():
-            bounds = [key for key in found if key.startswith("bucket") and "Inf" not in key]
-            buckets = tuple((float(key.removeprefix("bucket")), int(found[key])) for key in bounds)
-            samples.append((dict(labels), Distribution(int(found["count"]), found.get("sum"), buckets)))
-        return cls(name, metric.type, metric.documentation, samples)
-
-
 class Page:
-    """Published families, asked by name and labels."""
+    """Published families, asked by name and labels; of histograms and summaries by the names of their samples."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
-        shown = [Shown.of(metric) for metric in metrics]
-        self.families = {family.name: family for family in shown}
-        assert len(self.families) == len(shown)
+        self.families = {visible_name(metric): metric for metric in metrics}
+        self._values: dict[str, dict[frozenset[tuple[str, str]], float]] = {}
+        for sample in (sample for metric in metrics for sample in metric.samples):
+            series = self._values.setdefault(sample.name, {})
+            assert frozenset(sample.labels.items()) not in series
+            series[frozenset(sample.labels.items())] = sample.value
+        assert len(self.families) == len(metrics)
 
-    def get(self, name: str, **labels: str) -> float | Distribution | None:
+    def get(self, name: str, /, **labels: str) -> float | None:
         """The value of the one series with exactly these labels (others empty); None when it is absent."""
-        if name not in self.families:
-            return None
-        values = [value for found, value in self.families[name].samples if found == labels]
-        assert len(values) <= 1
-        return values[0] if values else None
+        return self._values.get(name, {}).get(frozenset(labels.items()))
 
     def all(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Every series of a family that is one number, by its sorted labels."""
-        family = self.families.get(name)
-        found = [] if family is None else family.samples
-        return {
-            tuple(sorted(labels.items())): value
-            for labels, value in found
-            if not isinstance(value, Distribution)
-        }
+        """Every series of a name, by its sorted labels."""
+        return {tuple(sorted(labels)): value for labels, value in self._values.get(name, {}).items()}
 
-    def count(self, name: str, **labels: str) -> int | None:
-        value = self.get(name, **labels)
-        return value.count if isinstance(value, Distribution) else None
-
-    def sum(self, name: str, **labels: str) -> float | None:
-        value = self.get(name, **labels)
-        return value.sum if isinstance(value, Distribution) else None
+    def count(self, name: str, /, **labels: str) -> float | None:
+        return self.get(f"{name}_count", **labels)

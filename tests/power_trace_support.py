@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from energy_support import EnergyLedger
+from energy_support import SidecarNode
 from gpu_support import DATA
-from ledger_support import Clock, Page, Sidecar, a_process, a_snapshot
+from ledger_support import Page, a_process, a_snapshot
 from training_support import ByHand, entered, left
 
 from exporter.collectors.gpu.nvml import encode, parse
@@ -20,9 +20,7 @@ from exporter.collectors.gpu.nvml.device import Device
 from exporter.collectors.gpu.nvml.integrals import Buffers
 from exporter.collectors.gpu.nvml.library import Library
 from exporter.collectors.gpu.state import GpuRegistry
-from exporter.collectors.job import GpuProcessUse, MachineUse, RunUse
-from exporter.ledger.energy.collector import Sources
-from exporter.ledger.families.run_info import Gpus
+from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.training.span_kinds import kind_named
 
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
@@ -93,59 +91,33 @@ PHASE_OF = {
     "idle_long": "validation",
 }
 
-
 Window = tuple[str, float, float]
 """A phase, its begin and its end, seconds of the trace."""
 
-
-def windows() -> list[Window]:
-    """What the card did, as phases."""
-    return [(PHASE_OF[name], begin, end) for name, begin, end in TRACE["marks"]]
+WINDOWS: Sequence[Window] = [(PHASE_OF[name], begin, end) for name, begin, end in TRACE["marks"]]
+"""What the card did."""
 
 
-@dataclass
-class Node:
-    """The card, a job of one rank or several that marks what the card does, and the sidecar."""
+class Node(SidecarNode):
+    """The card, a job that marks what the card does, and the sidecar; strangers may hold the card too."""
 
-    directory: Path
-    strangers: int = 0
-    windows: list[Window] = field(default_factory=windows)
-    now: float = 0.0
-    clock: Clock = field(default_factory=Clock)
-
-    def __post_init__(self) -> None:
-        self.card = Card()
+    def __init__(self, directory: Path, *, strangers: int = 0, did: Sequence[Window] = WINDOWS) -> None:
+        self.card, self.strangers = Card(), strangers
         self.job = ByHand(began=MONOTONIC)
         self.process = a_process(started=EPOCH)
-        ends = [(end, False, phase) for phase, _, end in self.windows]
-        self.marks = sorted([*((begin, True, phase) for phase, begin, _ in self.windows), *ends])
-        self.sequence = 0
-        self.sidecar = Sidecar(self.directory, clock=self.clock)
-        jobs, registry = self.sidecar.collector, self.card.registry
-        jobs.gpus = Gpus(use=self.uses, readings=registry.energies)
-        run = RunUse("r", frozenset({7}), 0.0, 1, 0)
-        sources = Sources(
-            readings=registry.energies,
-            use=lambda: MachineUse(self.clock.monotonic, (run,), None, 1, None),
-            gpu_use=self.uses,
-            alive=lambda: {"r"},
-            work=lambda: jobs.work,
-            power=registry.power_samples,
-        )
-        self.ledger = EnergyLedger(
-            self.directory,
-            sources,
-            wall=lambda: self.clock.wall,
-            monotonic=lambda: self.clock.monotonic,
-            state=self.sidecar.state,
-        )
+        ends = [(end, False, phase) for phase, _, end in did]
+        self.marks = sorted([*((begin, True, phase) for phase, begin, _ in did), *ends])
+        self.sequence, self.now = 0, 0.0
+        super().__init__(directory)
 
-    def uses(self) -> tuple[GpuProcessUse, ...]:
+    def readings(self) -> Sequence[EnergyReading]:
+        return self.card.registry.energies()
+
+    def gpu_use(self) -> Sequence[GpuProcessUse]:
         return tuple(GpuProcessUse(7 + each, "0", self.card.uuid) for each in range(1 + self.strangers))
 
-    def go_to(self, now: float) -> None:
-        self.now = now
-        self.clock.wall, self.clock.monotonic = EPOCH + now, MONOTONIC + now
+    def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return self.card.registry.power_samples(after)
 
     def flush(self) -> None:
         """Have the job write its feed, and the sidecar read it."""
@@ -162,16 +134,17 @@ class Node:
     def play(self) -> Page:
         """Play the trace: samples every 2 s, the counter every 10 s, the feed every second, a division every 5 s."""
         for tenth in range(int(10 * (END - BEGIN)) + 1):
-            self.go_to(BEGIN + tenth / 10)
+            self.now = BEGIN + tenth / 10
+            self.clock.wall, self.clock.monotonic = EPOCH + self.now, MONOTONIC + self.now
             if tenth % 20 == 0:
                 self.card.read(self.now, counter=tenth % 100 == 0)
             if tenth % 10 == 3:
                 self.flush()
             if tenth % 50 == 5:
-                self.ledger.collect()
+                self.collect()
         self.card.read(self.now, counter=True)
         self.flush()
-        return self.ledger.collect()
+        return self.collect()
 
 
 def joules(page: Page, family: str, **wanted: str) -> dict[str, float]:
@@ -182,14 +155,3 @@ def joules(page: Page, family: str, **wanted: str) -> dict[str, float]:
         if wanted.items() <= named.items():
             found[named["phase"]] = found.get(named["phase"], 0.0) + value
     return found
-
-
-def watts(found: dict[str, float]) -> dict[str, float]:
-    seconds = {
-        name: sum(end - begin for mark, begin, end in TRACE["marks"] if mark == name) for name in PHASE_OF
-    }
-    return {name: found[phase] / seconds[name] for name, phase in PHASE_OF.items()}
-
-
-def total(page: Page) -> float:
-    return sum(page.all("training_energy_joules_total").values())

@@ -114,9 +114,8 @@ class Watch:
 
     proc: Proc
     keeper: Keeper | None = None
-    job: list[JobProcess] | None = field(default_factory=list)
+    job: list[JobProcess] = field(default_factory=list)
     gpus: list[GpuProcessUse] = field(default_factory=list)
-    linger_seconds: float = 900.0
 
     def __post_init__(self) -> None:
         self.restart()
@@ -127,7 +126,6 @@ class Watch:
             job=lambda: self.job,
             gpu_use=lambda: self.gpus,
             keeper=self.keeper,
-            linger_seconds=self.linger_seconds,
             clock=lambda: self.proc.wall,
             monotonic=lambda: self.proc.now,
             own_pid=999_999,
@@ -135,7 +133,6 @@ class Watch:
 
     def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
         """Let a process record, whose first Stat came 10 s after its start."""
-        assert self.job is not None
         role = "trainer" if rank is not None else "agent"
         identity = a_process(run="r", rank=rank, role=role, started=process.started + 10.0)
         own_pid = process.own_pid or process.pid
@@ -143,10 +140,11 @@ class Watch:
         self.job.append(each)
         return each
 
-    def died(self, each: JobProcess) -> None:
-        """Let the feed notice the end of a process."""
-        assert self.job is not None
-        self.job[self.job.index(each)] = JobProcess(each.process, alive=False)
+    def dies(self) -> None:
+        """Let the first one that records end, and the feed notice it."""
+        first = self.job[0]
+        self.proc.end(first.process.pid)
+        self.job[0] = JobProcess(first.process, alive=False)
 
     def collect(self, *, after: float = 5.0) -> Collected:
         self.proc.advance(after)

@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "replay": {"collectors", "config", "errors"},
     "ledger": {
+        "config",
         "errors",
         "families",
         "feed",

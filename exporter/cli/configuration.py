@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
-from exporter.cli.sections import Energy, Exposition, Feed, Goodput, GpuSection, Log, State, Web
+from exporter.cli.sections import Exposition, Feed, GpuSection, Log, State, Web
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
 from exporter.config.loader import load_file, parse
 from exporter.config.options import (
@@ -31,6 +31,8 @@ from exporter.config.options import (
 )
 from exporter.errors import ConfigurationError, DefinitionError, Problem
 from exporter.feed.directory import MAX_RULES
+from exporter.ledger.energy.tariffs import EnergyOptions
+from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.replay.machines import is_machine_file, load_machine
@@ -152,8 +154,10 @@ class Configuration:
         metadata={"help": "Collectors that run in the background."},
     )
     gpu: GpuSection = option(GpuSection(), "Which GPUs to watch, and how closely.")
-    energy: Energy = option(Energy(), "Energy of the runs, and what it costs: carbon, water and money.")
-    goodput: Goodput = option(Goodput(), "How the time of a training is counted.")
+    energy: EnergyOptions = option(
+        EnergyOptions(), "Energy of the runs, and what it costs: carbon, water and money."
+    )
+    goodput: GoodputOptions = option(GoodputOptions(), "How the time of a training is counted.")
     recording: tuple[Rule, ...] = option(
         (),
         "Aggregations, windows and buckets for the Stats of the training processes, in place of those in their "

@@ -209,19 +209,15 @@ class Wiring:
             self._pages,
             self._lock,
             boot=boot,
-            tariffs=settings.tariffs(),
-            whole_machine=settings.whole_machine,
+            options=settings,
             linger_seconds=configuration.feed.linger,
         )
 
     def follow(self, configuration: Configuration) -> None:
         """Schedule what is enabled; what stays as it was keeps its block, its verdict and a pass under way."""
         wanted = {each.name: each for each in self._wanted(configuration)}
-        self._energy.configure(
-            configuration.energy.tariffs(), whole_machine=configuration.energy.whole_machine
-        )
-        self._jobs.sessions.options = configuration.goodput.options()
-        self._jobs.peaks = configuration.goodput.peaks()
+        self._energy.configure(configuration.energy)
+        self._jobs.sessions.options = configuration.goodput
         kept: dict[str, Sequence[AnyCollector]] = {}  # those that only get other times
         for name, (before, collectors) in list(self._running.items()):
             now = wanted.get(name)

@@ -1,15 +1,13 @@
 """What the collectors of processes and of energy tell each other, and the pages on which they keep their totals.
 
-Used in the sidecar. The composition root hands each collector the others' latest values as callables. Times called `at`
-are those of the machine's monotonic clock, which all of them share. Pages are numbers of this machine that outlive the
-sidecar: the ledger puts them into its state files, one a page.
+Times called `at` are those of the machine's monotonic clock. Pages are numbers of this machine that outlive the sidecar.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from exporter.feed.snapshot import ProcessIdentity
 
@@ -85,47 +83,27 @@ Rows = dict[tuple[str, ...], tuple[float | None, ...]]
 """Numbers by name. What a place in a row means is a contract: new ones are added at the end only."""
 
 
-class Page(Protocol):
-    """The rows of one subject; all of them are saved, or nothing."""
+class Page:
+    """The rows of one subject, all of them saved or none; of a collector that stands on its own they are not kept."""
 
     def load(self) -> Rows | None:
         """Give what was last saved, empty when there is nothing; None while another sidecar keeps it.
 
         Raises CollectError (`state`) where it cannot be read now.
         """
-        ...
+        return {}
 
     def save(self, rows: Rows) -> None:
         """Replace it, after a `load` that gave rows; raises CollectError (`state`), and nothing has changed."""
-        ...
 
     def close(self) -> None:
         """Let another sidecar keep it."""
-        ...
 
 
-class Keeper(Protocol):
+class Keeper:
     """Where pages are."""
 
     def page(self, subject: str, name: str = "") -> Page:
         """Name a page of a collector, such as that of a run; nothing is touched yet."""
-        ...
-
-
-class Fleeting:
-    """A keeper, and its empty pages, that end with the process: for a collector that stands on its own."""
-
-    def page(self, subject: str, name: str = "") -> Page:
-        """Give a page that is empty."""
         del subject, name
-        return self
-
-    def load(self) -> Rows:
-        """Give nothing."""
-        return {}
-
-    def save(self, rows: Rows) -> None:
-        """Keep nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        return Page()

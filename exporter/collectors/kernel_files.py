@@ -1,8 +1,7 @@
-"""Small files of /proc and /sys, one outcome for each kind of failure, what is mounted, and which names a user wants to see.
+"""Small files of /proc and /sys, what is mounted, and which names a user wants to see.
 
-Used in the sidecar by the collectors of the machine. A source that the kernel does not offer is a normal state; one that
-cannot be read, or holds something else than documented, is a problem with one of `FILE_REASONS`. A read that blocks
-costs the collector its deadline. Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
+A source that the kernel does not offer is a normal state; one that cannot be read, or holds something else than documented,
+is a problem with one of `FILE_REASONS`. Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
 """
 
 from __future__ import annotations
@@ -83,11 +82,7 @@ def failure(what: Path | str, error: OSError) -> CollectError:
 
 
 def read_file(path: Path) -> str:
-    """Read a kernel file, without blanks around it; bytes that are not UTF-8 become surrogates.
-
-    Raises:
-        OSError: There is none, it has no reading now, or it cannot be read.
-    """
+    """Read a kernel file, without blanks around it; bytes that are not UTF-8 become surrogates; raises OSError."""
     return path.read_bytes().decode("utf-8", "surrogateescape").strip()
 
 

@@ -1,9 +1,8 @@
-"""Scheduler: runs every collector on its own interval, with its own deadline, away from the scrape.
+"""Scheduler: runs every collector on its own interval, with its own deadline, in a daemon thread of its own.
 
-Used in the sidecar. Threads: one daemon a collector, which calls it and publishes what it gave, so that a collector, or a
-publication, that hangs costs itself only; and a watchdog, which gives the verdict 0 to what is past its deadline and
-withdraws a block when nothing was published for `max(3 intervals, interval + deadline)`: a gap instead of a frozen
-value. A collector is never called while its previous call has not returned, not even after it was removed and added.
+A watchdog gives the verdict 0 to what is past its deadline and withdraws a block when nothing was published for
+`max(3 intervals, interval + deadline)`: a gap instead of a frozen value. A collector is never called while its previous
+call has not returned, not even after it was removed and added.
 """
 
 from __future__ import annotations
@@ -126,13 +125,7 @@ class _Task:
 
 
 class Scheduler:
-    """Calls collectors in the background.
-
-    Args:
-        publish: Takes a collector's name and its families.
-        withdraw: Takes the name of a collector whose families must go.
-        unwatched: Says for how many seconds nobody is expected to look; 0 where that is not known.
-    """
+    """Calls collectors in the background; `unwatched` says for how many seconds nobody will look, 0 where unknown."""
 
     def __init__(
         self,
@@ -159,13 +152,10 @@ class Scheduler:
         deadline_seconds: float,
         eases: bool = False,
     ) -> None:
-        """Schedule a collector; its first pass begins at once, or when the scheduler starts.
+        """Schedule a collector, at once or when the scheduler starts; raises ValueError where the name is taken.
 
         The counters of a name continue when it was there before. One that eases is called less often while the next
         scrape is known to be far: what it would publish is replaced before anybody sees it.
-
-        Raises:
-            ValueError: The name is taken.
         """
         with self._lock:
             task = self._tasks.setdefault(

@@ -5,14 +5,10 @@ Used in the sidecar by the scheduler and the status page. Values only. It stays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from exporter.families import Collected, FamilySpec, family
-
-
-def _of_collector(name: str, help_text: str, where: str, *labels: str) -> FamilySpec:
-    return family(f"exporter_collector_{name}", help_text, where, "collector", *labels)
+from exporter.families import Collected, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,58 +38,42 @@ class Totals:
     last_success: float | None = None
 
 
-OF_STATUS: dict[FamilySpec, Callable[[CollectorStatus, Totals], float | None]] = {
-    _of_collector(
-        "success",
-        "Whether the last pass of the collector read all of its sources (1) or not (0). Absent before the first pass has ended.",
-        "last pass",
-    ): lambda status, _: None if status.success is None else int(status.success),
-    _of_collector(
-        "last_duration_seconds",
-        "How long the last pass took; while one is past its deadline, how long it has been running. Absent before the first pass has ended.",
-        "monotonic clock",
-    ): lambda status, _: status.duration_seconds,
-    _of_collector(
-        "duration_seconds_total",
-        "Time that all passes of the collector took, late ones included once they return.",
-        "monotonic clock",
-    ): lambda _, totals: totals.duration_seconds,
-    _of_collector(
-        "last_success_timestamp_seconds",
-        "When the last pass that read all of its sources ended. Absent before the first one.",
-        "wall clock",
-    ): lambda _, totals: totals.last_success,
-    _of_collector(
-        "timeouts_total",
-        "Passes that had not returned at their deadline; one that hangs for hours counts once.",
-        "scheduler",
-    ): lambda _, totals: totals.timeouts,
-    _of_collector(
-        "interval_seconds",
-        "Time between two passes of the collector; a scrape interval below it repeats values.",
-        "configuration",
-    ): lambda status, _: status.interval_seconds,
-    _of_collector(
-        "unsupported_sources",
-        "Sources of the collector that this machine does not offer, so that their families are absent; the log names them. Absent where it offers all, and before the first pass that published.",
-        "last pass",
-    ): lambda status, _: len(status.unsupported) or None,
-}
-ERRORS = _of_collector(
-    "errors_total",
-    "Passes that failed in part or as a whole, late ones included, by reason. Absent before the first of its reason.",
-    "last pass",
-    "reason",
-)
-SPECS = (*OF_STATUS, ERRORS)
+SPECS = table("""
+exporter_collector_success{collector}: Whether the last pass of the collector read all of its sources (1) or
+    not (0). Absent before the first pass has ended. <- last pass
+exporter_collector_last_duration_seconds{collector}: How long the last pass took; while one is past its
+    deadline, how long it has been running. Absent before the first pass has ended. <- monotonic clock
+exporter_collector_duration_seconds_total{collector}: Time that all passes of the collector took, late ones
+    included once they return. <- monotonic clock
+exporter_collector_last_success_timestamp_seconds{collector}: When the last pass that read all of its
+    sources ended. Absent before the first one. <- wall clock
+exporter_collector_timeouts_total{collector}: Passes that had not returned at their deadline; one that hangs
+    for hours counts once. <- scheduler
+exporter_collector_interval_seconds{collector}: Time between two passes of the collector; a scrape interval
+    below it repeats values. <- configuration
+exporter_collector_unsupported_sources{collector}: Sources of the collector that this machine does not
+    offer, so that their families are absent; the log names them. Absent where it offers all, and before the
+    first pass that published. <- last pass
+exporter_collector_errors_total{collector,reason}: Passes that failed in part or as a whole, late ones
+    included, by reason. Absent before the first of its reason. <- last pass
+""")
+(SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNSUPPORTED, ERRORS) = SPECS
 
 
 def status_families(statuses: Iterable[tuple[CollectorStatus, Totals]]) -> Collected:
     """Make the `exporter_collector_*` families."""
     made = Collected()
     for status, totals in statuses:
-        for spec, value in OF_STATUS.items():
-            made.add(spec, value(status, totals), status.name)
+        for spec, value in (
+            (SUCCESS, None if status.success is None else int(status.success)),
+            (LAST_DURATION, status.duration_seconds),
+            (DURATION, totals.duration_seconds),
+            (LAST_SUCCESS, totals.last_success),
+            (TIMEOUTS, totals.timeouts),
+            (INTERVAL, status.interval_seconds),
+            (UNSUPPORTED, len(status.unsupported) or None),
+        ):
+            made.add(spec, value, status.name)
         for reason, count in sorted(totals.errors.items()):
             made.add(ERRORS, count, status.name, reason)
     return made

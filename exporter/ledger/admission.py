@@ -1,14 +1,9 @@
-"""Stats: which of them may share a family name and are counted, and the families that they become.
+"""Stats: which of them may share a family name and are counted, and the families that they become; no I/O.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O. Each process names its Stats as it likes; in the exposition
-a name has one family, one type, one unit and one set of buckets.
-
-- Names of the exporter's own families are refused, except to a Stat that is just that family (`OWN`).
-- A family belongs to the living processes that have it. The first (those that already hold it come before new ones)
-  decides type, unit and buckets; a Stat that differs, or whose other families collide with a held name, is refused.
-- Help may differ (the first one's is published), and so may labels: the family then has the union of the label names,
-  and those that a Stat lacks are absent from its series.
-- What only the dead have recorded lingers under the same rule, after all the living.
+A name has one family, one type, one unit and one set of buckets. Names of the exporter's own families are refused, except
+to a Stat that is just that family. The first of the living processes decides, those that hold a family before new ones; a
+Stat that differs, or whose other families collide with a held name, is refused. Help and labels may differ. What only the
+dead have recorded lingers under the same rule, after all the living.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
-"""JobCollector: from the feed directory to families, by way of the ledger.
+"""JobCollector: from the feed directory to families, by way of the ledger; `collect` is one pass, on one thread at a time.
 
-Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. One pass:
-
-1. Read the feed. Bind every process to a rank and a worker slot; load the state of ranks that appear.
-2. Settle which Stats are admitted, and count the new snapshots.
-3. Save the state of every rank; count goodput from rank 0, and save that.
-4. Make the families. A rank whose state could not be saved has its gauges, but no totals: a gap is honest, a total that
-   a restart would take back is not.
-5. Remove the feed files of the dead whose totals are now safe.
-
-A sidecar killed between any two of these steps counts nothing twice: the state knows the processes it has counted by their
-ids until their files are gone. A sidecar that does not own the feed directory looks on: it publishes what it sees, from
-the owner's state files as they were when it first saw a rank. When the owner ends, it takes over from the state files.
+A rank whose state could not be saved has its gauges, but no totals: a gap is honest, a total that a restart would take
+back is not. The state knows the processes that it has counted by their ids until their files are gone, so that a sidecar
+killed at any step counts nothing twice. One that does not own the feed directory looks on: it publishes what it sees, from
+the owner's state files as they were when it first saw a rank, and takes over when the owner ends.
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.ledger.admission import Admission, StatMetrics
 from exporter.ledger.energy.attribution import ProcessWork, WorkUse, gone_on
 from exporter.ledger.families import feed, run_info
-from exporter.ledger.families.run_info import Gpus, PeakSetting, RankDevices, tell_runs
+from exporter.ledger.families.run_info import Gpus, RankDevices, tell_runs
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
 from exporter.ledger.goodput.run_state import RunStates
@@ -54,7 +46,7 @@ class JobCollector:
         loaded: True once a pass has loaded the state and seen the feed, or could not read it: the page need not wait.
         processes: Who records, and who did a short while ago; None while the feed cannot be read.
         work: What the processes do, as of the last pass.
-        gpus: What is known of GPUs; set by the composition root, as are the peaks that are configured of them.
+        gpus: What is known of GPUs; set by the composition root.
     """
 
     name = "feed"
@@ -77,7 +69,6 @@ class JobCollector:
         self.loaded = False
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
-        self.peaks: Sequence[PeakSetting] = ()
         self.work = WorkUse()
         self.sessions = Sessions(state, shared=shared)
         self._feed = reader
@@ -108,7 +99,7 @@ class JobCollector:
             raise CollectError(str(error), reason="directory") from error
         options = self.sessions.options
         rules = GapRules(
-            self._stale_after_seconds, self._linger_seconds, options.hang_seconds, options.hang_steps
+            self._stale_after_seconds, self._linger_seconds, options.hang_after, options.hang_steps
         )
         # A listing shows twice what was replaced meanwhile: the later one is the last.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
@@ -184,12 +175,12 @@ class JobCollector:
         collected = Collected()
         collected += self._stats.fill(slots, rules, now)
         feed.tell_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
-        tell_runs(collected, slots, pids, devices, self.peaks)
+        tell_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
         self.sessions.tell(collected)
         runs = {each.labels[0] for each in slots}
         self._states.tell(collected, self._ranks.processes(), runs, self.sessions.witnesses, rules, now)
         self._tell_conflicts(collected, now)
-        ours, state = feed.OF_LEDGER, self._state
+        ours, state = feed.OF, self._state
         for reason, count in self._refusals.items():
             collected.add(ours["exporter_feed_refused_total"], count, reason)
         collected.add(ours["exporter_feed_owner"], int(self._ranks.owner))
@@ -230,7 +221,7 @@ class JobCollector:
                 and now.monotonic - process.first_seen >= CONFLICT_SECONDS
             ]
             if rank.key.rank is not None and len(together) > 1:
-                spec = feed.OF_PROCESSES["training_rank_conflicts"]
+                spec = feed.OF["training_rank_conflicts"]
                 collected.add(spec, len(together) - 1, rank.key.run, str(rank.key.rank))
 
     def _remove_dead(self, entries: Mapping[str, FeedEntry]) -> None:

@@ -1,17 +1,14 @@
 """Ranks: the totals of each rank over all processes that ever were it, and the state files that stand behind them.
 
-Runs in the sidecar, on the ledger's collecting thread; no clock of its own. Totals never fall.
-
     rank (run, rank, role)
       └── slot 0, 1, …           a worker slot; has its own totals and its own series
             ├── base             the sum over processes that are long gone
             └── processes        one record for each since, in the order in which they came
 
-A process is known by its id and bound to a slot: the lowest that no living process of the rank has, but slot 0 belongs
-to a process that trains as soon as there is one. As long as there is a record, its process can be seen again, alive or
-dead, in this or a later life of the sidecar, and is counted once; a record becomes part of the base only when its feed
-file is gone. The last few of the dead keep theirs even then, so that a process whose files were deleted under it, and
-that writes them anew, is still the same process; the ids of some more before them are remembered.
+A process is bound to the lowest slot that no living process of the rank has, but slot 0 belongs to one that trains. While
+there is a record, its process can be seen again, in this or a later life of the sidecar, and is counted once. A record
+becomes part of the base only when its feed file is gone; the last few of the dead keep theirs even then, for a process
+whose files were deleted under it and that writes them anew.
 """
 
 from __future__ import annotations

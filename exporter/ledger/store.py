@@ -1,23 +1,14 @@
-r"""StateStore: the files that let totals outlive the sidecar.
-
-Runs in the sidecar, called from the threads of the collectors that keep something. Bytes go under a key (kind, run, …) to
-one file per key in `<state directory>/ledger/`, and come back after a restart, of this sidecar or of another one on another
-node when the directory is shared storage.
+r"""StateStore: the files that let totals outlive the sidecar, one a key (kind, run, …) in `<state directory>/ledger/`.
 
     training-exporter-ledger 3 3f2a90c4\n                   magic, format version, CRC-32 of what follows
     {"key": ["rank", "run", "0", "", ""], "keeper": "node7"}\n   whose file it is, and which sidecar wrote it last
-    …content…                                               JSON
+    …content…                                               JSON: a dataclass whose fields are the keys
 
-A content is a dataclass whose fields are the keys of the JSON. A key that is not known is passed over, a missing one has
-its default: so versions may differ.
-
-- A file is replaced as a whole, by a rename. SIGKILL at any instant leaves the old or the new one.
-- One keeper per file at a time: a byte of the file `locks` is a POSIX record lock that a sidecar holds while it keeps
-  the key, and that the kernel drops when it dies.
-- A damaged file, one of another version, or something else under its name is never read as zero in silence and never
-  overwritten: it is renamed to `<name>.damaged-<unix time>`, logged and counted.
-- No `fsync`: a flush would make each pass wait behind the job's own checkpoint. What a loss of power can leave, an
-  empty or torn file, is found by its checksum.
+A key that is not known is passed over, a missing one has its default: so versions may differ. A file is replaced as a
+whole, by a rename. While a sidecar keeps a key it holds a POSIX record lock on a byte of the file `locks`. A damaged file,
+one of another version, or something else under its name is never read as zero in silence and never overwritten: it is
+renamed to `<name>.damaged-<unix time>`, logged and counted. No `fsync`: a flush would make each pass wait behind the job's
+own checkpoint; what a loss of power can leave is found by the checksum.
 """
 
 from __future__ import annotations
@@ -42,7 +33,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from exporter.collectors.job import Rows
+from exporter.collectors.job import Keeper, Page, Rows
 from exporter.errors import CollectError, StateError
 from exporter.feed.files import replace_file
 
@@ -74,7 +65,7 @@ def file_name(key: StateKey) -> str:
     return f"{readable or 'run'}-{hashlib.sha256(joined).hexdigest()[:32]}{_SUFFIX}"
 
 
-class StateStore:
+class StateStore(Keeper):
     """Reads and writes state files; raises a StateError where the directory or a file cannot be used now.
 
     Attributes:
@@ -198,7 +189,7 @@ class StateStore:
     def page(self, subject: str, name: str = "") -> Page:
         """Name the numbers that a collector keeps, for each run where it has a name; nothing is touched yet."""
         # Per machine: on shared storage every machine counts what is its own.
-        return Page(self, ("page", name, subject, self.keeper))
+        return _StatePage(self, ("page", name, subject, self.keeper))
 
     # Files ----------------------------------------------------------------------------------------------
 
@@ -270,15 +261,14 @@ class StateStore:
             self._claimed = {key: name for key, name in self._claimed.items() if self._lock(name)}
 
 
-class Page:
-    """`exporter.collectors.job.Page`: rows of numbers in a state file."""
+class _StatePage(Page):
+    """Rows of numbers in a state file."""
 
     def __init__(self, state: StateStore, key: StateKey) -> None:
         self._state = state
         self._key = key
 
     def load(self) -> Rows | None:
-        """Claim the page and read it; None while another sidecar keeps it."""
         try:
             if not self._state.claim(self._key):
                 return None
@@ -287,14 +277,12 @@ class Page:
             raise CollectError(str(error), reason="state") from error
 
     def save(self, rows: Rows) -> None:
-        """Replace it, or leave what was saved before."""
         try:
             self._state.save(self._key, dumps(rows))
         except StateError as error:
             raise CollectError(f"totals are withheld: {error}", reason="state") from error
 
     def close(self) -> None:
-        """Let another sidecar keep it."""
         self._state.release(self._key)
 
 

@@ -1,7 +1,6 @@
-"""What a worker slot of a rank has counted, and what of it may be shown in one pass.
+"""What a worker slot of a rank has counted, and what of it may be shown in one pass; arithmetic on the ledger's thread.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O, no clock of its own. A slot's total is base + first
-process + … + last process, added in this order, always; nothing in it ever falls. The gap rules are all here:
+A slot's total is base + first process + … + last process, added in this order, always; nothing in it ever falls.
 
 | the process                              | window gauges | last values of the training | totals, last sample |
 |------------------------------------------|---------------|-----------------------------|---------------------|

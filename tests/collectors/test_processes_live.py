@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,17 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from collectors_support import assert_sound, names_of, value_of
+from collectors_support import assert_sound, value_of
 from energy_support import nobody
 from ledger_support import a_process
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from exporter.collectors.job import JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.families import Collected
-from exporter.feed.reader import FeedReader
-from exporter.ledger.collector import JobCollector
 from exporter.ledger.store import StateStore
 
 TRAINER = ("r", "0", "trainer")
@@ -169,47 +166,10 @@ def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None
         collected = collector.collect()
         memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
 
-    names = names_of(collected)
+    names = {sample.name for metric in collected for sample in metric.samples}
     assert collected.problems == memory.problems == []
     assert list(memory) == []
     assert not any("_io_" in name for name in names)
     assert "training_process_open_fds" not in names
     assert value(collected, "training_process_instances", *TRAINER) == 1
     assert value_of(collected, CPU, *TRAINER, "user") is not None
-
-
-RECORD = """
-import json, os, sys, exporter
-exporter.Stat("x", {exporter.Aggregation.MEAN}).add(1)
-exporter.flush()
-print(os.getpid(), flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_the_feed_leads_to_the_process_and_tells_its_end(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    environment = {**os.environ, "EXPORTER_FEED_DIR": str(tmp_path), "EXPORTER_RUN": "r", "RANK": "0"}
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", RECORD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert trainer.stdout is not None
-    assert json.loads(trainer.stdout.readline()) == trainer.pid
-    state = StateStore(tmp_path)
-    jobs = JobCollector(FeedReader(tmp_path), state)
-    collector = ProcessCollector(job=lambda: jobs.processes, keeper=state)
-    jobs.collect()
-    alive = collector.collect()
-    trainer.communicate("end\n", timeout=10 * PATIENCE)
-    jobs.collect()
-    ended = collector.collect()
-
-    assert value(alive, "training_process_up", "r", "0") == 1
-    assert value(alive, "training_process_instances", *TRAINER) == 1
-    assert value(ended, "training_process_up", "r", "0") == 0
-    assert collector.use is not None
-    assert collector.use.runs == ()

@@ -16,7 +16,7 @@ from exporter.cli.wiring import KeptGpus
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.supervisor import Supervisor, Timings
-from exporter.collectors.job import Rows
+from exporter.collectors.job import Keeper, Page, Rows
 from exporter.ledger.store import StateStore
 from exporter.replay.machines import collector_arguments
 
@@ -67,24 +67,25 @@ def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_p
 
 
 def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tmp_path: Path) -> None:
-    class Taken:
+    class Taken(Page):
         """A page that another sidecar keeps for a while."""
 
-        def __init__(self) -> None:
-            self.page, self.free = StateStore(tmp_path).page("gpu"), False
-            self.save, self.close = self.page.save, self.page.close
+        page, free = StateStore(tmp_path).page("gpu"), False
 
         def load(self) -> Rows | None:
             return self.page.load() if self.free else None
 
-    class Keeper:
+        def save(self, rows: Rows) -> None:
+            self.page.save(rows)
+
+    class OneTaken(Keeper):
         taken = Taken()
 
         def page(self, subject: str, name: str = "") -> Taken:
             return self.taken
 
     arguments = collector_arguments(described(tmp_path))
-    keeper = Keeper()
+    keeper = OneTaken()
     gpus = KeptGpus(
         GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), keeper, counts=lambda: True
     )

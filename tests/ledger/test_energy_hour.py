@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from energy_support import EPYC, EnergyLedger, Machine
+from energy_support import EPYC, EnergyNode, Machine
 from gpu_support import machine as described
 from gpu_support import replay
 from ledger_support import START
 
 from exporter.collectors.gpu.state import GpuRegistry
-from exporter.collectors.job import EnergyReading, MachineUse, RunUse
-from exporter.ledger.energy.collector import Sources
+from exporter.collectors.job import EnergyReading
+from exporter.ledger.energy.tariffs import EnergyOptions
+from exporter.ledger.store import StateStore
 
 PASS_SECONDS = 10.0
 BEGIN = 5000.0
@@ -56,36 +56,24 @@ def integral_of(gpu: dict[str, Any]) -> float:
     return float(gpu.get("values", {}).get("power_joules") or 0.0)
 
 
-@dataclass
-class Node:
+class Node(EnergyNode):
     """A machine with the sidecar's parts that count energy."""
 
-    directory: Path
-    machine: Machine
-    gpu_resets: Counter[str] = field(default_factory=Counter)
+    def __init__(self, directory: Path, machine: Machine) -> None:
+        self.machine = machine
+        self.gpu_resets: Counter[str] = Counter()
+        super().__init__(directory, options=EnergyOptions(whole_machine=True))
 
-    def __post_init__(self) -> None:
-        sources = Sources(readings=self.readings, use=self.use, gpu_use=lambda: (), alive=lambda: {"r"})
-        self.ledger = EnergyLedger(
-            self.directory,
-            sources,
-            wall=lambda: self.wall,
-            monotonic=lambda: self.machine.now,
-            whole_machine=True,
-        )
-        self.start()
-
-    def start(self) -> None:
-        self.rapl = self.machine.collector(self.ledger.state)
+    def start(self, state: StateStore | None = None) -> None:
+        super().start(state)
+        self.rapl = self.machine.collector(self.state)
         self.registry = GpuRegistry(monotonic=lambda: self.machine.now)
-        self.page = self.ledger.state.page("gpu")
+        self.page = self.state.page("gpu")
         self.registry.restore(self.page.load() or {}, self.wall)
 
     def restart(self) -> None:
-        """SIGKILL: nothing is written any more, the kernel drops the locks."""
         self.gpu_resets.update(self.registry.resets())
-        self.ledger.restart()
-        self.start()
+        super().restart()
 
     @property
     def wall(self) -> float:
@@ -94,16 +82,13 @@ class Node:
     def readings(self) -> list[EnergyReading]:
         return [*self.rapl.readings, *self.registry.energies()]
 
-    def use(self) -> MachineUse:
-        busy = self.machine.now - BEGIN
-        return MachineUse(self.machine.now, (RunUse("r", frozenset({1}), busy, 4, 250),), busy, 4, 1000)
-
-    def collect(self) -> dict[str, float]:
+    def joules(self) -> dict[str, float]:
         """One pass of everything; gives the joules of the run by component."""
+        self.clock.wall, self.clock.monotonic = self.wall, self.machine.now
         self.rapl.collect()
         self.page.save(self.registry.rows(self.wall))
         found: Counter[str] = Counter()
-        for labels, joules in self.ledger.collect().all("training_energy_joules_total").items():
+        for labels, joules in self.collect().all("training_energy_joules_total").items():
             found[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things
         return dict(found)
 
@@ -136,7 +121,7 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
             for key in EPYC:
                 machine.register(key).write_text("N/A\n")
         node.registry.take_sample({**message, "time": BEGIN + message["time"]}, child=1 + restarts)
-        counted = node.collect()
+        counted = node.joules()
         drawn = {
             "cpu": sum(joules for key, joules in machine.joules.items() if key in EPYC),
             "dram": machine.joules["intel-rapl:0:0"],

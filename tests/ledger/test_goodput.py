@@ -2,162 +2,144 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from goodput_support import Books, a_job, steps
+from goodput_support import Watched, a_job, badput, check_identity, of, reasons
+from ledger_support import Sidecar
 from places import PROJECT
 
 from exporter.ledger.goodput.task import CAUSES
 
-
-def killed_at_100() -> Books:
-    """Saved at 90, killed at 100, and half a second into the next step."""
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 90)
-    job.save(2.0)
-    steps(job, 10)
-    job.hold(0.5)
-    books.end(job, after=0.25, reason="oom_kill")
-    return books
+DAY = 86_400.0
 
 
-def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice() -> None:
-    books = killed_at_100()
-    again = a_job(50)
-    books.begin(again)
-    steps(again, 50)
-    again.save(1.0)
-    books.see(again)
-
-    assert books.goodput.lost_steps == 10 + 40
-    assert books.goodput.productive == 90 + 10
-    assert books.lost()["lost_progress"] == 0.75 + 10 + 40
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Sidecar:
+    return Sidecar(tmp_path)
 
 
-def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_latest_save() -> None:
-    books = killed_at_100()
-    again = a_job(0, load=1.0)
-    books.begin(again)
-    steps(again, 10)
-    again.save(1.0)
-    books.see(again)
-
-    assert books.goodput.lost_steps == 10
-    assert books.goodput.productive == 100
-
-
-def test_a_warm_up_does_not_settle_where_a_training_goes_on() -> None:
-    books = killed_at_100()
-    again = a_job(0)
-    again.guessed = True
-    books.begin(again)
-    steps(again, 3)
-    books.see(again)
-    again.begin_loop(90)
-    again.guessed, again.first_step = False, 90
-    books.see(again)
-
-    assert books.goodput.lost_steps == 10
+@pytest.fixture
+def killed_at_100(sidecar: Sidecar) -> None:
+    """Saved at 90, killed at 100, half a second into the next step, and a quarter after its last word."""
+    first = Watched(sidecar, a_job())
+    first.job.train(90)
+    first.job.save(2.0)
+    first.job.train(10)
+    first.job.hold(0.5)
+    first.see()
+    sidecar.clock.advance(0.25)
+    first.die()
 
 
-def test_a_run_that_ended_in_order_and_begins_again_is_another_task() -> None:
-    books, job = Books(), a_job()
-    books.begin(job)
-    steps(job, 10)
-    job.finished = True
-    books.end(job, final=True)
-    books.now += 86400
-    again = a_job(0)
-    books.begin(again)
-    steps(again, 10)
-    again.save(0.0)
-    books.see(again)
+@pytest.mark.usefixtures("killed_at_100")
+def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice(sidecar: Sidecar) -> None:
+    again = Watched(sidecar, a_job(50))
+    again.job.train(50)
+    again.job.save(1.0)
+    page = again.see()
 
-    assert books.goodput.attempt is not None
-    assert books.goodput.attempt.number == 1
-    assert books.goodput.productive == 20
-    assert books.goodput.lost_steps == 0
-    assert sum(books.goodput.restarts.values()) == 0
-    assert books.lost() == {"init": 8}
+    assert of(page, "lost_steps_total") == 10 + 40
+    assert of(page, "productive_seconds_total") == 90 + 10
+    assert badput(page)["lost_progress"] == 0.75 + 10 + 40
+    check_identity(page)
 
 
-def test_a_session_that_is_split_in_order_counts_the_time_between() -> None:
-    books, job = Books(), a_job()
-    books.begin(job, tagged=True)
-    steps(job, 10)
-    job.finished = True
-    books.end(job, final=True)
-    books.now += 86400
-    again = a_job(10)
-    books.begin(again, tagged=True)
-    steps(again, 10)
-    again.save(0.0)
-    books.see(again)
+@pytest.mark.usefixtures("killed_at_100")
+def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_latest_save(
+    sidecar: Sidecar,
+) -> None:
+    again = Watched(sidecar, a_job(0, load=1.0))
+    again.job.train(10)
+    again.job.save(1.0)
+    page = again.see()
 
-    assert books.lost() == {"init": 8, "downtime": 86400}
-    assert books.goodput.productive == 20
-    assert books.goodput.lost_steps == 0
-    assert books.goodput.restarts["exit"] == 1
+    assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [10, 100]
+
+
+@pytest.mark.usefixtures("killed_at_100")
+def test_a_warm_up_does_not_settle_where_a_training_goes_on(sidecar: Sidecar) -> None:
+    again = Watched(sidecar, a_job(0))
+    again.job.guessed = True
+    again.job.train(3)
+    warm_up = again.see()
+    again.job.begin_loop(90)
+    again.job.guessed, again.job.first_step = False, 90
+
+    assert [of(warm_up, "lost_steps_total"), of(again.see(), "lost_steps_total")] == [0, 10]
+
+
+@pytest.mark.parametrize("tag", ["", "s"], ids=["by-run", "by-tag"])
+def test_after_an_end_in_order_another_task_begins_unless_a_tag_ties_them(sidecar: Sidecar, tag: str) -> None:
+    first = Watched(sidecar, a_job(session_tag=tag))
+    first.job.train(10)
+    first.finish()
+    sidecar.clock.advance(DAY)
+    again = Watched(sidecar, a_job(10 if tag else 0, session_tag=tag))
+    again.job.train(10)
+    again.job.save(0.0)
+    page = again.see()
+
+    assert of(page, "attempt") == (2 if tag else 1)
+    assert [of(page, "productive_seconds_total"), of(page, "lost_steps_total")] == [20, 0]
+    assert badput(page) == ({"init": 8, "downtime": DAY + 4.5} if tag else {"init": 8})
+    assert reasons(page, "restarts") == ({"exit": 1} if tag else {})
 
 
 @pytest.mark.parametrize(("first_step", "load", "same"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)])
+@pytest.mark.usefixtures("killed_at_100")
 def test_a_crash_long_ago_is_another_task_where_the_training_begins_from_nothing(
-    first_step: int, load: float, same: bool
+    sidecar: Sidecar, first_step: int, load: float, same: bool
 ) -> None:
-    books = killed_at_100()
-    books.now += 86400
-    books.begin(a_job(first_step, load=load))
+    sidecar.clock.advance(DAY)
+    page = Watched(sidecar, a_job(first_step, load=load)).see()
 
-    assert books.lost().get("downtime", 0.0) == (86400 if same else 0)
-    assert books.goodput.attempt is not None
-    assert books.goodput.attempt.number == (2 if same else 1)
-    assert books.goodput.lost_steps == (10 if same else 0)
-    assert books.goodput.uncommitted == 0
+    assert badput(page).get("downtime", 0.0) == (DAY + 4.5 if same else 0)
+    assert of(page, "attempt") == (2 if same else 1)
+    assert of(page, "lost_steps_total") == (10 if same else 0)
+    assert of(page, "uncommitted_seconds") == 0
 
 
-def test_a_step_that_never_ended_hung_and_a_short_one_was_lost() -> None:
-    for held, cause in ((400.0, "hang"), (200.0, "lost_progress")):
-        books, job = Books(), a_job()
-        books.begin(job)
-        steps(job, 3)
-        job.hold(held)
-        books.see(job)
-        at_risk = books.goodput.uncommitted
-        books.end(job)
+@pytest.mark.parametrize(("held", "cause"), [(400.0, "hang"), (200.0, "lost_progress")])
+def test_a_step_that_never_ended_hung_and_a_short_one_was_lost(
+    sidecar: Sidecar, held: float, cause: str
+) -> None:
+    watched = Watched(sidecar, a_job())
+    watched.job.train(3)
+    watched.job.hold(held)
 
-        assert at_risk == 3 + held
-        assert books.lost() == {"init": 4, cause: held}
+    assert of(watched.see(), "uncommitted_seconds") == 3 + held
+    assert badput(watched.die()) == {"init": 4, cause: held}
 
 
-def test_the_worked_example_of_the_documentation_is_true() -> None:
+def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
     text = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
-    books, first = Books(), a_job(init=20.0)
-    books.begin(first)
-    for step in range(100):
-        first.train(1.5, data=0.5)
-        first.save(6.0) if step % 30 == 29 else None
-    first.hold(0.5)
-    books.end(first)
-    books.wait(60.0)
-    before = [books.goodput.uncommitted, books.goodput.wall]
-    second = a_job(90, init=20.0)
-    books.begin(second)
-    for _ in range(30):
-        second.train(1.5, data=0.5)
-    second.save(6.0)
-    second.finished = True
-    books.end(second, final=True)
+    first = Watched(sidecar, a_job(init=20.0))
+    for length in (30, 30, 30, 10):
+        first.job.train(length, 1.5, data=0.5)
+        first.job.save(6.0) if length == 30 else None
+    first.job.hold(0.5)
+    first.see()
+    killed = first.die()
+    sidecar.clock.advance(55.5)  # a minute after the end
+    second = Watched(sidecar, a_job(90, init=20.0))
+    second.job.train(30, 1.5, data=0.5)
+    second.job.save(6.0)
+    page = second.finish()
 
-    goodput = books.goodput
-    assert [goodput.productive, goodput.wall, goodput.lost_steps] == [180, 384.5, 10]
-    assert books.lost() == {
+    names = ("productive_seconds_total", "wall_seconds_total", "lost_steps_total")
+    assert [of(killed, name) for name in ("uncommitted_seconds", "wall_seconds_total")] == [15, 238.5]
+    assert [of(page, name) for name in names] == [180, 384.5, 10]
+    assert [of(page, "attempt"), of(page, "attempt_steps")] == [2, 30]
+    assert reasons(killed) == reasons(page, "restarts") == {"signal": 1}
+    check_identity(page)
+    assert badput(page) == {
         "init": 40,
         "lost_progress": 15.5,
         "data_stall": 65,
         "checkpoint_save": 24,
         "downtime": 60,
     }
-    assert before == [15, 238.5]
     for words in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
         assert words in text
     assert all(f"| `{cause}` |" in text for cause in CAUSES)

@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from goodput_support import check_identity, of, reasons
@@ -81,30 +82,6 @@ with training.application():
     dist.destroy_process_group()
 say(what="end")
 """
-
-
-class Log:
-    """What one rank has written of itself."""
-
-    def __init__(self, path: Path) -> None:
-        self.lines = [json.loads(line) for line in path.read_text().splitlines()]
-
-    def seconds(self, attempt: int, first: int, last: int) -> float:
-        """Time of steps, both ends included."""
-        return sum(
-            float(line["seconds"])
-            for line in self.lines
-            if line["what"] == "step" and line["attempt"] == attempt and first <= line["step"] <= last
-        )
-
-    def steps(self, attempt: int) -> list[int]:
-        return [line["step"] for line in self.lines if line["what"] == "step" and line["attempt"] == attempt]
-
-    def at(self, what: str, attempt: int) -> float:
-        """When something was written, the last time."""
-        return max(
-            float(line["at"]) for line in self.lines if line["what"] == what and line["attempt"] == attempt
-        )
 
 
 ONCE_AGAIN = """
@@ -175,15 +152,17 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
         wait_for(running, lambda found: of(found, "uncommitted_seconds", "llama") == 0)
         page = page_of(running)
 
-    log = Log(tmp_path / "log-0")
-    assert [log.steps(0), log.steps(1), log.steps(2)] == [
-        list(range(25)),
-        list(range(20, 37)),
-        list(range(30, 50)),
-    ]
-    productive = log.seconds(0, 0, 19) + log.seconds(1, 20, 29) + log.seconds(2, 30, 49)
-    unfinished = sum(line["seconds"] for line in log.lines if line["what"] == "failed")
-    lost = log.seconds(0, 20, 24) + log.seconds(1, 30, 36) + unfinished
+    lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
+
+    def said(what: str, attempt: int) -> list[Any]:
+        return [line for line in lines if (line["what"], line["attempt"]) == (what, attempt)]
+
+    steps = [{each["step"]: each["seconds"] for each in said("step", attempt)} for attempt in range(3)]
+    assert [list(each) for each in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
+    unfinished = sum(line["seconds"] for line in lines if line["what"] == "failed")
+    saved = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
+    productive = sum(steps[attempt][step] for attempt, done in saved for step in done)
+    lost = sum(sum(each.values()) for each in steps) - productive + unfinished
 
     assert of(page, "attempt", "llama") == 3
     assert of(page, "attempt_steps", "llama") == 20
@@ -192,10 +171,10 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
     assert of(page, "badput_seconds_total", "llama", cause="lost_progress") == pytest.approx(
         lost, rel=0.1, abs=0.2
     )
-    starts = [line["start"] for line in log.lines if line["what"] == "begin"]
-    ends = [log.at("failed", 0), log.at("killed", 1), log.at("end", 2)]
+    starts = [line["start"] for line in lines if line["what"] == "begin"]
+    ends = [said(what, attempt)[-1]["at"] for attempt, what in enumerate(("failed", "killed", "end"))]
     wall, away = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
-    preparing = sum(log.at("loop", attempt) - starts[attempt] for attempt in range(3))
+    preparing = sum(said("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3))
     lost_time = {cause: of(page, "badput_seconds_total", "llama", cause=cause) or 0.0 for cause in CAUSES}
 
     assert of(page, "wall_seconds_total", "llama") == pytest.approx(wall, abs=0.5)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
+from ledger_support import START, Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.recording.values import Aggregation, StatDefinition, WindowReading
+from exporter.families import FamilySpec
+from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.ledger.families import IDENTITY_LABELS
+from exporter.ledger.families.training import TRAINING as SPECS
+from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 
 WINDOW = WindowReading(START - 60, START, 1, {Aggregation.MEAN: 0.5})
 
@@ -26,8 +30,7 @@ def runs(
     sidecar.feed.put(a_snapshot(process, *readings, sequence=sequence))
 
 
-def dropped(sidecar: Sidecar, rank: int) -> object:
-    page = sidecar.after(1)
+def dropped(page: Page, rank: int) -> object:
     return page.get("training_feed_dropped_total", run="r", rank=str(rank), reason="definition")
 
 
@@ -48,25 +51,23 @@ def test_the_first_living_definition_stands_and_the_other_is_counted(
 ) -> None:
     runs(sidecar, 1, second)
     runs(sidecar, 0, first)
-
     page = sidecar.collect()
 
     ranks = {
-        labels["rank"]
-        for family in page.families.values()
-        if family.name.startswith("a")
-        for labels, _ in family.samples
+        sample.labels["rank"]
+        for name, family in page.families.items()
+        if name.startswith("a")
+        for sample in family.samples
     }
     assert ranks == {"0"}
-    assert page.get("training_feed_dropped_total", run="r", rank="1", reason="definition") == 1
-    assert page.get("training_feed_dropped_total", run="r", rank="0", reason="definition") is None
+    assert dropped(page, 1) == 1
+    assert dropped(page, 0) is None
 
 
 def test_a_holder_stays_whoever_comes_later(sidecar: Sidecar) -> None:
     runs(sidecar, 1, a_definition("a", buckets=(1.0,)))
     sidecar.collect()
     runs(sidecar, 0, a_definition("a", buckets=(2.0,)))
-
     page = sidecar.after(1)
 
     assert page.count("a", run="r", rank="1") == 2
@@ -80,7 +81,6 @@ def test_when_the_holder_has_died_the_other_takes_the_family_with_all_it_counted
     sidecar.feed.kill(sidecar.feed.files[f"{0:032x}"].snapshot.process)
     sidecar.after(1)
     runs(sidecar, 1, a_definition("a", buckets=(2.0,)), sequence=2)
-
     page = sidecar.after(1)
 
     assert page.count("a", run="r", rank="1") == 2
@@ -90,17 +90,15 @@ def test_when_the_holder_has_died_the_other_takes_the_family_with_all_it_counted
 def test_help_may_differ_and_the_first_is_shown(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a", help="First."))
     runs(sidecar, 1, a_definition("a", help="Second."))
-
     page = sidecar.collect()
 
-    assert page.families["a"].help == "First."
-    assert len(page.families["a"].samples) == 2
+    assert page.families["a"].documentation == "First."
+    assert len(page.all("a_count")) == 2
 
 
 def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a", labels=(("split", "dev"),)), a_definition("a"))
     runs(sidecar, 1, a_definition("a", labels=(("data", "x"), ("split", "dev"))))
-
     page = sidecar.collect()
 
     assert page.count("a", run="r", rank="0") == 1
@@ -110,11 +108,10 @@ def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> 
 
 def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a.b"), a_definition("a_b"))
-
     page = sidecar.collect()
 
     assert page.count("a_b", run="r", rank="0") == 1
-    assert page.get("training_feed_dropped_total", run="r", rank="0", reason="definition") == 1
+    assert dropped(page, 0) == 1
 
 
 @pytest.mark.parametrize(
@@ -131,10 +128,74 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
 )
 def test_names_of_the_exporter_are_refused_whoever_asks(sidecar: Sidecar, definition: StatDefinition) -> None:
     runs(sidecar, 0, definition, a_definition("good"))
-
     page = sidecar.after(1)
 
-    assert page.get("training_feed_dropped_total", run="r", rank="0", reason="definition") == 1
+    assert dropped(page, 0) == 1
     assert page.count("good", run="r", rank="0") == 1
     own = {name for name in page.families if name.startswith("good")}
     assert page.families.keys() - own <= {spec.name for spec in sidecar.collector.specs}
+
+
+# Families of the training that the job's processes fill: whose they are -------------------------------------
+
+
+def definition_of(spec: FamilySpec) -> StatDefinition:
+    """The Stat that a training process makes for a family."""
+    name = spec.name.removesuffix("_total").replace("_", ".", 1)
+    labels = tuple((label, "x") for label in spec.labels if label not in IDENTITY_LABELS)
+    histogram = spec.type == "histogram"
+    return StatDefinition(
+        name,
+        frozenset({Aggregation.HISTOGRAM} if histogram else ()),
+        unit=spec.unit or None,
+        labels=labels,
+        buckets=(1.0, 2.0) if histogram else (),
+        kind=spec.type,
+    )
+
+
+def everything(process: ProcessIdentity, value: float) -> Snapshot:
+    readings = []
+    for spec in SPECS:
+        reading = a_reading(definition_of(spec), [value])
+        readings.append(reading.replace(value=value if spec.type == "gauge" else None))
+    return a_snapshot(process, *readings)
+
+
+def test_a_family_without_a_rank_is_rank_0s_alone(sidecar: Sidecar) -> None:
+    for rank in (3, 0, 1):
+        sidecar.feed.put(everything(a_process(rank=rank), 1.0 + rank))
+    page = sidecar.collect()
+
+    for spec in SPECS:
+        family = page.families[spec.name]
+        series = {sample.labels.get("rank", "") for sample in family.samples}
+        assert series == ({"0", "1", "3"} if "rank" in spec.labels else {""}), spec.name
+        assert (family.type, family.documentation) == (spec.type, spec.help)
+    assert page.get("training_step", run="r") == 1.0
+    assert page.get("training_step_duration_seconds_sum", run="r", mode="x") == 1.0
+    assert page.get("training_steps_total", run="r", rank="3", mode="x") == 4.0
+
+
+def test_a_second_process_of_rank_0_does_not_speak_for_the_run(sidecar: Sidecar) -> None:
+    sidecar.feed.put(everything(a_process(), 1.0))
+    sidecar.collect()
+    sidecar.feed.put(everything(a_process(), 2.0))
+    page = sidecar.after(1)
+
+    assert page.get("training_loss", run="r", mode="x") == 1.0
+    assert page.get("training_skipped_steps_total", run="r", reason="x") == 1.0
+    assert page.get("training_steps_total", run="r", rank="0", worker="1", mode="x") == 2.0
+
+
+def reading_with(definition: StatDefinition, **changes: object) -> StatReading:
+    return a_reading(definition.replace(**changes), [1.0]).replace(value=1.0)
+
+
+@pytest.mark.parametrize("changes", [{"kind": "counter"}, {"labels": ()}, {"unit": "seconds"}])
+def test_what_only_looks_like_such_a_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
+    loss = next(spec for spec in SPECS if spec.name == "training_loss")
+    sidecar.feed.put(a_snapshot(a_process(), reading_with(definition_of(loss), **changes)))
+    page = sidecar.collect()
+
+    assert "training_loss" not in page.families

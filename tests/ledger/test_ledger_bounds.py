@@ -10,7 +10,7 @@ from collections.abc import Sized
 from pathlib import Path
 
 import pytest
-from goodput_support import PaperJob, Watched
+from goodput_support import Watched
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 from waiting import PATIENCE
 
@@ -23,17 +23,13 @@ RANK_0 = {"run": "r", "rank": "0"}
 
 def lives(sidecar: Sidecar, run: str, stat: str) -> None:
     """A short run with a Stat of its own name, seen in every second of its life."""
-    watched = Watched(sidecar, run=run, job=PaperJob())
+    watched = Watched(sidecar, run=run)
     watched.job.begin_loop(0)
-    watched.job.train(1.0)
-    watched.write()
-    snapshot = sidecar.feed.files[watched.process.id].snapshot
-    reading = a_reading(a_definition(stat), [1.0])
-    sidecar.feed.put(snapshot.replace(recording=snapshot.recording.replace(stats=(reading,))))
+    watched.job.train()
+    watched.write(a_reading(a_definition(stat), [1.0]))
     sidecar.collect()
-    watched.write(final=True).kill()
-    sidecar.after(1.0)
-    sidecar.after(4.0)
+    watched.write(final=True)
+    watched.die()
     sidecar.clock.advance(600.0)
 
 
@@ -68,17 +64,6 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(tmp_path: Path) -
     assert max(sizes[200:]) <= max(sizes[50:100])
     assert max(files[200:]) <= max(files[:150])
     assert sorted(seconds[200:])[50] < 2 * sorted(seconds[50:150])[50]
-
-
-def test_a_run_whose_name_returns_after_it_was_forgotten_goes_on(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    lives(sidecar, "r", "loss")
-    gone = sidecar.after(2000.0)
-    sidecar.record(a_process(started=START + 3000), 1)
-
-    assert gone.count("loss", **RANK_0) is None
-    assert kept_in_memory(sidecar) < 5
-    assert sidecar.after(1.0).count("loss", **RANK_0) == 2
 
 
 def a_rank_that_begins_again(sidecar: Sidecar, started: float = START + 50) -> object:

@@ -19,11 +19,9 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from ledger_support import MemoryFeed, Page, Sidecar, a_definition, a_process, a_snapshot
+from ledger_support import MemoryFeed, Page, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.families import Distribution
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.recording.values import StatReading
 
 LOSS = a_definition("loss", buckets=(1.0, 2.0))
 
@@ -69,7 +67,7 @@ class Ledger(RuleBasedStateMachine):
         self.feed = MortalFeed()
         self.sidecar = Sidecar(self.directory, self.feed)
         self.all: list[Job] = []
-        self.highest: dict[tuple[str, ...], float] = {}
+        self.highest: dict[tuple[object, ...], float] = {}
         self.broken = False
 
     def teardown(self) -> None:
@@ -101,13 +99,7 @@ class Ledger(RuleBasedStateMachine):
         if job.living:
             job.sequence += 1
             job.written = list(job.samples)
-            reading = StatReading(
-                LOSS,
-                count=len(job.written),
-                sum=sum(job.written),
-                bucket_counts=tuple(sum(each <= bound for each in job.written) for bound in LOSS.buckets),
-                rejected={"nan": job.sequence},
-            )
+            reading = a_reading(LOSS, job.written, rejected={"nan": job.sequence})
             self.feed.put(a_snapshot(job.process, reading, sequence=job.sequence))
 
     @rule(job=consumes(jobs), in_order=st.booleans())
@@ -185,17 +177,14 @@ class Ledger(RuleBasedStateMachine):
     @precondition(lambda self: not self.broken)
     @rule()
     def break_the_state(self) -> None:
-        directory = self.directory / "ledger"
-        directory.mkdir(exist_ok=True)
-        directory.rename(self.directory / "away")
-        directory.write_text("a file where a directory belongs")
+        (self.directory / "ledger").mkdir(exist_ok=True)
+        self.sidecar.break_state()
         self.broken = True
 
     @precondition(lambda self: self.broken)
     @rule()
     def mend_the_state(self) -> None:
-        (self.directory / "ledger").unlink()
-        (self.directory / "away").rename(self.directory / "ledger")
+        self.sidecar.mend_state()
         self.broken = False
 
     @rule(removable=st.booleans())
@@ -218,36 +207,24 @@ class Ledger(RuleBasedStateMachine):
             expected = [
                 sample for job in self.all if job.rank == rank for sample in job.written[: job.looked]
             ]
-            values = self.series(page, "loss", rank)
-            assert sum(value.count for value in values) == len(expected)
-            assert abs(sum(value.sum or 0.0 for value in values) - sum(expected)) < 1e-6
+            assert self.total(page, "loss_count", rank) == len(expected)
+            assert abs(self.total(page, "loss_sum", rank) - sum(expected)) < 1e-6
             for bound in LOSS.buckets:
-                found = sum(dict(value.buckets)[bound] for value in values)
+                found = self.total(page, "loss_bucket", rank, le=str(bound))
                 assert found == sum(sample <= bound for sample in expected)
 
-    def series(self, page: Page, name: str, rank: int) -> list[Distribution]:
-        family = page.families.get(name)
-        samples = family.samples if family else []
-        return [
-            value
-            for labels, value in samples
-            if labels["rank"] == str(rank) and isinstance(value, Distribution)
-        ]
+    def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
+        """Over all workers of a rank."""
+        wanted = {("rank", str(rank)), *labels.items()}
+        return sum(value for found, value in page.all(name).items() if wanted <= set(found))
 
     def check_that_nothing_fell(self, page: Page) -> None:
-        for family in page.families.values():
-            if not family.name.startswith(("loss", "training")) or family.type in {"gauge", "info"}:
-                continue
-            for labels, found in family.samples:
-                values = {"": found}
-                if isinstance(found, Distribution):
-                    buckets = {str(bound): count for bound, count in found.buckets}
-                    values = {"count": found.count, "sum": found.sum or 0.0, **buckets}
-                for part, value in values.items():
-                    series = (family.name, part, *sorted(labels.values()))
-                    assert isinstance(value, float | int)
-                    assert value >= self.highest.get(series, 0), series
-                    self.highest[series] = value
+        for name, family in page.families.items():
+            if name.startswith(("loss", "training")) and family.type not in {"gauge", "info"}:
+                for sample in family.samples:
+                    series = (sample.name, *sorted(sample.labels.items()))
+                    assert sample.value >= self.highest.get(series, 0), series
+                    self.highest[series] = sample.value
 
     @invariant()
     def no_state_is_damaged(self) -> None:

@@ -58,7 +58,6 @@ def test_a_damaged_byte_is_found_and_the_file_is_kept_aside(tmp_path: Path, data
     bad = good[:place] + bytes([byte]) + good[place + 1 :]
     path.write_bytes(bad)
     before = store.damaged
-
     loaded = store.load(KEY, the_same)
 
     # Blanks around the header's words are no damage.
@@ -76,9 +75,7 @@ def test_a_file_of_a_later_version_is_moved_aside_and_told(
     path = saved(store)
     later = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
     path.write_bytes(later)
-
     assert store.load(KEY, the_same) is None
-
     (aside,) = path.parent.glob("*.damaged-*")
     assert aside.read_bytes() == later
     assert "format version 4" in caplog.text
@@ -91,7 +88,6 @@ def test_a_symbolic_link_is_neither_read_nor_written_through(store: StateStore, 
     target.write_bytes(path.read_bytes())
     path.unlink()
     path.symlink_to(target)
-
     assert store.load(KEY, the_same) is None
     store.save(KEY, b"new")
 
@@ -128,7 +124,6 @@ def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
         os.utime(path, (0, 0))
     store.release(("rank", "past", "0", "", ""))
     store.release(("rank", "present", "0", "", ""))
-
     store.tidy()
 
     assert set(store.directory.glob("*.ledger*")) == {paths["present"], paths["kept"]}
@@ -171,28 +166,10 @@ def test_a_sidecar_that_is_killed_again_and_again_loses_no_save(tmp_path: Path) 
     assert not list(store.directory.glob("*.damaged-*"))
 
 
-def test_two_sidecars_do_not_keep_one_rank_until_the_first_has_died(
-    store: StateStore, tmp_path: Path
-) -> None:
-    child = writer(tmp_path)
-    assert child.stdout is not None
-    child.stdout.readline()
-    try:
-        assert not store.claim(KEY)
-        assert store.claim(("rank", "run", "1", "", ""))
-    finally:
-        child.kill()
-        child.communicate()
-
-    assert store.claim(KEY)
-
-
 def test_claims_survive_that_somebody_removes_the_lock_file(store: StateStore, tmp_path: Path) -> None:
     saved(store)
     (store.directory / "locks").unlink()
-
     store.save(KEY, b"new")
-
     child = writer(tmp_path)
     try:
         assert child.wait(10) == 1, "the key is claimed in the new lock file"

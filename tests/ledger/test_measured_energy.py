@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from energy_support import EnergyLedger
+from energy_support import EnergyNode, a_gpu, energy_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_support import Page
-from power_trace_support import BEGIN, END, EPOCH, Node, counter_at, joules, total, watts
+from ledger_support import Clock, Page
+from power_trace_support import BEGIN, END, EPOCH, PHASE_OF, TRACE, Node, counter_at, joules
 from training_support import ByHand, entered, left
 
-from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
+from exporter.collectors.job import EnergyReading
 from exporter.ledger.energy.attribution import PowerSplitter, ProcessWork, Stay, WorkUse, gone_on
-from exporter.ledger.energy.collector import Sources
 from exporter.training.span_kinds import kind_named
 
 FAMILY = "training_phase_energy_joules_total"
@@ -28,16 +27,18 @@ QUALITY = "training_phase_energy_quality_ratio"
 def test_the_power_of_phases_is_that_of_the_card_and_the_sum_is_the_counters(tmp_path: Path) -> None:
     page = Node(tmp_path).play()
     measured = joules(page, FAMILY, method="power_samples")
-    power = watts(measured)
-    counted = counter_at(END) - counter_at(BEGIN)
+    seconds = dict.fromkeys(PHASE_OF, 0.0)
+    for name, begin, end in TRACE["marks"]:
+        seconds[name] += end - begin
+    power = {name: measured[phase] / seconds[name] for name, phase in PHASE_OF.items()}
 
     # What the longest phases draw: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
     assert 745 < power["gemm_400ms"] < 800
     assert 750 < power["gemm_100ms"] < 800
     assert 395 < power["copy_100ms"] < 425
     assert 130 < power["idle_long"] < 140
-    assert sum(measured.values()) == pytest.approx(counted, rel=0.003)
-    assert sum(joules(page, FAMILY).values()) == pytest.approx(total(page), abs=1e-6)
+    assert sum(measured.values()) == pytest.approx(counter_at(END) - counter_at(BEGIN), rel=0.003)
+    assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
     # Phases that are too short say so.
     quality = joules(page, QUALITY)
     assert {phase for phase, ratio in quality.items() if ratio == 0.0} == {"optimizer", "zero_grad"}
@@ -54,55 +55,43 @@ def test_a_card_that_another_uses_too_is_split_by_time(tmp_path: Path) -> None:
 # On paper: what may happen to a node -----------------------------------------------------------------------
 
 
-@dataclass
-class Paper:
+class Paper(EnergyNode):
     """A card that draws 700 W in even seconds and 100 W in odd ones, as the phases of its job go."""
 
-    directory: Path
-    now: float = 100.0
-    wall_offset: float = EPOCH
-    step: float = 0.02
-    has_samples: bool = True
-
-    def __post_init__(self) -> None:
+    def __init__(self, directory: Path, *, step: float = 0.02, has_samples: bool = True) -> None:
+        self.step, self.has_samples = step, has_samples
         self.samples: list[tuple[float, float]] = []
-        self.joules = 0.0
+        self.joules, self.wall_offset = 0.0, EPOCH
         self.told: tuple[Stay, ...] = ()
         self.phases: dict[str, float] = {}
-        sources = Sources(
-            readings=lambda: (
-                EnergyReading(
-                    "gpu", "GPU-a", "nvml_counter", measured=True, joules=self.joules, watts=None, at=self.now
-                ),
-            ),
-            use=lambda: MachineUse(self.now, (RunUse("r", frozenset({7}), 0.0, 1, 0),), None, 1, None),
-            gpu_use=lambda: (GpuProcessUse(7, "0", "GPU-a"),),
-            alive=lambda: {"r"},
-            work=lambda: WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.told),)),
-            power=lambda after: {
-                "GPU-a": [each for each in self.samples if each[0] > after.get("GPU-a", 0.0)]
-            },
-        )
-        self.ledger = EnergyLedger(
-            self.directory,
-            sources,
-            wall=lambda: self.now + self.wall_offset,
-            monotonic=lambda: self.now,
-        )
+        super().__init__(directory, clock=Clock(wall=EPOCH + 100.0))
 
-    def pass_by(self, seconds: float, *, flush: bool = True) -> None:
-        """Let time pass; the job may not have told of it yet."""
+    def readings(self) -> Sequence[EnergyReading]:
+        return (a_gpu(self.joules, self.clock.monotonic),)
+
+    def work(self) -> WorkUse:
+        return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.told),))
+
+    def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return {"GPU-a": [each for each in self.samples if each[0] > after.get("GPU-a", 0.0)]}
+
+    def after(self, seconds: float, *, flush: bool = True) -> Page:
+        """Let time pass, of which the job may not have told yet, and look."""
+        clock = self.clock
         for _ in range(round(seconds / self.step)):
-            self.now = round(self.now + self.step, 6)
-            watts = 100.0 if int(self.now - self.step / 2) % 2 else 700.0
+            clock.monotonic = round(clock.monotonic + self.step, 6)
+            clock.wall = clock.monotonic + self.wall_offset
+            watts = 100.0 if int(clock.monotonic - self.step / 2) % 2 else 700.0
             self.joules += watts * self.step
             if self.has_samples:
-                self.samples.append((self.now + self.wall_offset, watts))
+                self.samples.append((clock.wall, watts))
         if flush:
             self.tell()
+        return self.collect()
 
     def tell(self) -> None:
-        edges = [*(float(second) for second in range(100, int(self.now) + 1)), self.now]
+        now = self.clock.monotonic
+        edges = [*(float(second) for second in range(100, int(now) + 1)), now]
         stays = [
             (began, until, "data_loading" if int(began) % 2 else "forward")
             for began, until in itertools.pairwise(edges)
@@ -113,49 +102,38 @@ class Paper:
         for began, until, phase in stays:
             self.phases[phase] = self.phases.get(phase, 0.0) + until - began
 
-    def look(self) -> Page:
-        return self.ledger.collect()
+
+def looked(directory: Path, **how: Any) -> Paper:
+    """One that the sidecar has seen before anything was drawn, and after four seconds."""
+    paper = Paper(directory, **how)
+    paper.collect()
+    paper.after(4.0)
+    return paper
 
 
 def test_what_was_drawn_after_the_last_that_is_known_of_phases_waits_for_it(tmp_path: Path) -> None:
-    paper = Paper(tmp_path)
-    paper.look()
-    paper.pass_by(4.0)
-    paper.look()
-    paper.pass_by(4.0)
-    paper.pass_by(1.0, flush=False)
-    before = paper.look()
-    paper.pass_by(0.02)
-    after = paper.look()
+    paper = looked(tmp_path)
+    paper.after(4.0)
+    before = paper.after(1.0, flush=False)
+    after = paper.after(0.02)
 
-    assert total(before) == pytest.approx(3200.0)
+    assert energy_of(before) == pytest.approx(3200.0)
     assert joules(before, FAMILY, method="power_samples") == pytest.approx(
         {"forward": 1400.0, "data_loading": 200.0, "unattributed": 0.0}
     )
-    assert total(after) == pytest.approx(3902.0)
+    assert energy_of(after) == pytest.approx(3902.0)
     assert joules(after, FAMILY, method="power_samples")["forward"] == pytest.approx(2100.0)
 
 
 def test_a_job_that_tells_no_more_is_waited_for_only_so_long(tmp_path: Path) -> None:
-    paper = Paper(tmp_path)
-    paper.look()
-    paper.pass_by(4.0)
-    paper.look()
-    paper.pass_by(22.0, flush=False)
-
-    assert total(paper.look()) == pytest.approx(26 * 400.0)
+    assert energy_of(looked(tmp_path).after(22.0, flush=False)) == pytest.approx(26 * 400.0)
 
 
 def test_an_interval_in_which_the_wall_clock_was_set_is_split_by_time(tmp_path: Path) -> None:
-    paper = Paper(tmp_path)
-    paper.look()
-    paper.pass_by(4.0)
-    paper.look()
+    paper = looked(tmp_path)
     paper.wall_offset += 0.5
-    paper.pass_by(4.0)
-    paper.look()
-    paper.pass_by(4.0)
-    page = paper.look()
+    paper.after(4.0)
+    page = paper.after(4.0)
 
     assert joules(page, FAMILY, method="power_samples")["forward"] == pytest.approx(1400.0)
     assert sum(joules(page, FAMILY, method="time_share").values()) == pytest.approx(3200.0)
@@ -166,13 +144,10 @@ def test_without_samples_energy_is_split_by_time_and_one_phase_has_all_of_it(
     tmp_path: Path, step: float, has_samples: bool
 ) -> None:
     paper = Paper(tmp_path, step=step, has_samples=has_samples)
-    paper.look()
-    paper.pass_by(1.0)
-    paper.look()
-    paper.pass_by(1.0)
-    paper.look()
-    paper.pass_by(4.0)
-    page = paper.look()
+    paper.collect()
+    paper.after(1.0)
+    paper.after(1.0)
+    page = paper.after(4.0)
 
     assert joules(page, FAMILY, method="power_samples") == {}
     assert joules(page, FAMILY, method="exclusive") == pytest.approx({"forward": 700, "data_loading": 100})
@@ -190,22 +165,21 @@ def test_phases_sum_to_the_runs_energy_whatever_happens(story: Sequence[tuple[st
     with tempfile.TemporaryDirectory() as directory:
         paper = Paper(Path(directory))
         before: Mapping[str, float] = {}
+        drawn: list[float] = []
         for what, seconds in [("", 1.0), *story, ("", 30.0), ("", 0.1)]:
             paper.has_samples = what != "idle"
-            paper.pass_by(seconds, flush=what != "mute")
             if what == "kill":
-                paper.ledger.restart()
+                paper.restart()
             if what == "clock":
                 paper.wall_offset += 100.0
-            page = paper.look()
+            page = paper.after(seconds, flush=what != "mute")
+            drawn.append(paper.joules)
             found = joules(page, FAMILY)
-            assert sum(found.values()) == pytest.approx(total(page), abs=1e-6)
+            assert sum(found.values()) == pytest.approx(energy_of(page), abs=1e-6)
             assert all(found[phase] >= value - 1e-9 for phase, value in before.items())
             before = found
 
-    assert total(page) == pytest.approx(
-        paper.joules - 700.0, abs=1e-3
-    )  # those were drawn before the first look
+    assert energy_of(page) == pytest.approx(drawn[-1] - drawn[0], abs=1e-3)  # all since the first look
 
 
 # What the feed tells ----------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from ledger_support import Page, Sidecar, a_process, a_snapshot
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
-from exporter.ledger.families.run_info import Gpus, PeakSetting, data_type, peak_flops
+from exporter.ledger.families.run_info import Gpus, PeakFlops, data_type, peak_flops
+from exporter.ledger.goodput.sessions import GoodputOptions
 from exporter.recording.values import TrainingReading
 
 
@@ -21,26 +22,20 @@ from exporter.recording.values import TrainingReading
         ("NVIDIA GB200", "fp8", 5000),
         ("Tesla V100-SXM2-32GB", "fp16", 125),
         ("AMD Instinct MI250X", "bf16", 191.5),
+        # There is no fallback: not to a similar name, another data type or the whole of which this is a part.
+        ("NVIDIA H200 NVL", "bf16", None),
+        ("Tesla V100-SXM2-32GB", "bf16", None),
+        ("NVIDIA A100-SXM4-40GB", "fp8", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("GRID A100-10C", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "", None),
+        ("", "bf16", None),
     ],
 )
-def test_a_device_of_the_table_has_its_dense_peak(name: str, dtype: str, tera: float) -> None:
-    assert peak_flops(name, dtype) == tera * 1e12
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("NVIDIA H200 NVL", "bf16"),
-        ("Tesla V100-SXM2-32GB", "bf16"),
-        ("NVIDIA A100-SXM4-40GB", "fp8"),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16"),
-        ("GRID A100-10C", "bf16"),
-        ("NVIDIA H100 80GB HBM3", ""),
-        ("", "bf16"),
-    ],
-)
-def test_there_is_no_fallback(name: str, dtype: str) -> None:
-    assert peak_flops(name, dtype) is None
+def test_a_device_of_the_table_has_its_dense_peak_and_no_other_has_one(
+    name: str, dtype: str, tera: float | None
+) -> None:
+    assert peak_flops(name, dtype) == (None if tera is None else tera * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -73,22 +68,22 @@ def page_with(
     *snapshots: Snapshot,
     uses: tuple[GpuProcessUse, ...] = (),
     gpus: tuple[EnergyReading, ...] = (),
-    peaks: tuple[PeakSetting, ...] = (),
+    peaks: tuple[PeakFlops, ...] = (),
 ) -> Page:
     """Processes whose pid, as seen from here, is 100 and their rank."""
     sidecar = Sidecar(tmp_path)
     sidecar.collector.gpus = Gpus(use=lambda: uses, readings=lambda: gpus)
-    sidecar.collector.peaks = peaks
+    sidecar.collector.sessions.options = GoodputOptions(peak_flops=peaks)
     for snapshot in snapshots:
         sidecar.feed.put(snapshot, pid=100 + (snapshot.process.rank or 0))
     return sidecar.collect()
 
 
-def peaks_of(page: Page) -> dict[tuple[str, ...], object]:
-    family = page.families.get("training_peak_flops")
-    order = ("run", "rank", "worker", "role", "dtype", "source", "name")
-    found = [] if family is None else family.samples
-    return {tuple(labels.get(name, "") for name in order): value for labels, value in found}
+def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
+    """By rank, data type, source and name."""
+    found = {tuple(dict(of).values()): value for of, value in page.all("training_peak_flops").items()}
+    # The labels are sorted by their names: dtype, name, rank, run, source.
+    return {(rank, dtype, source, name): value for (dtype, name, rank, _, source), value in found.items()}
 
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
@@ -132,24 +127,22 @@ def test_the_peak_is_that_of_the_ranks_own_device_and_data_type(tmp_path: Path) 
     )
 
     assert peaks_of(page) == {
-        ("r", "0", "", "", "bf16", "table", L4): 121e12,
-        ("r", "1", "", "", "bf16", "table", H100): 989e12,
+        ("0", "bf16", "table", L4): 121e12,
+        ("1", "bf16", "table", H100): 989e12,
     }
 
 
-def test_where_nobody_can_tell_who_holds_what_equal_devices_will_do(tmp_path: Path) -> None:
-    alike, mixed = (a_gpu("a", H100), a_gpu("b", H100)), (a_gpu("a", H100), a_gpu("b", L4))
-    (tmp_path / "alike").mkdir()
-    (tmp_path / "mixed").mkdir()
+@pytest.mark.parametrize(("other", "known"), [(H100, 1), (L4, 0)])
+def test_where_nobody_can_tell_who_holds_what_equal_devices_will_do(
+    tmp_path: Path, other: str, known: int
+) -> None:
+    gpus = (a_gpu("a", H100), a_gpu("b", other))
 
-    assert (
-        len(peaks_of(page_with(tmp_path / "alike", training(a_process(), precision="bf16"), gpus=alike))) == 1
-    )
-    assert not peaks_of(page_with(tmp_path / "mixed", training(a_process(), precision="bf16"), gpus=mixed))
+    assert len(peaks_of(page_with(tmp_path, training(a_process(), precision="bf16"), gpus=gpus))) == known
 
 
 def test_what_is_told_goes_before_what_is_configured_and_that_before_the_table(tmp_path: Path) -> None:
-    settings = (PeakSetting("*H100*", "fp8", 3e15), PeakSetting("*H100*", "", 2e15))
+    settings = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
     page = page_with(
         tmp_path,
         training(a_process(rank=0), precision="bf16", peak=1e15),
@@ -160,7 +153,7 @@ def test_what_is_told_goes_before_what_is_configured_and_that_before_the_table(t
     )
 
     assert peaks_of(page) == {
-        ("r", "0", "", "", "bf16", "config", H100): 1e15,
-        ("r", "1", "", "", "bf16", "config", H100): 2e15,
-        ("r", "2", "", "", "fp8", "config", H100): 3e15,
+        ("0", "bf16", "config", H100): 1e15,
+        ("1", "bf16", "config", H100): 2e15,
+        ("2", "fp8", "config", H100): 3e15,
     }

@@ -1,13 +1,15 @@
-"""The state of a run, and what goes while it hangs: what somebody sees first who looks at a job."""
+"""The state of a run, what goes while it hangs, and why it ended: what somebody sees first who looks at a job."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from goodput_support import PaperJob, Watched, steps, told
+from goodput_support import PaperJob, Watched, reasons
 from goodput_support import a_job as new_job
-from ledger_support import Page, Sidecar, a_definition, a_process, a_reading
+from ledger_support import Clock, Page, Sidecar, a_definition, a_process, a_reading
 
 from exporter.feed.runs import End
 from exporter.ledger.goodput.run_state import STATES, Witnesses
@@ -29,21 +31,21 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def a_job(count: int = 5, seconds: float = 1.0) -> PaperJob:
+def a_job(steps: int = 5, seconds: float = 1.0) -> PaperJob:
     job = new_job()
-    steps(job, count, seconds)
+    job.train(steps, seconds)
     return job
 
 
-def state(page: Page, run: str = "r") -> str:
-    values = {each: page.get("training_run_state", run=run, state=each) for each in STATES}
+def state(page: Page) -> str:
+    values = {each: page.get("training_run_state", state=each, **RUN) for each in STATES}
     assert sorted(values.values()) == [0] * (len(STATES) - 1) + [1]  # type: ignore[type-var]  # all are numbers
     return next(each for each, value in values.items() if value)
 
 
 def why(page: Page) -> dict[str, str]:
-    ((labels, _),) = page.families["training_run_state_info"].samples
-    return {name: labels.get(name, "") for name in ("reason", "exit_status", "signal", "exception")}
+    (sample,) = page.families["training_run_state_info"].samples
+    return {name: sample.labels.get(name, "") for name in ("reason", "exit_status", "signal", "exception")}
 
 
 def gauges() -> list[StatReading]:
@@ -57,21 +59,23 @@ def gauges() -> list[StatReading]:
     return readings
 
 
-def put(
-    watched: Watched, *, age_seconds: float = 0.5, ending: Ending | None = None, final: bool = False
-) -> None:
-    """Write what it tells, with its last values, and the time of its latest step."""
-    watched.catch_up()
-    watched.sequence += 1
-    snapshot = told(watched.process, watched.job, sequence=watched.sequence, final=final)
-    training = watched.job.reading()
-    if watched.job.steps:
-        seconds = watched.job.seconds - watched.job.open
+def look(watched: Watched, **how: Any) -> Page:
+    """Have it write what it tells, with its last values and the time of its latest step, and look."""
+    job = watched.job
+    if job.steps:
         # A real process works it out anew for each snapshot, from two clocks.
         jitter = 1e-6 * (watched.sequence % 3)
-        training = training.replace(last_progress=watched.process.started + seconds + jitter)
-    recording = snapshot.recording.replace(training=training, stats=tuple(gauges()), ending=ending)
-    watched.sidecar.feed.put(snapshot.replace(recording=recording), age_seconds=age_seconds)
+        job.last_progress = watched.process.started + job.seconds - job.open_seconds + jitter
+    watched.write(*gauges(), **how)
+    return watched.sidecar.collect()
+
+
+@pytest.fixture
+def running(sidecar: Sidecar) -> Watched:
+    """A job that trains, at which the sidecar has looked."""
+    watched = Watched(sidecar, a_job())
+    look(watched)
+    return watched
 
 
 def shown(page: Page) -> set[str]:
@@ -83,33 +87,24 @@ def ended(sidecar: Sidecar, *ends: End) -> None:
 
 
 def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job(0))
-    put(watched)
-    before = sidecar.collect()
+    watched = Watched(sidecar, a_job(0))
+    before = look(watched)
     watched.job.hold(600.0)  # the first step compiles
-    put(watched)
-    compiling = sidecar.collect()
-    watched.job.open = 0.0
-    watched.job.train(1.0)
-    put(watched)
+    compiling = look(watched)
+    watched.job.train()
 
-    assert [state(before), state(compiling), state(sidecar.collect())] == ["starting", "starting", "running"]
+    assert [state(before), state(compiling), state(look(watched))] == ["starting", "starting", "running"]
 
 
 def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    running = sidecar.collect()
+    watched = Watched(sidecar, a_job())
+    running = look(watched)
     watched.job.hold(59.0)
-    put(watched)
-    not_yet = sidecar.collect()
+    not_yet = look(watched)
     watched.job.hold(2.0)
-    put(watched)
-    hung = sidecar.collect()
-    watched.job.open = 0.0
-    watched.job.train(1.0)
-    put(watched)
-    again = sidecar.collect()
+    hung = look(watched)
+    watched.job.train()
+    again = look(watched)
 
     states = [state(each) for each in (running, not_yet, hung, again)]
     assert states == ["running", "running", "hung", "running"]
@@ -118,13 +113,11 @@ def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
 
 
 def test_ten_usual_steps_are_no_hang_and_both_numbers_are_configured(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job(seconds=30.0))
-    put(watched)
-    sidecar.collect()
+    watched = Watched(sidecar, a_job(seconds=30.0))
+    look(watched)
     watched.job.hold(250.0)
-    put(watched)
-    slow = sidecar.collect()
-    sidecar.collector.sessions.options = GoodputOptions(hang_seconds=100.0, hang_steps=5.0)
+    slow = look(watched)
+    sidecar.collector.sessions.options = GoodputOptions(hang_after=100.0, hang_steps=5.0)
 
     assert [state(slow), state(sidecar.collect())] == ["running", "hung"]
 
@@ -134,25 +127,17 @@ def test_ten_usual_steps_are_no_hang_and_both_numbers_are_configured(sidecar: Si
     [("validation", 200.0, "running"), ("validation", 400.0, "stalled"), ("data_loading", 70.0, "stalled")],
 )
 def test_who_waits_is_stalled_and_a_long_phase_has_longer(
-    sidecar: Sidecar, phase: str, seconds: float, expected: str
+    running: Watched, phase: str, seconds: float, expected: str
 ) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
-    watched.job.spend(phase, seconds)
-    watched.job.open = seconds
-    put(watched)
+    running.job.spend(phase, seconds)
+    running.job.open_seconds = seconds
 
-    assert state(sidecar.collect()) == expected
+    assert state(look(running)) == expected
 
 
-def test_a_process_that_is_stopped_is_stalled(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
-    put(watched, age_seconds=30.0)
+def test_a_process_that_is_stopped_is_stalled(running: Watched) -> None:
 
-    assert state(sidecar.collect()) == "stalled"
+    assert state(look(running, age_seconds=30.0)) == "stalled"
 
 
 @pytest.mark.parametrize(
@@ -169,16 +154,14 @@ def test_a_process_that_is_stopped_is_stalled(sidecar: Sidecar) -> None:
 def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
     sidecar: Sidecar, status: int, expected: str, reason: dict[str, str]
 ) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched, final=status >= 0)
-    sidecar.collect()
-    ended(sidecar, End(sidecar.directory, 7, status, sidecar.clock.wall))
-    watched.kill()
-    dead = sidecar.after(1.0)
+    watched = Watched(sidecar, a_job())
+    look(watched, final=status >= 0)
+    end = End(sidecar.directory, 7, status, sidecar.clock.wall)
+    ended(sidecar, end)
+    dead = watched.die(1.0)
     sidecar.after(5.0)
-    witnesses = sidecar.collector.sessions.witnesses
     sidecar.restart()
-    sidecar.collector.sessions.witnesses = witnesses
+    ended(sidecar, end)
     later = sidecar.after(600.0)
     over = sidecar.after(900.0)
 
@@ -193,27 +176,19 @@ def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
     [(True, None, "finished"), (True, Ending("ValueError", 1.0), "failed"), (False, None, "lost")],
 )
 def test_without_run_the_end_is_deduced_and_that_is_said(
-    sidecar: Sidecar, final: bool, ending: Ending | None, expected: str
+    running: Watched, final: bool, ending: Ending | None, expected: str
 ) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
-    put(watched, final=final, ending=ending)
-    watched.kill()
-    page = sidecar.after(1.0)
+    running.write(final=final, ending=ending)
+    page = running.die(1.0)
 
     assert state(page) == expected
     assert why(page)["exception"] == ("ValueError" if ending else "")
     assert why(page)["reason"].startswith("exception ValueError" if ending else "deduced")
 
 
-def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, job=a_job())
-    put(watched)
-    sidecar.collect()
+def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar, running: Watched) -> None:
     at = sidecar.clock.wall
-    watched.kill()
-    lost = sidecar.after(1.0)
+    lost = running.die(1.0)
     ended(sidecar, End(sidecar.directory, 7, -9, at))
 
     assert [state(lost), state(sidecar.after(1.0))] == ["lost", "failed"]
@@ -247,31 +222,23 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
 def test_two_jobs_that_share_a_given_name_are_told_and_a_restart_is_not(sidecar: Sidecar) -> None:
     def conflicts(given: bool, run: str) -> object:
         for _ in range(2):
-            process = a_process(run=run).replace(trains=True, run_given=given)
-            sidecar.record(process, 1)
-            at_once = sidecar.after(1.0)
-            assert "training_rank_conflicts" not in at_once.families
+            sidecar.record(a_process(run=run).replace(trains=True, run_given=given), 1)
+            assert "training_rank_conflicts" not in sidecar.after(1.0).families
         return sidecar.after(20.0).get("training_rank_conflicts", run=run, rank="0")
 
-    made = conflicts(given=False, run="made")
-    named = conflicts(given=True, run="named")
-
-    assert [made, named] == [None, 1]
+    assert [conflicts(given=False, run="made"), conflicts(given=True, run="named")] == [None, 1]
 
 
 @pytest.mark.parametrize(("status", "productive"), [(0, 5.0), (3, 0.0), (None, 5.0)])
 def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_ends_well(
     sidecar: Sidecar, status: int | None, productive: float
 ) -> None:
-    watched = Watched(sidecar, job=a_job())
+    watched = Watched(sidecar, a_job())
     watched.job.hold(3.0)  # its last accumulation is not full
-    put(watched)
-    living = sidecar.collect()
+    living = look(watched)
     if status is not None:
         ended(sidecar, End(sidecar.directory, 7, status, sidecar.clock.wall))
-    watched.job.finished = True
-    put(watched, final=True)
-    page = watched.die()
+    page = watched.finish()
 
     assert living.get("training_productive_seconds_total", **RUN) == 0
     assert living.get("training_uncommitted_seconds", **RUN) == 8
@@ -279,3 +246,86 @@ def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_en
     lost = page.get("training_badput_seconds_total", cause="lost_progress", **RUN)
     unsaved = page.get("training_uncommitted_seconds", **RUN)
     assert (lost, unsaved) == ((0, 0) if productive else (3, 5))
+
+
+# Why attempts end: what processes say, what others saw, what the machine knows ------------------------------
+
+
+def killed(
+    directory: Path,
+    *,
+    failure: str = "",
+    final: bool = False,
+    others: Sequence[str] = (),
+    others_final: bool = False,
+    status: int | None = None,
+    pid: int = 7,
+    oom_kills: Sequence[float] = (),
+) -> dict[str, float]:
+    """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
+    directory.mkdir(exist_ok=True)
+    sidecar, counts = Sidecar(directory), iter(oom_kills)
+    ends = [] if status is None else [End(directory, pid, status, Clock().wall + 6.0)]
+    sidecar.collector.sessions.witnesses = Witnesses(lambda: next(counts, None), lambda: ends)
+    first = Watched(sidecar, new_job())
+    first.job.hold(0.5)
+    peers = [Watched(sidecar, rank=rank, job=new_job()) for rank in range(1, 1 + len(others))]
+    first.see()
+    for peer, why in zip(peers, others, strict=True):
+        peer.job.failure = why
+        peer.write(final=others_final)
+        peer.kill()
+    first.job.failure = failure
+    first.write(final=final)
+    return reasons(first.die())
+
+
+@pytest.mark.parametrize("failure", ["network", "nccl_timeout", ""])
+def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
+    tmp_path: Path, failure: str
+) -> None:
+    assert killed(tmp_path, failure=failure, final=True, others=[""]) == {"signal": 1}
+
+
+def test_what_the_processes_say_is_believed_the_most_telling_first(tmp_path: Path) -> None:
+    said = killed(tmp_path / "a", failure="gpu_memory", final=True)
+    by_others = killed(tmp_path / "b", failure="nccl_timeout", others=["gpu", "network"])
+    left_before = killed(tmp_path / "c", failure="network", final=True, others=[""], others_final=True)
+
+    assert [said, by_others, left_before] == [{"gpu_memory": 1}, {"gpu": 1}, {"exit": 1}]
+
+
+def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
+    assert killed(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}  # while it lives, and after its end
+
+
+@pytest.mark.parametrize(
+    ("status", "pid", "expected"),
+    [
+        *((-9, 7, "signal"), (137, 7, "signal"), (-2, 7, "user"), (-11, 7, "signal"), (1, 7, "exit")),
+        # A shell or a launcher around it passes on a signal and nothing else.
+        *((137, 99, "signal"), (1, 99, "signal")),
+    ],
+)
+def test_run_has_seen_the_exit_status(tmp_path: Path, status: int, pid: int, expected: str) -> None:
+    assert killed(tmp_path, status=status, pid=pid) == {expected: 1}
+
+
+def test_a_process_that_exited_normally_is_believed_unless_its_status_says_otherwise(tmp_path: Path) -> None:
+    assert killed(tmp_path / "a", final=True) == {}
+    assert killed(tmp_path / "b", final=True, status=3) == {"exit": 1}
+
+
+@pytest.mark.parametrize(("boot", "expected"), [("boot-1", "unknown"), ("boot-2", "host")])
+def test_who_ended_while_nobody_looked_ended_with_the_machine_if_that_began_anew(
+    tmp_path: Path, boot: str, expected: str
+) -> None:
+    sidecar = Sidecar(tmp_path)
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-1"))
+    Watched(sidecar, new_job()).see()
+    sidecar.feed.files.clear()
+    sidecar.restart()
+    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", boot))
+    page = Watched(sidecar, new_job()).see()
+
+    assert reasons(page) == reasons(page, "restarts") == {expected: 1}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from goodput_support import PaperJob, Watched, a_job, badput, check_identity, of, reasons, steps, told
+from goodput_support import Watched, a_job, badput, check_identity, of, reasons
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, a_process, a_snapshot
@@ -23,37 +23,12 @@ def goodput_names(page: Page) -> set[str]:
     return {spec.name for spec in SPECS} & page.families.keys()
 
 
-def test_a_killed_job_that_resumes_tells_what_was_lost(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 90)
-    first.job.save(2.0)
-    steps(first.job, 10)
-    alive = first.see()
-    dead = first.die()
-    sidecar.clock.advance(26.5)
-    second = Watched(sidecar, job=a_job(90, load=1.0))
-    steps(second.job, 10)
-    resumed = second.see()
-
-    assert [of(alive, "productive_seconds_total"), of(alive, "uncommitted_seconds")] == [90, 10]
-    assert [of(alive, "attempt"), of(alive, "attempt_steps"), reasons(alive)] == [1, 100, {}]
-    assert reasons(dead) == {"signal": 1}
-    assert reasons(resumed, "restarts") == {"signal": 1}
-    assert [of(resumed, "attempt"), of(resumed, "lost_steps_total")] == [2, 10]
-    assert badput(resumed) == {
-        "init": 8,
-        "checkpoint_save": 2,
-        "checkpoint_load": 1,
-        "lost_progress": 10,
-        "downtime": 31,
-    }
-    for page in (alive, dead, resumed):
-        check_identity(page)
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Sidecar:
+    return Sidecar(tmp_path)
 
 
-def test_a_job_without_training_has_no_goodput_and_no_state_file(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
+def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sidecar) -> None:
     process = a_process()
     sidecar.feed.put(a_snapshot(process))
     alive = sidecar.collect()
@@ -61,24 +36,22 @@ def test_a_job_without_training_has_no_goodput_and_no_state_file(tmp_path: Path)
     dead = sidecar.after(60.0)
 
     assert goodput_names(alive) == goodput_names(dead) == set()
-    assert [path.name for path in (tmp_path / "ledger").glob("goodput*")] == []
+    assert [path.name for path in (sidecar.directory / "ledger").glob("goodput*")] == []
     assert process.id not in sidecar.feed.files
 
 
 def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sidecar = Sidecar(tmp_path)
-    peer = Watched(sidecar, job=a_job(), rank=1)
+    peer = Watched(sidecar, a_job(), rank=1)
     peer.see()
-    first = Watched(sidecar, job=a_job())
+    first = Watched(sidecar, a_job())
     first.see()
     with caplog.at_level("INFO"):
         page = sidecar.after(10.0)
 
     assert badput(page) == {"init": 4}
     assert [record.message for record in caplog.records] == []
-    assert sidecar.state.claim(("goodput", "r", "run", "1", "here"))
     assert len(sidecar.collector.sessions.flows()) == 1
 
 
@@ -93,12 +66,11 @@ ACTIONS = st.one_of(
 def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str) -> Page:
     """The last page of a task to which this happened, when the sidecar was killed after these actions."""
     sidecar = Sidecar(directory)
-    watched = Watched(sidecar, job=a_job(session_tag=tag))
+    watched = Watched(sidecar, a_job(session_tag=tag))
     saved, page = 0, sidecar.collect()
     for number, (action, amount) in enumerate([*actions, ("finish", 0)]):
         if action == "train":
-            watched.job.open = 0.0
-            steps(watched.job, amount)
+            watched.job.train(amount)
         elif action == "save":
             watched.job.save(1.0)
             saved = watched.job.step or 0
@@ -124,7 +96,7 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
             sidecar.after(4.0 + amount)
             page = sidecar.after(1.0)
         if action == "kill":
-            watched = Watched(sidecar, job=a_job(saved, load=1.0, session_tag=tag))
+            watched = Watched(sidecar, a_job(saved, load=1.0, session_tag=tag))
     sidecar.state.close()
     return page
 
@@ -144,14 +116,10 @@ def test_whenever_the_sidecar_is_killed_the_end_is_the_same(
         assert after == pytest.approx(before), name
 
 
-def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
+def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(sidecar: Sidecar) -> None:
     for first_step in (0, 10, 20):
-        watched = Watched(sidecar, job=a_job(first_step))
-        steps(watched.job, 12)
-        watched.job.save(0.0) if first_step == 0 else None
-        watched.job.segments = [(1, first_step, first_step + 11, 12.0)]
-        watched.job.saved = (None, 0.0)
+        watched = Watched(sidecar, a_job(first_step))
+        watched.job.train(12)
         watched.write()
         if first_step < 20:
             watched.kill()
@@ -161,6 +129,30 @@ def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(tmp_pat
     assert of(page, "productive_seconds_total") == 20
     assert of(page, "uncommitted_seconds") == 12
     check_identity(page)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_clock_set_back_while_no_sidecar_looks_takes_nothing_back(sidecar: Sidecar, dies: bool) -> None:
+    job = Watched(sidecar, a_job())
+    job.job.train(50)
+    job.job.save(0.0)
+    before = job.see()
+    job.job.train(2)
+    job.write()
+    job.kill() if dies else None
+    sidecar.restart()
+    sidecar.clock.wall -= 3600.0
+    if dies:
+        job = Watched(sidecar, a_job(50))
+    job.job.train(3)
+    page = job.see()
+    last = sidecar.after(30.0)
+
+    assert [of(page, "attempt"), of(page, "lost_steps_total")] == ([2, 2] if dies else [1, 0])
+    assert of(page, "uncommitted_seconds") == (3 if dies else 5)
+    for name in ("wall_seconds_total", "productive_seconds_total"):
+        assert (of(before, name) or 0.0) <= (of(page, name) or 0.0) <= (of(last, name) or 0.0)
+    check_identity(last)
 
 
 HOLD = """
@@ -173,37 +165,11 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_clock_set_back_while_no_sidecar_looks_takes_nothing_back(tmp_path: Path, dies: bool) -> None:
-    sidecar = Sidecar(tmp_path)
-    job = Watched(sidecar, job=a_job())
-    steps(job.job, 50)
-    job.job.save(0.0)
-    before = job.see()
-    steps(job.job, 2)
-    job.write()
-    job.kill() if dies else None
-    sidecar.restart()
-    sidecar.clock.wall -= 3600.0
-    if dies:
-        job = Watched(sidecar, job=a_job(50))
-    steps(job.job, 3)
-    page = job.see()
-    last = sidecar.after(30.0)
-
-    assert [of(page, "attempt"), of(page, "lost_steps_total")] == ([2, 2] if dies else [1, 0])
-    assert of(page, "uncommitted_seconds") == (3 if dies else 5)
-    for name in ("wall_seconds_total", "productive_seconds_total"):
-        assert (of(before, name) or 0.0) <= (of(page, name) or 0.0) <= (of(last, name) or 0.0)
-    check_identity(last)
-
-
-def test_a_session_that_another_sidecar_keeps_is_waited_for(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=a_job(session_tag="s"))
-    steps(watched.job, 2)
+def test_a_session_that_another_sidecar_keeps_is_waited_for(sidecar: Sidecar) -> None:
+    watched = Watched(sidecar, a_job(session_tag="s"))
+    watched.job.train(2)
     watched.write()
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    command = [sys.executable, "-c", HOLD, str(sidecar.directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
@@ -217,13 +183,12 @@ def test_a_session_that_another_sidecar_keeps_is_waited_for(tmp_path: Path) -> N
     assert of(page, "uncommitted_seconds") == 2
 
 
-def test_nothing_is_shown_that_could_not_be_saved(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job(session_tag="s"))
-    steps(first.job, 10)
+def test_nothing_is_shown_that_could_not_be_saved(sidecar: Sidecar) -> None:
+    first = Watched(sidecar, a_job(session_tag="s"))
+    first.job.train(10)
     first.see()
     sidecar.break_state()
-    steps(first.job, 1)
+    first.job.train(1)
     failed = first.see()
     first.kill()
     sidecar.after(10.0)
@@ -238,9 +203,8 @@ def test_nothing_is_shown_that_could_not_be_saved(tmp_path: Path) -> None:
 
 
 def test_of_two_living_processes_of_one_session_the_first_counts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sidecar = Sidecar(tmp_path)
     first = Watched(sidecar, run="a", job=a_job(session_tag="s"))
     first.see()
     second = Watched(sidecar, run="b", job=a_job(session_tag="s"))
@@ -252,9 +216,8 @@ def test_of_two_living_processes_of_one_session_the_first_counts(
     assert [record.levelname for record in caplog.records if "one session" in record.message] == ["WARNING"]
 
 
-def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=PaperJob())
+def test_a_tag_may_be_told_a_little_later(sidecar: Sidecar) -> None:
+    watched = Watched(sidecar)
     watched.job.spend("init", 2.0)
     silent = watched.see()
     watched.job.facts["session_tag"] = "s"
@@ -262,16 +225,13 @@ def test_a_tag_may_be_told_a_little_later(tmp_path: Path) -> None:
 
     assert goodput_names(silent) == set()
     assert of(told_now, "badput_seconds_total", cause="init") == 2
-    assert (tmp_path / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
+    assert (sidecar.directory / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
 
 
-def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=a_job())
-    steps(watched.job, 3)
-    watched.job.finished = True
-    watched.write(final=True)
-    watched.die()
+def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(sidecar: Sidecar) -> None:
+    watched = Watched(sidecar, a_job())
+    watched.job.train(3)
+    watched.finish()
     sidecar.restart()
     page = sidecar.after(60.0)
     over = sidecar.after(1000.0)
@@ -281,38 +241,35 @@ def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(tmp_path
 
 
 @pytest.mark.parametrize("lasts", [1.0, 40.0])
-def test_a_process_that_does_not_train_in_between_completes_no_task(tmp_path: Path, lasts: float) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
-    steps(first.job, 5)
+def test_a_process_that_does_not_train_in_between_completes_no_task(sidecar: Sidecar, lasts: float) -> None:
+    first = Watched(sidecar, a_job())
+    first.job.train(5)
     first.job.save(0.0)
-    steps(first.job, 2)
+    first.job.train(2)
     first.see()
     first.die()
-    evaluation = Watched(sidecar, job=PaperJob())
+    evaluation = Watched(sidecar)
     evaluation.job.spend("init", 0.5)
     evaluation.see()
     evaluation.job.spend("test", lasts)
     evaluation.see()
-    evaluation.job.finished = True
-    evaluation.write(final=True).die()
-    page = Watched(sidecar, job=a_job(5)).see()
+    evaluation.finish()
+    page = Watched(sidecar, a_job(5)).see()
 
     assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [2, 5]
     assert of(page, "attempt") == (2 if lasts < 30 else 3)
     check_identity(page)
 
 
-def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    first = Watched(sidecar, job=a_job())
+def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(sidecar: Sidecar) -> None:
+    first = Watched(sidecar, a_job())
     first.job.spend("validation", 5.0)
     first.see()
-    sidecar.collector.sessions.options = GoodputOptions(validation_is_productive=True)
+    sidecar.collector.sessions.options = GoodputOptions(validation="productive")
     first.job.spend("validation", 1.0)
     first.see()
     first.die()
-    second = Watched(sidecar, job=a_job())
+    second = Watched(sidecar, a_job())
     second.job.spend("validation", 10.0)
     page = second.see()
 
@@ -320,16 +277,12 @@ def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(tm
     assert of(page, "productive_seconds_total") == 10
 
 
-def test_the_time_to_the_first_step_is_that_of_the_attempt(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
-    watched = Watched(sidecar, job=a_job())
+def test_the_time_to_the_first_step_is_that_of_the_attempt(sidecar: Sidecar) -> None:
+    watched = Watched(sidecar, a_job())
     before = watched.see()
-    steps(watched.job, 3)
-    watched.catch_up()
-    snapshot = told(watched.process, watched.job, sequence=2)
-    training = watched.job.reading().replace(last_progress=watched.process.started + 7.0)
-    sidecar.feed.put(snapshot.replace(recording=snapshot.recording.replace(training=training)))
-    page = sidecar.collect()
+    watched.job.train(3)
+    watched.job.last_progress = watched.process.started + 7.0
+    page = watched.see()
 
     assert of(before, "time_to_first_step_seconds") is None
     assert of(page, "time_to_first_step_seconds") == 5

@@ -1,8 +1,7 @@
 """Energy of one device: a register that wraps, is reset, steps back and jumps, and what it draws without work.
 
-Used in the sidecar by energy collectors and the ledger; pure arithmetic, one thread. What had to be corrected is counted
-by reason: `wrap` (the register began anew at its range; nothing is lost), `reset` (it began anew elsewhere), `backwards`
-and `jump` (it shows what no device can have used). Then the time is taken at the last known power.
+Corrections are counted by reason: `wrap` (nothing is lost), `reset` (it began anew elsewhere than at its range),
+`backwards` and `jump` (no device can have used that). Then the time is taken at the last known power.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """RAPL: energy of the CPUs and of the memory behind them, from their own registers or power meters.
 
-Used in the sidecar; `readings` may be read from any thread. Registers are read every 5 s: one of 262 kJ wraps every nine
-minutes at 500 W. Totals are kept in a page of the ledger's state; a sidecar that is started again in the same boot
-counts what was used meanwhile. Of one package only one `source` counts at a time, so that a sum without it is right.
+A register of 262 kJ wraps every nine minutes at 500 W. A sidecar that is started again in the same boot counts what was
+used meanwhile. Of one package only one `source` counts at a time, so that a sum without it is right.
 """
 
 from __future__ import annotations
@@ -12,40 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exporter.collectors.energy.devices import Device, Register, find_devices, tdp_model
-from exporter.collectors.job import EnergyReading, Fleeting, Keeper, Rows
+from exporter.collectors.job import EnergyReading, Keeper, Rows
 from exporter.collectors.kernel_files import procfs, read_optional, source
 from exporter.errors import CollectError
-from exporter.families import Collected, family
+from exporter.families import Collected, table
 
-CPU_ENERGY = family(
-    "host_cpu_energy_joules_total",
-    "Energy of a CPU package since counting began, over restarts of the exporter; corrected for wraps and resets. Absent without registers, and without the right to read them (root only since Linux 5.10).",
-    "/sys/class/powercap/intel-rapl:*/energy_uj; hwmon: power meter CPU of ACPI over time; tdp_model only where configured",
-    "package",
-    "source",
-)
-DRAM_ENERGY = family(
-    "host_dram_energy_joules_total",
-    "Energy of the memory behind a CPU package, likewise. Absent also on CPUs that do not measure it (AMD, desktops).",
-    "/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
-    "package",
-    "source",
-)
-CPU_POWER = family(
-    "host_cpu_power_watts",
-    "Mean power of a CPU package between the last two readings. Absent before the second.",
-    "energy / time",
-    "package",
-    "source",
-)
-IDLE_POWER = family(
-    "host_cpu_power_idle_watts",
-    "Power of a CPU package without work, by the way in which it is known: config, before_start (tenth percentile while no run was alive), min_seen (once the most seen was twice as much). A method is absent as long as it knows nothing.",
-    "configuration, host_cpu_power_watts",
-    "package",
-    "method",
-)
-SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER)
+(CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER) = SPECS = table("""
+host_cpu_energy_joules_total{package,source}: Energy of a CPU package since counting began, over restarts of
+    the exporter; corrected for wraps and resets. Absent without registers, and without the right to read
+    them (root only since Linux 5.10). <- /sys/class/powercap/intel-rapl:*/energy_uj; hwmon: power meter CPU
+    of ACPI over time; tdp_model only where configured
+host_dram_energy_joules_total{package,source}: Energy of the memory behind a CPU package, likewise. Absent
+    also on CPUs that do not measure it (AMD, desktops). <- /sys/class/powercap/intel-rapl:*:*/energy_uj,
+    name dram
+host_cpu_power_watts{package,source}: Mean power of a CPU package between the last two readings. Absent
+    before the second. <- energy / time
+host_cpu_power_idle_watts{package,method}: Power of a CPU package without work, by the way in which it is
+    known: config, before_start (tenth percentile while no run was alive), min_seen (once the most seen was
+    twice as much). A method is absent as long as it knows nothing. <- configuration, host_cpu_power_watts
+""")
 
 MIRROR_JOULES = 2.0
 """Registers that do not differ by more are one register: it moves while they are read one after the other."""
@@ -76,7 +60,7 @@ class RaplCollector:
         self.readings: tuple[EnergyReading, ...] = ()  # the last ones, for the attribution to runs
         self._sys = sys
         self._boot_id = procfs() / "sys/kernel/random/boot_id"
-        self._page = (keeper or Fleeting()).page("rapl")
+        self._page = (keeper or Keeper()).page("rapl")
         self._counts = counts
         self._working = working
         self._idle_watts = idle_watts

@@ -31,10 +31,8 @@ _COMPLAINT_BYTES = 2000
 class NvmlChild:
     """One child; raises OSError where it cannot be started.
 
-    Args:
-        first: The message with its options.
-        heard: Takes the child and each message of it, an error where it says what is no message, None at its end; on
-            another thread.
+    `first` is the message with its options. `heard` takes, on another thread, each message of the child, an error where it
+    says what is no message, and None at its end.
     """
 
     def __init__(

@@ -43,14 +43,9 @@ _REMEDIES = {
 
 
 class GpuCollector:
-    """Watches the GPUs.
+    """Watches the GPUs, or a described machine as plain values in `replay`; `visible` is the job's CUDA_VISIBLE_DEVICES.
 
-    Args:
-        replay: A described machine to play in place of NVIDIA's library, as plain values; None for the library.
-        visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
-        command: The program of the child.
-        on_change: Called when NVML, or a GPU, goes or returns: it is worth publishing at once. On a thread of
-            the collector's; must not wait.
+    `on_change` is called when NVML, or a GPU, goes or returns, on a thread of the collector's; it must not wait.
     """
 
     name = "gpu"

@@ -48,15 +48,10 @@ DEFAULT_OPTIONS = GpuOptions()
 
 
 def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
-    """Give the number under which the job sees each GPU.
+    """Give the number under which the job sees each GPU, by its place among those that may be used.
 
-    Args:
-        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
-        uuids: By place among the GPUs that may be used: the UUID, then those of its instances.
-
-    Returns:
-        The job's number by place; none where the GPUs that the variable names are not there. None where it names no
-        GPU, so that all are taken.
+    `visible` is CUDA_VISIBLE_DEVICES; `uuids` are, by place, the UUID of a GPU and those of its instances. None where
+    the variable names no GPU, so that all are taken.
     """
     if visible is None or expected_devices(visible) is None:
         return None

@@ -10,155 +10,70 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.collectors.gpu.counters import REASONS
-from exporter.collectors.gpu.families import GPU_FAMILIES, GpuFamily, of_gpu
+from exporter.collectors.gpu.families import GPU_FAMILIES, GPU_SPECS, GpuFamily
 from exporter.collectors.gpu.state import GpuRegistry, GpuState
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, FamilySpec, table
 
-# Whether NVML and each GPU answer. These stay when everything else about a GPU is gone, and tell why it is.
+# Families about NVML and its process, which begin anew with the sidecar. Whether NVML and each GPU answer stays when
+# everything else about a GPU is gone, and tells why it is; then what asking costs.
+STATUS_SPECS = table("""
+gpu_nvml_up: Whether NVIDIA's library is there and answers. <- the NVML child
+gpu_nvml_error_info{reason}: Why NVIDIA's library does not answer. Absent while it does. <- the NVML child
+gpu_devices: GPUs that answer, of those that are watched. Absent while NVML does not answer. <- the NVML
+    child
+gpu_devices_expected: GPUs that there should be: as many as CUDA_VISIBLE_DEVICES names, or the most that
+    were ever seen. Absent before any was. <- CUDA_VISIBLE_DEVICES, gpu_devices
+gpu_up{gpu,uuid}: Whether the GPU answers; while it does not, only this and the counts of what happened to
+    it are there. Absent while NVML itself does not answer. <- the NVML child
+gpu_error_info{gpu,uuid,reason}: Why the GPU does not answer. Absent while it does. <- NVML's return code;
+    hung where a call on the GPU does not return
+gpu_reset_required{gpu,uuid}: Whether the driver refuses to work with the GPU before it is reset. Absent
+    while NVML itself does not answer. <- NVML_ERROR_RESET_REQUIRED
+gpu_info{gpu,uuid,name,pci_bus_id,serial,vbios,architecture,compute_capability,minor,numa_node,board,driver,cuda_driver,index_host}:
+    What the GPU is; index_host is NVML's number of it, gpu the job's. Absent while it does not answer. <-
+    nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others
+exporter_nvml_calls_total{call}: Calls of NVML, over all GPUs, apart from the wait for events; with details
+    by function. <- the NVML child
+exporter_nvml_call_seconds_total{call}: Time spent in calls of NVML, the binding's included; with details by
+    function. <- monotonic clock around each call
+exporter_nvml_errors_total{call,error}: Calls of NVML that failed, and results that cannot be (garbage);
+    what a GPU merely does not have is no error. Absent before the first one. <- NVML's return code
+exporter_nvml_child_restarts_total{reason}: How often the process that calls NVML was started again, by what
+    became of the one before. <- the NVML child's supervisor
+exporter_nvml_child_resident_memory_bytes: Memory of the process that calls NVML. Absent while there is
+    none. <- /proc/self/statm
+exporter_nvml_child_cpu_seconds_total: CPU time of the processes that called NVML. <- times(2)
+exporter_nvml_resets_total{reason}: How often a counter of a GPU did not go on where it was, and was
+    corrected: a register that wrapped, a driver that was loaded anew (reset), a step back, a jump, a single
+    wrong number (glitch). <- comparison with the number before
+""")
+(_UP, _WHY, _DEVICES, _EXPECTED, _GPU_UP, _GPU_WHY, _RESET_REQUIRED, _INFO) = STATUS_SPECS[:8]
+(_CALLS, _CALL_SECONDS, _ERRORS, _RESTARTS, _CHILD_MEMORY, _CHILD_CPU, _RESETS) = STATUS_SPECS[8:]
+_IDENTITY = _INFO.labels[2:-3]
 
-_CHILD = "the NVML child"
-_UP = family("gpu_nvml_up", "Whether NVIDIA's library is there and answers.", _CHILD)
-_WHY = family(
-    "gpu_nvml_error_info", "Why NVIDIA's library does not answer. Absent while it does.", _CHILD, "reason"
-)
-_DEVICES = family(
-    "gpu_devices", "GPUs that answer, of those that are watched. Absent while NVML does not answer.", _CHILD
-)
-_EXPECTED = family(
-    "gpu_devices_expected",
-    "GPUs that there should be: as many as CUDA_VISIBLE_DEVICES names, or the most that were ever seen. Absent before any was.",
-    "CUDA_VISIBLE_DEVICES, gpu_devices",
-)
-_GPU_UP = of_gpu(
-    "gpu_up",
-    "Whether the GPU answers; while it does not, only this and the counts of what happened to it are there. Absent while NVML itself does not answer.",
-    _CHILD,
-)
-_GPU_WHY = of_gpu(
-    "gpu_error_info",
-    "Why the GPU does not answer. Absent while it does.",
-    "NVML's return code; hung where a call on the GPU does not return",
-    "reason",
-)
-_RESET_REQUIRED = of_gpu(
-    "gpu_reset_required",
-    "Whether the driver refuses to work with the GPU before it is reset. Absent while NVML itself does not answer.",
-    "NVML_ERROR_RESET_REQUIRED",
-)
-_IDENTITY = (
-    *("name", "pci_bus_id", "serial", "vbios", "architecture", "compute_capability", "minor"),
-    *("numa_node", "board"),
-)
-_INFO = of_gpu(
-    "gpu_info",
-    "What the GPU is; index_host is NVML's number of it, gpu the job's. Absent while it does not answer.",
-    "nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others",
-    *(*_IDENTITY, "driver", "cuda_driver", "index_host"),
-)
-
-# What asking costs.
-
-_CALLS = family(
-    "exporter_nvml_calls_total",
-    "Calls of NVML, over all GPUs, apart from the wait for events; with details by function.",
-    _CHILD,
-    "call",
-)
-_CALL_SECONDS = family(
-    "exporter_nvml_call_seconds_total",
-    "Time spent in calls of NVML, the binding's included; with details by function.",
-    "monotonic clock around each call",
-    "call",
-)
-_ERRORS = family(
-    "exporter_nvml_errors_total",
-    "Calls of NVML that failed, and results that cannot be (garbage); what a GPU merely does not have is no error. Absent before the first one.",
-    "NVML's return code",
-    *("call", "error"),
-)
-_RESTARTS = family(
-    "exporter_nvml_child_restarts_total",
-    "How often the process that calls NVML was started again, by what became of the one before.",
-    "the NVML child's supervisor",
-    "reason",
-)
-_CHILD_MEMORY = family(
-    "exporter_nvml_child_resident_memory_bytes",
-    "Memory of the process that calls NVML. Absent while there is none.",
-    "/proc/self/statm",
-)
-_CHILD_CPU = family(
-    "exporter_nvml_child_cpu_seconds_total", "CPU time of the processes that called NVML.", "times(2)"
-)
-_RESETS = family(
-    "exporter_nvml_resets_total",
-    "How often a counter of a GPU did not go on where it was, and was corrected: a register that wrapped, a driver that was loaded anew (reset), a step back, a jump, a single wrong number (glitch).",
-    "comparison with the number before",
-    "reason",
-)
-
-STATUS_SPECS = (
-    *(_UP, _WHY, _DEVICES, _EXPECTED, _GPU_UP, _GPU_WHY, _RESET_REQUIRED, _INFO),
-    *(_CALLS, _CALL_SECONDS, _ERRORS, _RESTARTS, _CHILD_MEMORY, _CHILD_CPU, _RESETS),
-)
-"""Families about NVML and its process, which begin anew with the sidecar."""
-
-ENERGY = of_gpu(
-    "gpu_energy_joules_total",
-    "Energy of the card since the exporter began to count; source tells whether the card counts it (nvml_counter, read every 10 s, with power samples in between) or power was integrated (nvml_power).",
-    "nvmlDeviceGetTotalEnergyConsumption / 1000, corrected for wraps and resets",
-    "source",
-)
-_XIDS = of_gpu(
-    "gpu_xid_errors_total",
-    "Xid errors since the exporter began to listen; they stay while the GPU is lost. Absent before the first one.",
-    "nvmlEventSetWait_v2 and /dev/kmsg, whichever has seen more",
-    "xid",
-)
-_XID_TIME = of_gpu(
-    "gpu_xid_last_timestamp_seconds",
-    "When an Xid was last reported, Unix time. Absent before the first one.",
-    "nvmlEventSetWait_v2 and /dev/kmsg",
-    "xid",
-)
-
-# The instances of a divided GPU, known by the UUID that CUDA knows them by; what the compute instances of one GPU
+# The instances of a divided GPU are known by the UUID that CUDA knows them by; what the compute instances of one GPU
 # instance share (its activity) is told for each.
+_OTHERS = table("""
+gpu_energy_joules_total{gpu,uuid,source}: Energy of the card since the exporter began to count; source tells
+    whether the card counts it (nvml_counter, read every 10 s, with power samples in between) or power was
+    integrated (nvml_power). <- nvmlDeviceGetTotalEnergyConsumption / 1000, corrected for wraps and resets
+gpu_xid_errors_total{gpu,uuid,xid}: Xid errors since the exporter began to listen; they stay while the GPU
+    is lost. Absent before the first one. <- nvmlEventSetWait_v2 and /dev/kmsg, whichever has seen more
+gpu_xid_last_timestamp_seconds{gpu,uuid,xid}: When an Xid was last reported, Unix time. Absent before the
+    first one. <- nvmlEventSetWait_v2 and /dev/kmsg
+gpu_mig_info{gpu,uuid,mig_uuid,gi,ci,profile}: An instance: GPU instance, compute instance and profile.
+    Absent on a GPU that is not divided. <- nvmlDeviceGetMigDeviceHandleByIndex
+gpu_mig_memory_total_bytes{gpu,uuid,mig_uuid}: Device memory of an instance. Absent on a GPU that is not
+    divided. <- nvmlDeviceGetMemoryInfo_v2().total
+gpu_mig_memory_used_bytes{gpu,uuid,mig_uuid}: Device memory of an instance that is allocated. Absent on a
+    GPU that is not divided. <- nvmlDeviceGetMemoryInfo_v2().used
+gpu_mig_sm_activity_ratio{gpu,uuid,mig_uuid}: Share of SM cycles of an instance in which at least one warp
+    was resident. Absent before Hopper, and where GPM is switched off. <- nvmlGpmMigSampleGet, GPM 2 / 100
+""")
+(ENERGY, _XIDS, _XID_TIME, _MIG_INFO) = _OTHERS[:4]
+_MIG = dict(zip(("memory_total", "memory_used", "sm"), _OTHERS[4:], strict=True))
 
-_NOT_DIVIDED = "Absent on a GPU that is not divided."
-_MIG_INFO = of_gpu(
-    "gpu_mig_info",
-    f"An instance: GPU instance, compute instance and profile. {_NOT_DIVIDED}",
-    "nvmlDeviceGetMigDeviceHandleByIndex",
-    *("mig_uuid", "gi", "ci", "profile"),
-)
-_MIG = {
-    "memory_total": of_gpu(
-        "gpu_mig_memory_total_bytes",
-        f"Device memory of an instance. {_NOT_DIVIDED}",
-        "nvmlDeviceGetMemoryInfo_v2().total",
-        "mig_uuid",
-    ),
-    "memory_used": of_gpu(
-        "gpu_mig_memory_used_bytes",
-        f"Device memory of an instance that is allocated. {_NOT_DIVIDED}",
-        "nvmlDeviceGetMemoryInfo_v2().used",
-        "mig_uuid",
-    ),
-    "sm": of_gpu(
-        "gpu_mig_sm_activity_ratio",
-        "Share of SM cycles of an instance in which at least one warp was resident. Absent before Hopper, and where GPM is switched off.",
-        "nvmlGpmMigSampleGet, GPM 2 / 100",
-        "mig_uuid",
-    ),
-}
-
-SPECS = (
-    *STATUS_SPECS,
-    *dict.fromkeys(each.spec for each in GPU_FAMILIES),
-    *(ENERGY, _XIDS, _XID_TIME, _MIG_INFO),
-    *_MIG.values(),
-)
+SPECS = (*STATUS_SPECS, *GPU_SPECS, *_OTHERS)
 
 
 Block = dict[FamilySpec, dict[tuple[str, ...], float]]
@@ -173,15 +88,7 @@ def gpu_families(
     expected: int | None = None,
     per_call: bool = True,
 ) -> Collected:
-    """Make the families.
-
-    Args:
-        registry: The GPUs.
-        reason: Why NVML does not answer; "" while it does.
-        restarts: By reason, how often its process was started again.
-        expected: How many GPUs there should be, if that is known from elsewhere.
-        per_call: Whether functions of NVML are told apart.
-    """
+    """Make the families; `reason` is why NVML does not answer, `restarts` how often its process was started again."""
     block: Block = {spec: {} for spec in SPECS}
     gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
     block[_UP][()] = float(not reason)

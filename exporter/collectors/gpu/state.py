@@ -252,14 +252,10 @@ class GpuRegistry:
             return tuple(gpu.energy(at=self.time) for gpu in self.gpus.values() if gpu.uuid)
 
     def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
-        """What each GPU drew lately, by UUID: pairs of a time and watts, the oldest first.
+        """What each GPU drew lately, by UUID: pairs of a time and watts, the oldest first, later than those of `after`.
 
-        There is one every 20 ms where the driver keeps samples, handed over every 2 s, else one every 2 s; the last 30 s are
-        remembered. Two that are more than 5 s apart have a gap in between that nobody measured.
-
-        Args:
-            after: By UUID, the time of the last pair that the caller has: only later ones are given. Where that is in the
-                future (the clock was set back), all are.
+        There is one every 20 ms where the driver keeps samples, else one every 2 s; the last 30 s are remembered. Where
+        `after` is in the future (the clock was set back), all are given.
         """
         found = {}
         with self.lock:

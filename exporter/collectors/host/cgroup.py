@@ -1,10 +1,8 @@
-"""Cgroup: the job's own limits on CPU and memory, and how near it is to them.
+"""Cgroup: the job's own limits on CPU and memory, and how near it is to them. The job's cgroup is the exporter's own.
 
-Used in the sidecar. The job's cgroup is the exporter's own: `run` starts both in one, and a container has one. Limits
-often stand further up (Slurm puts those of a step on its parent), so the tightest on the way up counts, and what counts
-against it is read where it stands: `cgroup_info` tells which. When a limit elsewhere becomes the tightest, counters go
-on with those of another cgroup. A cgroup namespace shows paths from its own root; without one the path is that of the
-host, and a container sees only the part of the tree that mountinfo names as the root of the mount.
+Limits often stand further up (Slurm puts those of a step on its parent), so the tightest on the way up counts, and what
+counts against it is read where it stands. A cgroup namespace shows paths from its own root; without one the path is the
+host's, and a container sees only the part of the tree that mountinfo names as the root of the mount.
 Source: cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst, sched-bwc.rst, man 7 cgroups.
 """
 
@@ -27,7 +25,7 @@ from exporter.collectors.kernel_files import (
     source,
     visible,
 )
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, FamilySpec, table
 
 UNIFIED = ""
 """The name of cgroup v2 beside the controllers of v1, as in /proc/self/cgroup."""
@@ -36,82 +34,40 @@ CONTROLLERS = frozenset(("cpu", "cpuacct", "memory"))
 NO_LIMIT = 2**62
 """From here on a number is the kernel's word for none (v1: the largest page count)."""
 
-INFO = family(
-    "cgroup_info",
-    "Which cgroup the families of a resource (scope: cpu, memory) are of: the one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.",
-    "/proc/self/cgroup, mountinfo",
-    *("version", "path", "scope"),
-)
-
-SPEC: dict[str, FamilySpec] = {
-    name: family(f"cgroup_{name}", help_text, f"v2 {v2}; v1 {v1}" if v1 else f"v2 {v2}", *labels)
-    for name, (help_text, v2, v1, *labels) in {
-        "cpu_limit_cpus": (
-            "CPUs' worth of time that the job may use. Absent without a limit.",
-            "cpu.max quota / period",
-            "cpu.cfs_quota_us / cpu.cfs_period_us",
-        ),
-        "cpu_usage_seconds_total": (
-            "CPU time used by mode (user, system), which add up to all of it.",
-            "cpu.stat user_usec, system_usec",
-            "cpuacct.stat user, system",
-            "mode",
-        ),
-        "cpu_periods_total": (
-            "Periods of the limit in which something ran. Absent where the CPU controller is off.",
-            "cpu.stat nr_periods",
-            "cpu.stat nr_periods",
-        ),
-        "cpu_throttled_periods_total": (
-            "Periods in which the limit stopped the job. Absent where the CPU controller is off.",
-            "cpu.stat nr_throttled",
-            "cpu.stat nr_throttled",
-        ),
-        "cpu_throttled_seconds_total": (
-            "Time that CPUs stood still because of the limit. Absent where the CPU controller is off.",
-            "cpu.stat throttled_usec / 1e6",
-            "cpu.stat throttled_time / 1e9",
-        ),
-        "memory_current_bytes": (
-            "Memory that counts against the limit, page cache included.",
-            "memory.current",
-            "memory.usage_in_bytes",
-        ),
-        "memory_limit_bytes": (
-            "Memory at which the kernel kills. Absent without a limit.",
-            "memory.max",
-            "memory.stat hierarchical_memory_limit",
-        ),
-        "memory_high_bytes": (
-            "Memory at which the kernel slows the job down to get some back. Absent without such a limit, and in v1.",
-            "memory.high",
-            "",
-        ),
-        "memory_working_set_bytes": (
-            "Memory that cannot be had back by dropping files nobody has used lately; what Kubernetes goes by.",
-            "memory.current - memory.stat inactive_file",
-            "memory.usage_in_bytes - memory.stat total_inactive_file",
-        ),
-        "memory_stat_bytes": (
-            "Memory by kind: anon (no file behind it), file (page cache, shared memory included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A kind is absent where the kernel does not say.",
-            "memory.stat",
-            "memory.stat total_rss, total_cache, total_shmem",
-            "kind",
-        ),
-        "memory_events_total": (
-            "Events of the cgroup and all below it: below low, over high, at the limit (max), out of memory (oom), processes killed (oom_kill), cgroups killed as a whole (oom_group_kill). In v1 only max and oom_kill, the latter of the cgroups on the way only. An event is absent where the kernel does not count it.",
-            "memory.events",
-            "memory.failcnt, memory.oom_control oom_kill",
-            "event",
-        ),
-        "pressure_io_waiting_seconds_total": (
-            "Time in which at least one thread of the job had to wait for I/O. Absent without pressure accounting, and in v1 alone.",
-            "io.pressure some total",
-            "",
-        ),
-    }.items()
-}
-SPECS = (INFO, *SPEC.values())
+SPECS = table("""
+cgroup_info{version,path,scope}: Which cgroup the families of a resource (scope: cpu, memory) are of: the
+    one with the tightest limit on the way up from the exporter's own, or without limits the exporter's own.
+    <- /proc/self/cgroup, mountinfo
+cgroup_cpu_limit_cpus: CPUs' worth of time that the job may use. Absent without a limit. <- v2 cpu.max quota
+    / period; v1 cpu.cfs_quota_us / cpu.cfs_period_us
+cgroup_cpu_usage_seconds_total{mode}: CPU time used by mode (user, system), which add up to all of it. <- v2
+    cpu.stat user_usec, system_usec; v1 cpuacct.stat user, system
+cgroup_cpu_periods_total: Periods of the limit in which something ran. Absent where the CPU controller is
+    off. <- v2 cpu.stat nr_periods; v1 cpu.stat nr_periods
+cgroup_cpu_throttled_periods_total: Periods in which the limit stopped the job. Absent where the CPU
+    controller is off. <- v2 cpu.stat nr_throttled; v1 cpu.stat nr_throttled
+cgroup_cpu_throttled_seconds_total: Time that CPUs stood still because of the limit. Absent where the CPU
+    controller is off. <- v2 cpu.stat throttled_usec / 1e6; v1 cpu.stat throttled_time / 1e9
+cgroup_memory_current_bytes: Memory that counts against the limit, page cache included. <- v2
+    memory.current; v1 memory.usage_in_bytes
+cgroup_memory_limit_bytes: Memory at which the kernel kills. Absent without a limit. <- v2 memory.max; v1
+    memory.stat hierarchical_memory_limit
+cgroup_memory_high_bytes: Memory at which the kernel slows the job down to get some back. Absent without
+    such a limit, and in v1. <- v2 memory.high
+cgroup_memory_working_set_bytes: Memory that cannot be had back by dropping files nobody has used lately;
+    what Kubernetes goes by. <- v2 memory.current - memory.stat inactive_file; v1 memory.usage_in_bytes -
+    memory.stat total_inactive_file
+cgroup_memory_stat_bytes{kind}: Memory by kind: anon (no file behind it), file (page cache, shared memory
+    included), shmem (tmpfs and /dev/shm), kernel, slab (part of kernel). A kind is absent where the kernel
+    does not say. <- v2 memory.stat; v1 memory.stat total_rss, total_cache, total_shmem
+cgroup_memory_events_total{event}: Events of the cgroup and all below it: below low, over high, at the limit
+    (max), out of memory (oom), processes killed (oom_kill), cgroups killed as a whole (oom_group_kill). In
+    v1 only max and oom_kill, the latter of the cgroups on the way only. An event is absent where the kernel
+    does not count it. <- v2 memory.events; v1 memory.failcnt, memory.oom_control oom_kill
+cgroup_pressure_io_waiting_seconds_total: Time in which at least one thread of the job had to wait for I/O.
+    Absent without pressure accounting, and in v1 alone. <- v2 io.pressure some total
+""")
+INFO, SPEC = SPECS[0], {spec.name.removeprefix("cgroup_"): spec for spec in SPECS}
 
 KINDS = {
     "1": {"anon": "total_rss", "file": "total_cache", "shmem": "total_shmem"},

@@ -12,30 +12,21 @@ from collections.abc import Mapping
 import psutil
 
 from exporter.collectors.kernel_files import HighWater, procfs, read_file, source
-from exporter.families import Collected, family
+from exporter.families import Collected, table
 
-SECONDS = family(
-    "host_cpu_seconds_total",
-    "CPU time since boot by mode, which adds up to all of it: user and nice are without the guests' time. Of all CPUs together, or by cpu with per_core.",
-    "/proc/stat cpu; held where the kernel steps back",
-    "cpu",
-    "mode",
-)
-UTILIZATION = family(
-    "host_cpu_utilization_ratio",
-    "Share of all CPUs' time that was not idle or waiting for I/O, over the collector's last interval; time stolen by a hypervisor counts as used. Absent in the first pass.",
-    "/proc/stat cpu, difference of two passes",
-)
-LOADS = tuple(
-    family(
-        f"host_load{minutes}",
-        f"Threads that ran, could run or waited for a device, averaged over {minutes} min.",
-        "getloadavg(3)",
-    )
-    for minutes in (1, 5, 15)
-)
-BOOT_TIME = family("host_boot_time_seconds", "When the machine booted, Unix time.", "/proc/stat btime")
-SPECS = (SECONDS, UTILIZATION, *LOADS, BOOT_TIME)
+SPECS = table("""
+host_cpu_seconds_total{cpu,mode}: CPU time since boot by mode, which adds up to all of it: user and nice are
+    without the guests' time. Of all CPUs together, or by cpu with per_core. <- /proc/stat cpu; held where
+    the kernel steps back
+host_cpu_utilization_ratio: Share of all CPUs' time that was not idle or waiting for I/O, over the
+    collector's last interval; time stolen by a hypervisor counts as used. Absent in the first pass. <-
+    /proc/stat cpu, difference of two passes
+host_load1: Threads that ran, could run or waited for a device, averaged over 1 min. <- getloadavg(3)
+host_load5: Threads that ran, could run or waited for a device, averaged over 5 min. <- getloadavg(3)
+host_load15: Threads that ran, could run or waited for a device, averaged over 15 min. <- getloadavg(3)
+host_boot_time_seconds: When the machine booted, Unix time. <- /proc/stat btime
+""")
+(SECONDS, UTILIZATION, *LOADS, BOOT_TIME) = SPECS
 
 REPLUGGED_SECONDS = 3.0
 """Idle time that falls by so much belongs to a CPU that was taken offline and begins anew (as node_exporter sees it)."""
@@ -97,11 +88,7 @@ class CpuCollector:
 
 
 def busy_seconds() -> float:
-    """Read the CPU time of the machine since boot that was neither idle nor waiting for I/O.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Read the CPU time of the machine since boot that was neither idle nor waiting for I/O; raises OSError."""
     times = psutil.cpu_times()
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # within user and nice
     return float(sum(times) - guests - times.idle - getattr(times, "iowait", 0.0))

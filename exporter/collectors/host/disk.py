@@ -1,8 +1,6 @@
-"""Disk: what block devices read and write, and how long that takes.
+"""Disk: what block devices read and write, and how long that takes. Source: Documentation/admin-guide/iostats.rst.
 
-Used in the sidecar. psutil reads /proc/diskstats; sysfs tells whether a device is a partition. A device that has others
-below it (a partition's disk, RAID, LVM, multipath) counts the same I/O once more than they do: sum over devices of one
-level only. Source: Documentation/admin-guide/iostats.rst.
+A device that has others below it (RAID, LVM, multipath) counts the same I/O once more: sum over devices of one level only.
 """
 
 from __future__ import annotations
@@ -13,37 +11,25 @@ from pathlib import Path
 import psutil
 
 from exporter.collectors.kernel_files import EVERYTHING, Selection, procfs, source
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, rows
 
 MILLISECONDS_PER_SECOND = 1000
 
-
-def _spec(name: str, help_text: str, field: str) -> FamilySpec:
-    return family(f"host_disk_{name}_total", help_text, f"/proc/diskstats {field}", "device")
-
-
-FIELDS: dict[FamilySpec, tuple[str, int]] = {
-    _spec("read_bytes", "Bytes read.", "sectors read * 512"): ("read_bytes", 1),
-    _spec("written_bytes", "Bytes written.", "sectors written * 512"): ("write_bytes", 1),
-    _spec("reads_completed", "Reads that have ended.", "reads completed"): ("read_count", 1),
-    _spec("writes_completed", "Writes that have ended.", "writes completed"): ("write_count", 1),
-    _spec(
-        "read_time_seconds",
-        "Time that all reads took together, also those that ran side by side.",
-        "milliseconds reading",
-    ): ("read_time", MILLISECONDS_PER_SECOND),
-    _spec(
-        "write_time_seconds",
-        "Time that all writes took together, also those that ran side by side.",
-        "milliseconds writing",
-    ): ("write_time", MILLISECONDS_PER_SECOND),
-    _spec(
-        "io_time_seconds",
-        "Time in which at least one I/O was under way; its rate is the share of time the device was busy.",
-        "milliseconds doing I/Os",
-    ): ("busy_time", MILLISECONDS_PER_SECOND),
-}
-"""Family, psutil's name of it, and by what to divide."""
+FIELDS = rows("""
+host_disk_read_bytes_total{device} [read_bytes]: Bytes read. <- /proc/diskstats sectors read * 512
+host_disk_written_bytes_total{device} [write_bytes]: Bytes written. <- /proc/diskstats sectors written * 512
+host_disk_reads_completed_total{device} [read_count]: Reads that have ended. <- /proc/diskstats reads
+    completed
+host_disk_writes_completed_total{device} [write_count]: Writes that have ended. <- /proc/diskstats writes
+    completed
+host_disk_read_time_seconds_total{device} [read_time]: Time that all reads took together, also those that
+    ran side by side. <- /proc/diskstats milliseconds reading
+host_disk_write_time_seconds_total{device} [write_time]: Time that all writes took together, also those that
+    ran side by side. <- /proc/diskstats milliseconds writing
+host_disk_io_time_seconds_total{device} [busy_time]: Time in which at least one I/O was under way; its rate
+    is the share of time the device was busy. <- /proc/diskstats milliseconds doing I/Os
+""")
+"""Family, and psutil's name of it."""
 SPECS = tuple(FIELDS)
 
 DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
@@ -76,7 +62,8 @@ class DiskCollector:
             # nowrap would keep what a removed device has counted for the next one of its name.
             for device, counters in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
                 if device in self._selection and (self._partitions or not self._is_partition(device)):
-                    for spec, (field, divisor) in FIELDS.items():
+                    for spec, field in FIELDS.items():
+                        divisor = MILLISECONDS_PER_SECOND if spec.unit == "seconds" else 1
                         collected.add(spec, getattr(counters, field) / divisor, device)
             if not collected:
                 collected.unsupported.append(f"{self._path}: no disk, or none that is to be shown")

@@ -1,9 +1,7 @@
 """Filesystem: how large the mounted filesystems are, how much of them is left, also where checkpoints go.
 
-Used in the sidecar, in the exporter's own mount namespace. A dead NFS server or FUSE daemon blocks `statvfs` forever, in
-a thread that nothing can interrupt, and a process that no signal can end: such mounts can be excluded. So each call has
-a daemon thread of its own; one that has not returned at the deadline is left behind, and its filesystem gets no further
-call until it has.
+A dead NFS server or FUSE daemon blocks `statvfs` forever, in a thread that nothing can interrupt. So each call has a daemon
+thread of its own; one that has not returned at the deadline is left behind, and its filesystem gets no further call.
 """
 
 from __future__ import annotations
@@ -27,48 +25,33 @@ from exporter.collectors.kernel_files import (
     visible,
 )
 from exporter.errors import CollectError
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, FamilySpec, table
 
-_LABELS = ("mountpoint", "fstype", "device")
-_ABSENT = "Absent where the filesystem does not say or does not answer"
-
-SIZE = family(
-    "host_filesystem_size_bytes",
-    f"Size of the filesystem. {_ABSENT}.",
-    "statvfs f_blocks * f_frsize",
-    *_LABELS,
-)
-AVAIL = family(
-    "host_filesystem_avail_bytes",
-    f"What users other than root can still write. {_ABSENT}.",
-    "statvfs f_bavail * f_frsize",
-    *_LABELS,
-)
-FILES = family(
-    "host_filesystem_files",
-    f"Files that the filesystem can hold (inodes). {_ABSENT}, and where nothing limits them (btrfs).",
-    "statvfs f_files",
-    *_LABELS,
-)
-FILES_FREE = family(
-    "host_filesystem_files_free",
-    "Files that can still be made. Absent where host_filesystem_files is.",
-    "statvfs f_ffree",
-    *_LABELS,
-)
-READONLY = family(
-    "host_filesystem_readonly",
-    "Whether the mount refuses writes (1), as ext4 does after an error, or not (0).",
-    "/proc/self/mountinfo, options of mount and filesystem",
-    *_LABELS,
-)
-DEVICE_ERROR = family(
-    "host_filesystem_device_error",
-    "Whether the filesystem refused to tell its size or has not answered (1), or told it (0).",
-    "statvfs",
-    *_LABELS,
-)
-FILESYSTEM_SPECS = (SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR)
+FILESYSTEM_SPECS = table("""
+host_filesystem_size_bytes{mountpoint,fstype,device}: Size of the filesystem. Absent where the filesystem
+    does not say or does not answer. <- statvfs f_blocks * f_frsize
+host_filesystem_avail_bytes{mountpoint,fstype,device}: What users other than root can still write. Absent
+    where the filesystem does not say or does not answer. <- statvfs f_bavail * f_frsize
+host_filesystem_files{mountpoint,fstype,device}: Files that the filesystem can hold (inodes). Absent where
+    the filesystem does not say or does not answer, and where nothing limits them (btrfs). <- statvfs
+    f_files
+host_filesystem_files_free{mountpoint,fstype,device}: Files that can still be made. Absent where
+    host_filesystem_files is. <- statvfs f_ffree
+host_filesystem_readonly{mountpoint,fstype,device}: Whether the mount refuses writes (1), as ext4 does after
+    an error, or not (0). <- /proc/self/mountinfo, options of mount and filesystem
+host_filesystem_device_error{mountpoint,fstype,device}: Whether the filesystem refused to tell its size or
+    has not answered (1), or told it (0). <- statvfs
+""")
+(SIZE, AVAIL, FILES, FILES_FREE, READONLY, DEVICE_ERROR) = FILESYSTEM_SPECS
+CHECKPOINT_SPECS = table("""
+training_checkpoint_dir_available_bytes{run,path}: Room that is left for the job in a directory of
+    checkpoints; absent where no path is configured or no run lives, and where its filesystem does not
+    answer. <- statvfs: f_bavail * f_frsize
+training_checkpoint_dir_size_bytes{run,path}: Size of the filesystem of a directory of checkpoints; absent
+    where no path is configured or no run lives, and where its filesystem does not answer. <- statvfs:
+    f_blocks * f_frsize
+""")
+SPECS = (*FILESYSTEM_SPECS, *CHECKPOINT_SPECS)
 
 MOUNT_POINTS_EXCLUDE = (
     *("/dev*", "/proc*", "/sys*"),
@@ -91,24 +74,6 @@ FS_TYPES_EXCLUDE = (
     *("iso9660", "squashfs"),
 )
 
-_ROOM_ABSENT = "absent where no path is configured or no run lives, and where its filesystem does not answer."
-CHECKPOINT_AVAILABLE = family(
-    "training_checkpoint_dir_available_bytes",
-    f"Room that is left for the job in a directory of checkpoints; {_ROOM_ABSENT}",
-    "statvfs: f_bavail * f_frsize",
-    "run",
-    "path",
-)
-CHECKPOINT_SIZE = family(
-    "training_checkpoint_dir_size_bytes",
-    f"Size of the filesystem of a directory of checkpoints; {_ROOM_ABSENT}",
-    "statvfs: f_blocks * f_frsize",
-    "run",
-    "path",
-)
-CHECKPOINT_SPECS = {CHECKPOINT_AVAILABLE: AVAIL, CHECKPOINT_SIZE: SIZE}
-SPECS = (*FILESYSTEM_SPECS, *CHECKPOINT_SPECS)
-
 HANGS = "statvfs has not returned"
 _NONSENSE = 2**63
 """Larger counts are -1 in the kernel's unsigned fields: the filesystem does not know."""
@@ -119,12 +84,7 @@ Answer = os.statvfs_result | OSError | None
 
 
 class StatvfsPool:
-    """Calls `statvfs`, all paths side by side, so that a call that hangs costs its own filesystem only.
-
-    Args:
-        statvfs: The call; takes the path.
-        deadline_seconds: After so long a pass is over, whoever has not answered.
-    """
+    """Calls `statvfs`, all paths side by side, so that a call that hangs costs its own filesystem only."""
 
     def __init__(
         self,
@@ -236,7 +196,7 @@ class CheckpointDirsCollector:
     """Asks the filesystems of the configured directories of checkpoints, while runs live."""
 
     name = "checkpoint_dirs"
-    specs = tuple(CHECKPOINT_SPECS)
+    specs = CHECKPOINT_SPECS
 
     def __init__(
         self,
@@ -257,7 +217,7 @@ class CheckpointDirsCollector:
             label = printable(path)
             if isinstance(answer, os.statvfs_result):
                 told = measured(answer)
-                for spec, each in CHECKPOINT_SPECS.items():
+                for spec, each in zip(CHECKPOINT_SPECS, (AVAIL, SIZE), strict=True):
                     for run in runs:
                         collected.add(spec, told.get(each), run, label)
                 if not told:

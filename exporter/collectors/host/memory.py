@@ -1,8 +1,6 @@
 """Memory: what it is used for, swap, page faults, out-of-memory kills, /dev/shm.
 
-Used in the sidecar. psutil reads /proc/meminfo; what it does not tell comes from the same file and /proc/vmstat.
-DataLoader workers hand over batches through /dev/shm and die of a bus error when it is full; Docker gives a container
-64 MiB of it.
+DataLoader workers hand over batches through /dev/shm and die of a bus error when it is full.
 """
 
 from __future__ import annotations
@@ -13,74 +11,42 @@ from pathlib import Path
 import psutil
 
 from exporter.collectors.kernel_files import HighWater, named_counts, procfs, read_file, source
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, rows, table
 
-
-def _size(name: str, help_text: str, field: str) -> FamilySpec:
-    return family(f"host_{name}_bytes", help_text, f"/proc/meminfo {field}")
-
-
-OF_PSUTIL = {
-    _size("memory_total", "Memory that the kernel can use.", "MemTotal"): "total",
-    _size(
-        "memory_available",
-        "Memory that new work could take without swapping, as the kernel (before 3.14: psutil) estimates it.",
-        "MemAvailable",
-    ): "available",
-    _size("memory_buffers", "Cached blocks of raw devices.", "Buffers"): "buffers",
-    _size(
-        "memory_shared",
-        "Shared memory and tmpfs, which also holds what DataLoader workers hand over.",
-        "Shmem",
-    ): "shared",
-    _size("memory_slab", "Memory of the kernel's own objects.", "Slab"): "slab",
-}
-USED = _size(
-    "memory_used", "Memory that new work could not take: total - available.", "MemTotal - MemAvailable"
-)
-OF_MEMINFO = {
-    _size("memory_cached", "Cached pages of files, shared memory included.", "Cached"): "Cached",
-    _size("memory_anon", "Memory of processes that no file backs.", "AnonPages"): "AnonPages",
-    _size("swap_total", "Swap space; 0 without any.", "SwapTotal"): "SwapTotal",
-}
-SWAP_USED = _size("swap_used", "Swap space in use.", "SwapTotal - SwapFree")
-FAULTS = family(
-    "host_vm_page_faults_total",
-    "Page faults since boot: major ones had to read from a disk, minor ones had not.",
-    "/proc/vmstat pgmajfault, pgfault - pgmajfault",
-    "kind",
-)
-SWAP_IN = family(
-    "host_swap_in_bytes_total",
-    "Memory read back from swap since boot. Absent on kernels without swap.",
-    "/proc/vmstat pswpin * page size",
-)
-SWAP_OUT = family(
-    "host_swap_out_bytes_total",
-    "Memory written to swap since boot. Absent on kernels without swap.",
-    "/proc/vmstat pswpout * page size",
-)
-OOM_KILLS = family(
-    "host_vm_oom_kills_total",
-    "Processes killed because memory ran out, those at a cgroup's limit included. Absent on kernels before 4.13.",
-    "/proc/vmstat oom_kill",
-)
-OF_VMSTAT = {
-    SWAP_IN: ("pswpin", os.sysconf("SC_PAGE_SIZE")),
-    SWAP_OUT: ("pswpout", os.sysconf("SC_PAGE_SIZE")),
-    OOM_KILLS: ("oom_kill", 1),
-}
-SHM_SIZE = family(
-    "host_shm_size_bytes",
-    "Size of /dev/shm as the exporter sees it. Absent where there is none.",
-    "statvfs /dev/shm f_blocks * f_frsize",
-)
-SHM_USED = family(
-    "host_shm_used_bytes",
-    "Used part of /dev/shm as the exporter sees it. Absent where there is none.",
-    "statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
-)
-SPECS = (*OF_PSUTIL, USED, *OF_MEMINFO, SWAP_USED, *OF_VMSTAT, FAULTS, SHM_SIZE, SHM_USED)
+OF_PSUTIL = rows("""
+host_memory_total_bytes [total]: Memory that the kernel can use. <- /proc/meminfo MemTotal
+host_memory_available_bytes [available]: Memory that new work could take without swapping, as the kernel
+    (before 3.14: psutil) estimates it. <- /proc/meminfo MemAvailable
+host_memory_buffers_bytes [buffers]: Cached blocks of raw devices. <- /proc/meminfo Buffers
+host_memory_shared_bytes [shared]: Shared memory and tmpfs, which also holds what DataLoader workers hand
+    over. <- /proc/meminfo Shmem
+host_memory_slab_bytes [slab]: Memory of the kernel's own objects. <- /proc/meminfo Slab
+""")
+OF_MEMINFO = rows("""
+host_memory_cached_bytes [Cached]: Cached pages of files, shared memory included. <- /proc/meminfo Cached
+host_memory_anon_bytes [AnonPages]: Memory of processes that no file backs. <- /proc/meminfo AnonPages
+host_swap_total_bytes [SwapTotal]: Swap space; 0 without any. <- /proc/meminfo SwapTotal
+""")
+OF_VMSTAT = rows("""
+host_swap_in_bytes_total [pswpin]: Memory read back from swap since boot. Absent on kernels without swap. <-
+    /proc/vmstat pswpin * page size
+host_swap_out_bytes_total [pswpout]: Memory written to swap since boot. Absent on kernels without swap. <-
+    /proc/vmstat pswpout * page size
+host_vm_oom_kills_total [oom_kill]: Processes killed because memory ran out, those at a cgroup's limit
+    included. Absent on kernels before 4.13. <- /proc/vmstat oom_kill
+""")
+(USED, SWAP_USED, FAULTS, SHM_SIZE, SHM_USED) = OTHERS = table("""
+host_memory_used_bytes: Memory that new work could not take: total - available. <- /proc/meminfo MemTotal -
+    MemAvailable
+host_swap_used_bytes: Swap space in use. <- /proc/meminfo SwapTotal - SwapFree
+host_vm_page_faults_total{kind}: Page faults since boot: major ones had to read from a disk, minor ones had
+    not. <- /proc/vmstat pgmajfault, pgfault - pgmajfault
+host_shm_size_bytes: Size of /dev/shm as the exporter sees it. Absent where there is none. <- statvfs
+    /dev/shm f_blocks * f_frsize
+host_shm_used_bytes: Used part of /dev/shm as the exporter sees it. Absent where there is none. <- statvfs
+    /dev/shm (f_blocks - f_bfree) * f_frsize
+""")
+SPECS = (*OF_PSUTIL, *OF_MEMINFO, *OF_VMSTAT, *OTHERS)
 
 
 class MemoryCollector:
@@ -115,9 +81,10 @@ class MemoryCollector:
                 FAULTS, self._highest.hold("minor faults", max(0, counts["pgfault"] - major)), "minor"
             )
             collected.add(FAULTS, major, "major")
-            for spec, (name, unit) in OF_VMSTAT.items():
+            for spec, name in OF_VMSTAT.items():
                 if name in counts:
-                    collected.add(spec, counts[name] * unit)
+                    pages = spec.unit == "bytes"
+                    collected.add(spec, counts[name] * (os.sysconf("SC_PAGE_SIZE") if pages else 1))
                 else:
                     collected.unsupported.append(f"{path}: no {name}")
         with source(collected, self._shm):

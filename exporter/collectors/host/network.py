@@ -1,7 +1,6 @@
-"""Network: what the interfaces of the exporter's network namespace carry and lose, their links, and TCP's retransmissions.
+"""Network: what the interfaces carry and lose, their links, and TCP's retransmissions.
 
-Used in the sidecar. psutil reads /proc/net/dev and asks the kernel about the links; /proc/net/snmp comes in. A bond or a
-VLAN counts the same bytes once more than the interfaces below it do: sum over one level only.
+A bond or a VLAN counts the same bytes once more than the interfaces below it do: sum over one level only.
 Source: Documentation/networking/statistics.rst; RFC 4022 (tcpRetransSegs).
 """
 
@@ -12,44 +11,28 @@ from collections.abc import Sequence
 import psutil
 
 from exporter.collectors.kernel_files import EVERYTHING, Selection, procfs, read_file, source
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, rows, table
 
-
-def _counter(name: str, help_text: str) -> FamilySpec:
-    return family(f"host_network_{name}_total", help_text, "/proc/net/dev", "device")
-
-
-COUNTERS = {
-    _counter("receive_bytes", "Bytes received."): "bytes_recv",
-    _counter(
-        "receive_errors",
-        "Packets that were not received because something was wrong with them or with the link.",
-    ): "errin",
-    _counter(
-        "receive_dropped", "Packets that were not received because somebody had no room for them."
-    ): "dropin",
-    _counter("transmit_bytes", "Bytes transmitted."): "bytes_sent",
-    _counter(
-        "transmit_errors",
-        "Packets that were not transmitted because something was wrong with them or with the link.",
-    ): "errout",
-    _counter(
-        "transmit_dropped", "Packets that were not transmitted because somebody had no room for them."
-    ): "dropout",
-}
-"""Family and psutil's name of it."""
-UP = family(
-    "host_network_up",
-    "Whether the interface is switched on and has a link (1) or not (0).",
-    "SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
-    "device",
-)
-RETRANSMITS = family(
-    "host_tcp_retransmits_total",
-    "TCP segments sent again because nobody confirmed them; a loaded network that loses packets.",
-    "/proc/net/snmp Tcp RetransSegs",
-)
-SPECS = (*COUNTERS, UP, RETRANSMITS)
+COUNTERS = rows("""
+host_network_receive_bytes_total{device} [bytes_recv]: Bytes received. <- /proc/net/dev
+host_network_receive_errors_total{device} [errin]: Packets that were not received because something was
+    wrong with them or with the link. <- /proc/net/dev
+host_network_receive_dropped_total{device} [dropin]: Packets that were not received because somebody had no
+    room for them. <- /proc/net/dev
+host_network_transmit_bytes_total{device} [bytes_sent]: Bytes transmitted. <- /proc/net/dev
+host_network_transmit_errors_total{device} [errout]: Packets that were not transmitted because something was
+    wrong with them or with the link. <- /proc/net/dev
+host_network_transmit_dropped_total{device} [dropout]: Packets that were not transmitted because somebody
+    had no room for them. <- /proc/net/dev
+""")
+"""Family, and psutil's name of it."""
+(UP, RETRANSMITS) = OTHERS = table("""
+host_network_up{device}: Whether the interface is switched on and has a link (1) or not (0). <- SIOCGIFFLAGS
+    IFF_UP, IFF_RUNNING
+host_tcp_retransmits_total: TCP segments sent again because nobody confirmed them; a loaded network that
+    loses packets. <- /proc/net/snmp Tcp RetransSegs
+""")
+SPECS = (*COUNTERS, *OTHERS)
 
 DEVICE_EXCLUDE = (
     # Interfaces that lead to containers and virtual machines of the same host.

@@ -1,8 +1,7 @@
 """NFS and Lustre: what goes over each of their mounts, and how long the servers take.
 
-Used in the sidecar. The kernel answers /proc/self/mountstats without asking a server, so that a dead one does not hang
-it. Of Lustre, the client's own statistics come in, from procfs or (since Lustre 2.12) from debugfs, which only root may
-read; what has not happened is missing there. Source: nfsiostat(8); Lustre Operations Manual, "llite.*.stats".
+The kernel answers /proc/self/mountstats without asking a server, so that a dead one does not hang it. Since Lustre 2.12 its
+statistics are in debugfs, which only root may read. Source: nfsiostat(8); Lustre Operations Manual, "llite.*.stats".
 """
 
 from __future__ import annotations
@@ -23,65 +22,34 @@ from exporter.collectors.kernel_files import (
     source,
     unescape,
 )
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, table
 
 MILLISECONDS_PER_SECOND = 1000
 MICROSECONDS_PER_SECOND = 1e6
 
 
-def _counter(name: str, help_text: str, where: str, *labels: str) -> FamilySpec:
-    return family(f"host_{name}_total", help_text, where, "mount", *labels)
-
-
-NFS_READ = _counter(
-    "nfs_read_bytes",
-    "Bytes that programs read from the mount, from the page cache too.",
-    "/proc/self/mountstats bytes: normal + direct read",
-)
-NFS_WRITTEN = _counter(
-    "nfs_written_bytes",
-    "Bytes that programs wrote to the mount.",
-    "/proc/self/mountstats bytes: normal + direct write",
-)
-NFS_OPERATIONS = _counter(
-    "nfs_operations",
-    "Requests that have ended: read, write and other.",
-    "/proc/self/mountstats per-op operations",
-    "operation",
-)
-NFS_TIME = _counter(
-    "nfs_operation_time_seconds",
-    "Time that all requests took together, from the first queue to the end.",
-    "/proc/self/mountstats per-op execute time",
-    "operation",
-)
-NFS_RETRANSMISSIONS = _counter(
-    "nfs_retransmissions",
-    "Requests sent again because no answer came.",
-    "/proc/self/mountstats per-op transmissions - operations",
-)
-NFS_SPECS = (NFS_READ, NFS_WRITTEN, NFS_OPERATIONS, NFS_TIME, NFS_RETRANSMISSIONS)
-
-LUSTRE_READ = _counter(
-    "lustre_read_bytes",
-    "Bytes that programs read from the mount.",
-    "llite.*.stats read_bytes sum",
-)
-LUSTRE_WRITTEN = _counter(
-    "lustre_written_bytes",
-    "Bytes that programs wrote to the mount.",
-    "llite.*.stats write_bytes sum",
-)
-LUSTRE_OPERATIONS = _counter(
-    "lustre_operations", "Calls of programs: read, write and other.", "llite.*.stats samples", "operation"
-)
-LUSTRE_TIME = _counter(
-    "lustre_operation_time_seconds",
-    "Time that all calls took together. Absent where Lustre does not measure it (before 2.13).",
-    "llite.*.stats [usecs] sum",
-    "operation",
-)
-LUSTRE_SPECS = (LUSTRE_READ, LUSTRE_WRITTEN, LUSTRE_OPERATIONS, LUSTRE_TIME)
+(NFS_READ, NFS_WRITTEN, NFS_OPERATIONS, NFS_TIME, NFS_RETRANSMISSIONS) = NFS_SPECS = table("""
+host_nfs_read_bytes_total{mount}: Bytes that programs read from the mount, from the page cache too. <-
+    /proc/self/mountstats bytes: normal + direct read
+host_nfs_written_bytes_total{mount}: Bytes that programs wrote to the mount. <- /proc/self/mountstats bytes:
+    normal + direct write
+host_nfs_operations_total{mount,operation}: Requests that have ended: read, write and other. <-
+    /proc/self/mountstats per-op operations
+host_nfs_operation_time_seconds_total{mount,operation}: Time that all requests took together, from the first
+    queue to the end. <- /proc/self/mountstats per-op execute time
+host_nfs_retransmissions_total{mount}: Requests sent again because no answer came. <- /proc/self/mountstats
+    per-op transmissions - operations
+""")
+(LUSTRE_READ, LUSTRE_WRITTEN, LUSTRE_OPERATIONS, LUSTRE_TIME) = LUSTRE_SPECS = table("""
+host_lustre_read_bytes_total{mount}: Bytes that programs read from the mount. <- llite.*.stats read_bytes
+    sum
+host_lustre_written_bytes_total{mount}: Bytes that programs wrote to the mount. <- llite.*.stats write_bytes
+    sum
+host_lustre_operations_total{mount,operation}: Calls of programs: read, write and other. <- llite.*.stats
+    samples
+host_lustre_operation_time_seconds_total{mount,operation}: Time that all calls took together. Absent where
+    Lustre does not measure it (before 2.13). <- llite.*.stats [usecs] sum
+""")
 SPECS = (*NFS_SPECS, *LUSTRE_SPECS)
 
 _NFS_OPERATIONS = {"READ": "read", "READ_PLUS": "read", "WRITE": "write"}

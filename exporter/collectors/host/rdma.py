@@ -1,9 +1,8 @@
 """RDMA: what InfiniBand and RoCE ports carry, and what goes wrong on their links.
 
-Used in the sidecar. /sys/class/infiniband comes in. iWARP says `N/A (no PMA)` where it has no counter, a port that Fabric
-Manager owns answers EINVAL: absent, no failure. What was refused, and the link's registers of a port that is DOWN or no
-InfiniBand, are left alone: each refusal of mlx5 writes a line into the kernel's log. Registers stop at their largest
-value. Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
+What was refused, and the link's registers of a port that is DOWN or no InfiniBand, are left alone: each refusal of mlx5
+writes a line into the kernel's log. Registers stop at their largest value.
+Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
 
 from __future__ import annotations
@@ -13,68 +12,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exporter.collectors.kernel_files import EVERYTHING, Selection, list_directory, read_optional, source
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, rows, table
 
 WORD_BYTES = 4
 REFUSED_SECONDS = 600.0
 """How long a file that the driver refused is left alone."""
 
-_REGISTER = "Absent where the port is down or no InfiniBand."
-
-
-def _counter(name: str, help_text: str, field: str) -> FamilySpec:
-    return family(f"host_rdma_{name}_total", help_text, f"/sys/class/infiniband {field}", "device", "port")
-
-
-TRAFFIC: dict[FamilySpec, tuple[str, str]] = {
-    _counter(
-        "receive_bytes",
-        "Bytes received, by RDMA and otherwise.",
-        "counters/port_rcv_data * 4, or hw_counters/rx_bytes",
-    ): ("port_rcv_data", "rx_bytes"),
-    _counter(
-        "transmit_bytes",
-        "Bytes transmitted, by RDMA and otherwise.",
-        "counters/port_xmit_data * 4, or hw_counters/tx_bytes",
-    ): ("port_xmit_data", "tx_bytes"),
-}
-"""Words, and the bytes of adapters without PMA (EFA)."""
-REGISTERS = {
-    _counter(
-        "link_downed",
-        f"How often the link failed and could not be saved; stops at 255. {_REGISTER}",
-        "counters/link_downed",
-    ): "link_downed",
-    _counter(
-        "symbol_errors", f"Symbols damaged on the link; stops at 65535. {_REGISTER}", "counters/symbol_error"
-    ): "symbol_error",
-    _counter(
-        "receive_errors",
-        f"Packets damaged on the link; stops at 65535. {_REGISTER}",
-        "counters/port_rcv_errors",
-    ): "port_rcv_errors",
-    _counter(
-        "transmit_wait",
-        f"Ticks in which data waited because the other side had no room: congestion; stops at 4294967295. {_REGISTER}",
-        "counters/port_xmit_wait",
-    ): "port_xmit_wait",
-}
-HARDWARE = family(
-    "host_rdma_hw_total",
-    "What the adapter counts by itself: packets out of sequence, congestion notifications, retries. Absent where the adapter has no such counter.",
-    "/sys/class/infiniband hw_counters",
-    "device",
-    "port",
-    "counter",
-)
-STATE = family(
-    "host_rdma_port_state",
-    "State of the port: 1 down, 2 initialising, 3 armed, 4 active, 5 active but deferred.",
-    "/sys/class/infiniband state",
-    "device",
-    "port",
-)
-SPECS = (*TRAFFIC, *REGISTERS, HARDWARE, STATE)
+TRAFFIC = rows("""
+host_rdma_receive_bytes_total{device,port} [port_rcv_data rx_bytes]: Bytes received, by RDMA and otherwise.
+    <- /sys/class/infiniband counters/port_rcv_data * 4, or hw_counters/rx_bytes
+host_rdma_transmit_bytes_total{device,port} [port_xmit_data tx_bytes]: Bytes transmitted, by RDMA and
+    otherwise. <- /sys/class/infiniband counters/port_xmit_data * 4, or hw_counters/tx_bytes
+""")
+"""By the words of a counter, and by the bytes of adapters without PMA (EFA)."""
+REGISTERS = rows("""
+host_rdma_link_downed_total{device,port} [link_downed]: How often the link failed and could not be saved;
+    stops at 255. Absent where the port is down or no InfiniBand. <- /sys/class/infiniband
+    counters/link_downed
+host_rdma_symbol_errors_total{device,port} [symbol_error]: Symbols damaged on the link; stops at 65535.
+    Absent where the port is down or no InfiniBand. <- /sys/class/infiniband counters/symbol_error
+host_rdma_receive_errors_total{device,port} [port_rcv_errors]: Packets damaged on the link; stops at 65535.
+    Absent where the port is down or no InfiniBand. <- /sys/class/infiniband counters/port_rcv_errors
+host_rdma_transmit_wait_total{device,port} [port_xmit_wait]: Ticks in which data waited because the other
+    side had no room: congestion; stops at 4294967295. Absent where the port is down or no InfiniBand. <-
+    /sys/class/infiniband counters/port_xmit_wait
+""")
+(HARDWARE, STATE) = OTHERS = table("""
+host_rdma_hw_total{device,port,counter}: What the adapter counts by itself: packets out of sequence,
+    congestion notifications, retries. Absent where the adapter has no such counter. <-
+    /sys/class/infiniband hw_counters
+host_rdma_port_state{device,port}: State of the port: 1 down, 2 initialising, 3 armed, 4 active, 5 active
+    but deferred. <- /sys/class/infiniband state
+""")
+SPECS = (*TRAFFIC, *REGISTERS, *OTHERS)
 
 HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "np_cnp_sent", "rnr_nak_retry_err", "roce_adp_retrans")
 """Those that tell why a collective operation is slow."""
@@ -124,7 +94,8 @@ class RdmaCollector:
             return
         state = int(text.partition(":")[0])
         collected.add(STATE, state, *labels)
-        for spec, (words, octets) in TRAFFIC.items():
+        for spec, names in TRAFFIC.items():
+            words, octets = names.split()
             count = self._count(path / "counters" / words)
             if count is not None:
                 collected.add(spec, count * WORD_BYTES, *labels)

@@ -18,46 +18,32 @@ from prometheus_client import ProcessCollector
 
 from exporter.collectors.host.cgroup import CgroupTree, cpu_quota
 from exporter.collectors.kernel_files import printable, procfs, source
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, table
 from exporter.version import __version__
 
-BUILD = family(
-    "exporter_build_info",
-    "The exporter's version, and those of what it runs on.",
-    "constants; a label is absent where the package is not installed",
-    "version",
-    "python",
-    "nvidia_ml_py",
-)
-
-
-def _own(name: str, help_text: str, field: str) -> FamilySpec:
-    return family(f"process_{name}", f"{help_text} Absent off Linux.", field)
-
-
-OWN_SPECS = (
-    BUILD,
-    _own("cpu_seconds_total", "CPU time of the exporter, user and system.", "/proc/self/stat"),
-    _own("resident_memory_bytes", "Memory of the exporter that is in RAM.", "/proc/self/stat rss"),
-    _own("virtual_memory_bytes", "Address space of the exporter.", "/proc/self/stat vsize"),
-    _own("start_time_seconds", "When the exporter started, Unix time.", "/proc/self/stat starttime"),
-    _own("open_fds", "File descriptors that the exporter has open.", "/proc/self/fd"),
-    _own("max_fds", "File descriptors that the exporter may have open.", "/proc/self/limits Max open files"),
-)
-CPUS = family(
-    "host_cpus",
-    "CPUs by kind: online logical ones, physical cores, those the exporter may run on (affinity), and the cgroup's tightest limit (quota). A kind is absent where the system does not say; quota also where there is no limit.",
-    "sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or cpu.cfs_quota_us",
-    "kind",
-)
-TEMPERATURE = family(
-    "host_temperature_celsius",
-    "Temperature of a sensor, those of single CPU cores left out; sensors of one name are numbered. Absent where there are no sensors (virtual machines) and while one has no reading.",
-    "/sys/class/hwmon/hwmon*/temp*_input, else /sys/class/thermal/thermal_zone*/temp",
-    "chip",
-    "sensor",
-)
-HARDWARE_SPECS = (CPUS, TEMPERATURE)
+OWN_SPECS = table("""
+exporter_build_info{version,python,nvidia_ml_py}: The exporter's version, and those of what it runs on. <-
+    constants; a label is absent where the package is not installed
+process_cpu_seconds_total: CPU time of the exporter, user and system. Absent off Linux. <- /proc/self/stat
+process_resident_memory_bytes: Memory of the exporter that is in RAM. Absent off Linux. <- /proc/self/stat
+    rss
+process_virtual_memory_bytes: Address space of the exporter. Absent off Linux. <- /proc/self/stat vsize
+process_start_time_seconds: When the exporter started, Unix time. Absent off Linux. <- /proc/self/stat
+    starttime
+process_open_fds: File descriptors that the exporter has open. Absent off Linux. <- /proc/self/fd
+process_max_fds: File descriptors that the exporter may have open. Absent off Linux. <- /proc/self/limits
+    Max open files
+""")
+BUILD = OWN_SPECS[0]
+(CPUS, TEMPERATURE) = HARDWARE_SPECS = table("""
+host_cpus{kind}: CPUs by kind: online logical ones, physical cores, those the exporter may run on
+    (affinity), and the cgroup's tightest limit (quota). A kind is absent where the system does not say;
+    quota also where there is no limit. <- sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or
+    cpu.cfs_quota_us
+host_temperature_celsius{chip,sensor}: Temperature of a sensor, those of single CPU cores left out; sensors
+    of one name are numbered. Absent where there are no sensors (virtual machines) and while one has no
+    reading. <- /sys/class/hwmon/hwmon*/temp*_input, else /sys/class/thermal/thermal_zone*/temp
+""")
 SPECS = (*OWN_SPECS, *HARDWARE_SPECS)
 
 ABSOLUTE_ZERO_CELSIUS = -273.15

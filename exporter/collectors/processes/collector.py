@@ -1,8 +1,7 @@
 """Processes: what the processes of the job use, by run, rank and role; a pid is never a label.
 
-Used in the sidecar; `collect` is called from one thread at a time, `use` and `members` may be read from any. Totals are
-kept in the ledger's state, one page per run, from which the next sidecar goes on; they are published only once they are
-saved there, as a counter that steps back reads as a reset. Where another sidecar keeps the page, there are gauges only.
+Totals are kept in the ledger's state, one page per run, and published once they are saved there. Where another sidecar
+keeps the page, there are gauges only. `use` and `members` may be read from any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import psutil
 
 from exporter.collectors.host.cpu import busy_seconds
 from exporter.collectors.job import (
-    Fleeting,
     GpuProcessUse,
     JobProcess,
     Keeper,
@@ -30,72 +28,34 @@ from exporter.collectors.job import (
 from exporter.collectors.kernel_files import procfs, read_optional, source
 from exporter.collectors.processes.counters import RunCounts
 from exporter.collectors.processes.tree import Identity, Member, ProcessTree, Stat
-from exporter.families import Collected, FamilySpec, family
+from exporter.families import Collected, table
 
-LABELS = ("run", "rank", "role")
-
-_ABSENT = "Absent where the processes cannot be seen (another pid namespace)."
-_KEPT = "Absent also while its total cannot be kept."
-DENIED = "Absent without the right to read it (same user, or ptrace)."
-
-
-def _spec(name: str, help_text: str, where: str, *labels: str) -> FamilySpec:
-    return family(f"training_process_{name}", help_text, where, *LABELS, *labels)
-
-
-UP = family(
-    "training_process_up",
-    "Whether the rank's process is alive (1) or has ended (0), as the kernel's lock on its feed file says. Absent a while after the end.",
-    "record lock of the feed",
-    "run",
-    "rank",
-)
-INSTANCES = _spec(
-    "instances",
-    f"Living processes; roles are trainer, dataloader (worker processes made by multiprocessing) and other. {_ABSENT}",
-    "feed, /proc/<pid>/task/*/children",
-)
-STATE = _spec(
-    "state",
-    "Processes in a state: running, sleeping, disk_sleep, stopped, tracing_stop, zombie, dead, idle. Absent for a state that none is in.",
-    "/proc/<pid>/stat state",
-    "state",
-)
-CPU = _spec(
-    "cpu_seconds_total",
-    f"CPU time of all processes that there ever were, those that ended included. {_ABSENT} {_KEPT}",
-    "/proc/<pid>/stat utime, stime",
-    "mode",
-)
-RESIDENT = _spec(
-    "resident_bytes",
-    f"Memory in RAM; what several processes share is counted for each. {_ABSENT}",
-    "/proc/<pid>/statm resident",
-)
-IO_READ = _spec(
-    "io_read_bytes_total",
-    f"Bytes that were fetched from storage. {DENIED}",
-    "/proc/<pid>/io read_bytes",
-)
-IO_WRITTEN = _spec(
-    "io_written_bytes_total",
-    f"Bytes that were sent to storage. {DENIED}",
-    "/proc/<pid>/io write_bytes",
-)
-THREADS = _spec("threads", f"Threads. {_ABSENT}", "/proc/<pid>/stat num_threads")
-OPEN_FDS = _spec(
-    "open_fds",
-    f"File descriptors that are open in the process with the most. {DENIED}",
-    "/proc/<pid>/fd",
-)
-GPU_MEMORY = _spec(
-    "gpu_memory_bytes",
-    "GPU memory of the processes. Absent where the driver does not tell it (some MIG modes, vGPU) or gives pids of another namespace.",
-    "NVML compute running processes",
-    "gpu",
-    "uuid",
-)
-SPECS = (UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY)
+SPECS = table("""
+training_process_up{run,rank}: Whether the rank's process is alive (1) or has ended (0), as the kernel's
+    lock on its feed file says. Absent a while after the end. <- record lock of the feed
+training_process_instances{run,rank,role}: Living processes; roles are trainer, dataloader (worker processes
+    made by multiprocessing) and other. Absent where the processes cannot be seen (another pid namespace).
+    <- feed, /proc/<pid>/task/*/children
+training_process_state{run,rank,role,state}: Processes in a state: running, sleeping, disk_sleep, stopped,
+    tracing_stop, zombie, dead, idle. Absent for a state that none is in. <- /proc/<pid>/stat state
+training_process_cpu_seconds_total{run,rank,role,mode}: CPU time of all processes that there ever were,
+    those that ended included. Absent where the processes cannot be seen (another pid namespace). Absent
+    also while its total cannot be kept. <- /proc/<pid>/stat utime, stime
+training_process_resident_bytes{run,rank,role}: Memory in RAM; what several processes share is counted for
+    each. Absent where the processes cannot be seen (another pid namespace). <- /proc/<pid>/statm resident
+training_process_io_read_bytes_total{run,rank,role}: Bytes that were fetched from storage. Absent without
+    the right to read it (same user, or ptrace). <- /proc/<pid>/io read_bytes
+training_process_io_written_bytes_total{run,rank,role}: Bytes that were sent to storage. Absent without the
+    right to read it (same user, or ptrace). <- /proc/<pid>/io write_bytes
+training_process_threads{run,rank,role}: Threads. Absent where the processes cannot be seen (another pid
+    namespace). <- /proc/<pid>/stat num_threads
+training_process_open_fds{run,rank,role}: File descriptors that are open in the process with the most.
+    Absent without the right to read it (same user, or ptrace). <- /proc/<pid>/fd
+training_process_gpu_memory_bytes{run,rank,role,gpu,uuid}: GPU memory of the processes. Absent where the
+    driver does not tell it (some MIG modes, vGPU) or gives pids of another namespace. <- NVML compute
+    running processes
+""")
+(UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY) = SPECS
 
 LINGER_SECONDS = 900.0
 
@@ -144,18 +104,10 @@ class _Run:
 
 
 class ProcessCollector:
-    """Reads the processes of the job.
+    """Reads the processes of the job; the counters of a run go `linger_seconds` after its last process has ended.
 
-    Args:
-        job: Gives the recording processes as the feed shows them; None while it cannot be read.
-        gpu_use: Gives what each process uses of each GPU.
-        keeper: Where totals are kept; None keeps them for the life of this process.
-        linger_seconds: How long the counters of a run are shown after its last process has ended.
-        own_pid: This process, which is not of the job even where the job has started it; None asks the system.
-
-    Attributes:
-        members: The living processes at the last pass.
-        use: What the runs used until the last pass; None while nothing is known.
+    `members` are the living processes at the last pass, `use` is what the runs used until then; None while nothing is
+    known. `own_pid` is not of the job even where the job has started it.
     """
 
     name = "processes"
@@ -177,7 +129,7 @@ class ProcessCollector:
         self._proc = procfs()
         self._job = job
         self._gpu_use = gpu_use
-        self._keeper = keeper or Fleeting()
+        self._keeper = keeper or Keeper()
         self._linger_seconds = linger_seconds
         self._tree = ProcessTree(self._proc, ignore={os.getpid() if own_pid is None else own_pid})
         self._clock = clock

@@ -1,12 +1,10 @@
-"""RunCounts: counters of a run's processes that do not fall when one of them ends.
+"""RunCounts: counters of a run's processes that do not fall when one of them ends: of those that ended, the last value seen.
 
-Used in the sidecar by the collector of processes, on one thread; no I/O. Every process counts from zero, so a
-group's counter is the sum over all processes it ever had; of those that ended, the last value seen. Totals and
-the last values of the living go into rows, so that a sidecar that is started again goes on where it was.
+Rows of a page:
 
-    ("counters", rank, role)                     COUNTERS
-    ("living", boot, pid, start, rank, role)     COUNTERS, as last seen
-    ("seen",)                                    Unix time of the last pass with a living process
+("counters", rank, role)                     COUNTERS
+("living", boot, pid, start, rank, role)     COUNTERS, as last seen
+("seen",)                                    Unix time of the last pass with a living process
 """
 
 from __future__ import annotations

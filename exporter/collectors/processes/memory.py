@@ -15,22 +15,17 @@ from typing import NamedTuple
 import psutil
 
 from exporter.collectors.kernel_files import source
-from exporter.collectors.processes.collector import DENIED, LABELS
 from exporter.collectors.processes.tree import Identity, Member
-from exporter.families import Collected, family
+from exporter.families import Collected, table
 
-UNIQUE = family(
-    "training_process_unique_bytes",
-    f"Memory that would be free if the processes ended, each on its own (USS). {DENIED} Absent also while the time for it does not suffice.",
-    "/proc/<pid>/smaps_rollup Private_*",
-    *LABELS,
-)
-PROPORTIONAL = family(
-    "training_process_proportional_bytes",
-    f"Memory of the processes, what they share divided by the number of sharers (PSS). {DENIED} Absent also while the time for it does not suffice.",
-    "/proc/<pid>/smaps_rollup Pss",
-    *LABELS,
-)
+(UNIQUE, PROPORTIONAL) = SPECS = table("""
+training_process_unique_bytes{run,rank,role}: Memory that would be free if the processes ended, each on its
+    own (USS). Absent without the right to read it (same user, or ptrace). Absent also while the time for it
+    does not suffice. <- /proc/<pid>/smaps_rollup Private_*
+training_process_proportional_bytes{run,rank,role}: Memory of the processes, what they share divided by the
+    number of sharers (PSS). Absent without the right to read it (same user, or ptrace). Absent also while
+    the time for it does not suffice. <- /proc/<pid>/smaps_rollup Pss
+""")
 
 BUDGET_SECONDS = 0.5
 """Time that a pass may begin to read in."""
@@ -56,7 +51,7 @@ class ProcessMemoryCollector:
     """Reads the memory of the job's processes by mapping."""
 
     name = "process_memory"
-    specs = (UNIQUE, PROPORTIONAL)
+    specs = SPECS
 
     def __init__(
         self,

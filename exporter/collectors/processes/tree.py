@@ -1,9 +1,7 @@
 """ProcessTree: which processes of this machine belong to which rank, and what each is there for.
 
-Used in the sidecar by the collector of processes, on one thread. Descendants of the processes that record are found by
-the kernel's lists of children. A process belongs to the nearest recording process above it, so that the ranks below
-torchrun's agent are not the agent's, and stays a member for as long as it lives: a worker that outlives its trainer is
-what one wants to see. Source: proc_pid_stat(5), proc_pid_status(5).
+A process belongs to the nearest recording process above it, so that the ranks below torchrun's agent are not the agent's,
+and stays a member for as long as it lives, also without its trainer. Source: proc_pid_stat(5), proc_pid_status(5).
 """
 
 from __future__ import annotations
@@ -83,14 +81,9 @@ class Member:
 
 
 class ProcessTree:
-    """Finds the members.
+    """Finds the members; pids to `ignore` belong to nobody, with all below them: the sidecar's own.
 
-    Args:
-        proc: Where procfs is mounted.
-        ignore: Pids that belong to nobody, with all below them: the sidecar's own.
-
-    Attributes:
-        hidden: Living processes that record and cannot be seen from here.
+    `hidden` counts living processes that record and cannot be seen from here.
     """
 
     def __init__(self, proc: Path, *, ignore: Collection[int]) -> None:

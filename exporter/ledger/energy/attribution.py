@@ -1,6 +1,4 @@
-"""Attribution: which share of a device's energy is a run's, and what of a GPU's was drawn in which phase.
-
-Runs in the sidecar, on the energy ledger's thread; pure arithmetic.
+"""Attribution: which share of a device's energy is a run's, and what of a GPU's was drawn in which phase; arithmetic.
 
 | component | method | share of a run |
 |---|---|---|
@@ -11,14 +9,9 @@ Runs in the sidecar, on the energy ledger's thread; pure arithmetic.
 | dram | `memory_share` | its resident memory, divided by all that is used |
 | any | `whole` | 1: the configuration says that the machine serves one run |
 
-Shares of one device never add up to more than one. Idle power is divided by the CPUs that a run may use, since it keeps
-them from others whether it works or not.
-
-Energy by phase is a GPU's power, sample by sample, integrated over the phases of the ranks on it; the ledger scales it to
-the energy counter. The driver dates samples by the wall clock, the feed dates phases by the monotonic one. The difference
-of the two is taken as a pass takes the samples: within the few seconds that they are old a clock that is slewed moves by a
-fraction of a millisecond. After a step of the wall clock one interval is not measured. What was drawn after the last that is
-known of phases waits for the next pass, so that both begin and end together.
+Idle power is divided by the CPUs that a run may use, since it keeps them from others whether it works or not. Energy by
+phase is a GPU's power, sample by sample, integrated over the phases of the ranks on it and scaled to the energy counter.
+Samples are dated by the wall clock, phases by the monotonic one; after a step of the former one interval is not measured.
 """
 
 from __future__ import annotations

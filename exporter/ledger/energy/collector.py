@@ -1,12 +1,8 @@
 """EnergyCollector: from the devices' joules to the energy, carbon, water and cost of every run.
 
-Runs in the sidecar; `collect` is called by the scheduler from one thread at a time. Each pass adds up what every device
-has used, and divides it among the runs at the tariffs in force when their use is known anew. Then it saves: first what was
-divided, then what the runs got. A sidecar that is killed between the two loses a few seconds of energy; the other way
-round it would count them twice. What is saved is published.
-
-Energy that no run can be shown to have used is nobody's, and in no `training_` family: a machine that waits for a
-job, a GPU that a stranger holds. What was used while no sidecar ran goes to the runs that lived before and after.
+Each pass saves first what was divided, then what the runs got: a sidecar killed between the two loses a few seconds of
+energy, and counts none twice. Energy that no run can be shown to have used is in no `training_` family. What was used
+while no sidecar ran goes to the runs that lived before and after.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from exporter.ledger.energy.attribution import (
 )
 from exporter.ledger.energy.devices import Device, Devices
 from exporter.ledger.energy.runs import RunEnergy
-from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, Tariffs
+from exporter.ledger.energy.tariffs import CARBON_FILE, SECONDS_PER_HOUR, CarbonFile, EnergyOptions
 
 MODE = 0o666
 """Whoever may run an exporter must be able to take the lock after another user."""
@@ -46,9 +42,8 @@ SAME_PASS_SECONDS = 60.0
 class NodeLock:
     """Of all exporters on one machine, one counts its energy; may be asked from any thread.
 
-    The lock is on a file in shared memory, named by the machine's boot: the kernel drops it when its holder dies, and the
-    next exporter that asks gets it. Exporters of different users meet there too; those in containers only where they share
-    the directory. The file is never removed: whoever removed it could take it from under another's lock.
+    The lock is on a file in shared memory, named by the machine's boot: the kernel drops it when its holder dies. The file
+    is never removed: whoever removed it could take it from under another's lock.
     """
 
     def __init__(self, directory: Path, machine: str) -> None:
@@ -115,7 +110,7 @@ class _Run:
 
 
 class EnergyCollector:
-    """Counts the energy of the runs; with `whole_machine` all of it is that of the one run which is alone on it."""
+    """Counts the energy of the runs."""
 
     name = "energy"
     specs = families.SPECS
@@ -128,8 +123,7 @@ class EnergyCollector:
         lock: NodeLock,
         *,
         boot: str,
-        tariffs: Tariffs | None = None,
-        whole_machine: bool = False,
+        options: EnergyOptions | None = None,
         linger_seconds: float = 900.0,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -144,13 +138,12 @@ class EnergyCollector:
         self._page = keeper.page("energy")
         self._runs: dict[str, _Run] = {}
         self._begin()
-        self.configure(tariffs or Tariffs(), whole_machine=whole_machine)
+        self.configure(options or EnergyOptions())
 
-    def configure(self, tariffs: Tariffs, *, whole_machine: bool) -> None:
+    def configure(self, options: EnergyOptions) -> None:
         """Use other tariffs from the next pass on; may be called from any thread."""
-        path = tariffs.carbon_intensity_file
-        file = None if path is None else CarbonFile(path, clock=self._clock)
-        self._settings = tariffs, file, whole_machine
+        path = options.carbon_intensity_file
+        self._settings = options, None if path is None else CarbonFile(path, clock=self._clock)
 
     def collect(self) -> Collected:
         """Make one pass."""
@@ -164,13 +157,13 @@ class EnergyCollector:
         if self._lock.impossible:
             told = f"no lock at {self._lock.path}: a second exporter here would count energy again"
             collected.unsupported.append(told)
-        self._tariffs, file, whole_machine = self._settings
+        self._tariffs, file = self._settings
         with collected.part():
             if file is not None:
                 file.look()
         self._intensity = self._tariffs.intensity(file)
         if self._open_devices(collected):
-            self._count(collected, whole_machine=whole_machine)
+            self._count(collected)
         self._publish(collected)
         return collected
 
@@ -220,7 +213,7 @@ class EnergyCollector:
 
     # Counting -------------------------------------------------------------------------------------------
 
-    def _count(self, collected: Collected, *, whole_machine: bool) -> None:
+    def _count(self, collected: Collected) -> None:
         now, alive, gpu_use = self._monotonic(), self._sources.alive(), self._sources.gpu_use()
         held = {use.uuid for use in gpu_use}
         # That nobody works is certain only where processes are listed at all.
@@ -229,7 +222,7 @@ class EnergyCollector:
         readings = self._sources.readings()
         self._devices.update(readings, now, working=lambda device: True if device in held else idle)
         work, use, whole = self._sources.work(), self._sources.use(), None
-        if whole_machine and alive is not None and len(alive) == 1:
+        if self._tariffs.whole_machine and alive is not None and len(alive) == 1:
             (whole,) = alive
             use = use or MachineUse(now, (), None, 1, None)
         if self._divided_at is None:
@@ -345,10 +338,11 @@ class EnergyCollector:
         collected.add(families.PUE, tariffs.pue, "config")
         if intensity is not None:
             zone, source = tariffs.carbon_zone, intensity.source
-            labels = (zone, source, tariffs.carbon_factor, tariffs.carbon_kind)
+            labels = (zone, source, tariffs.carbon_factor or "", tariffs.carbon_kind or "")
             collected.add(families.INTENSITY, intensity.grams_per_joule, *labels)
             collected.add(families.INTENSITY_TIME, intensity.since, zone, source)
-        collected.add(families.PRICE, tariffs.price_per_joule, tariffs.currency, "config")
+        currency = tariffs.currency or ""
+        collected.add(families.PRICE, tariffs.price_per_joule, currency, "config")
         prices = {each.device: each.per_hour for each in reversed(tariffs.device_prices)}
         for device, price in prices.items():  # of two for one device the first counts
-            collected.add(families.DEVICE_PRICE, price / SECONDS_PER_HOUR, tariffs.currency, device)
+            collected.add(families.DEVICE_PRICE, price / SECONDS_PER_HOUR, currency, device)

@@ -1,14 +1,12 @@
-"""Devices: the energy that every device has used since it was last divided among the runs.
+"""Devices: the energy that every device has used since it was last divided among the runs; arithmetic and rows.
 
-Runs in the sidecar, on the energy ledger's thread; arithmetic and rows, no I/O. Readings come in, whose totals may
-begin anew, fall or jump (`EnergyCounter` sees to that, here as at the registers). What was used while no sidecar ran is
-kept apart: it belongs to runs that lived before and after, not to one that has started since.
+Rows of a page:
 
-    ("total", component, device, source)    as EnergyCounter.row
-    ("mark", boot, component, device, source)    as EnergyCounter.mark
-    ("idle", component, device, source)     as IdlePower.row
-    ("pending", boot, component, device, source)    joules that are not divided
-    ("pass", boot)                          monotonic time of the last pass
+("total", component, device, source)    as EnergyCounter.row
+("mark", boot, component, device, source)    as EnergyCounter.mark
+("idle", component, device, source)     as IdlePower.row
+("pending", boot, component, device, source)    joules that are not divided
+("pass", boot)                          monotonic time of the last pass
 """
 
 from __future__ import annotations

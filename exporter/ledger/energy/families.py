@@ -1,14 +1,13 @@
-"""The families of energy, carbon, water and cost: what they are.
+"""The families of energy, carbon, water and cost.
 
-Used in the sidecar by the energy ledger, which fills them. PUE, carbon intensity and prices are families of
-their own and never part of energy or power; what is not configured is absent.
+PUE, carbon intensity and prices are families of their own, never part of energy or power; what is not set is absent.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.ledger.families import rows
+from exporter.families import rows
 
 _ABSENT = {
     "": "",
@@ -78,7 +77,7 @@ training_wasted_energy_joules_total{run,cause} [work's]: Energy of the run that 
     for good, by the causes of training_badput_seconds_total; other has what could be attributed to no phase.
     With productive energy, and that of work whose fate is open, it sums to the run's energy. <- energy of
     phases, energy of work * share of it that was lost
-""")
+""").items()
 )
 (COUNTING, SOURCE_INFO, GAP, RESETS, CROSSCHECK, GPU_IDLE) = SPECS[:6]
 (ENERGY, SHARE, PUE, INTENSITY, INTENSITY_TIME, CARBON, EMBODIED) = SPECS[6:13]

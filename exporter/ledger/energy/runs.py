@@ -1,15 +1,11 @@
-"""What one run has used and cost, what its energy went into, and what became of that.
-
-Runs in the sidecar, on the energy ledger's thread; arithmetic and rows, no I/O. All counters begin at 0, only grow and
-are kept in a page of the ledger's state. Whatever energy a run is given is split so that both sums are the run's energy
-at every moment:
+"""What one run has used and cost, what its energy went into, and what became of that; arithmetic and rows.
 
     energy = phases + unattributed
            = productive + wasted by cause + that of uncommitted work
 
 Energy of work waits in a pool until goodput says what has become of that work: the share of the uncommitted seconds that
-has become productive, or was lost, takes the same share of the pool with it. What is left of it when the run begins
-another task was lost.
+became productive, or was lost, takes the same share of the pool with it. What is left when the run begins another task
+was lost. All counters begin at 0, only grow and are kept:
 
     ("energy", component, method)         joules     ("water", scope)            litres
     ("carbon", component)                 grams      ("cost", kind, currency)    money
@@ -28,7 +24,7 @@ from exporter.collectors.job import EnergyReading, Rows
 from exporter.families import FamilySpec
 from exporter.ledger.energy import families
 from exporter.ledger.energy.attribution import UNATTRIBUTED, Flows, ProcessWork, Split
-from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, Intensity, Tariffs
+from exporter.ledger.energy.tariffs import JOULES_PER_KWH, NODE, EnergyOptions, Intensity
 from exporter.ledger.goodput.task import CAUSE_OF_PHASE, CAUSES
 from exporter.training.phases import WORK
 
@@ -86,7 +82,7 @@ class RunEnergy:
         method: str,
         joules: float,
         seconds: float,
-        tariffs: Tariffs,
+        tariffs: EnergyOptions,
         intensity: Intensity | None = None,
         split: Split | None = None,
     ) -> None:
@@ -103,15 +99,17 @@ class RunEnergy:
         if tariffs.source_water is not None:
             self._add(at_site / JOULES_PER_KWH * tariffs.source_water, "water", "source")
         if tariffs.price_per_joule is not None:
-            self._add(at_site * tariffs.price_per_joule, "cost", "electricity", tariffs.currency)
+            self._add(at_site * tariffs.price_per_joule, "cost", "electricity", tariffs.currency or "")
         if self._tells:
             self._split(component, reading.device, joules, seconds, split)
 
-    def hold(self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: Tariffs) -> None:
+    def hold(
+        self, reading: EnergyReading | None, ratio: float, seconds: float, tariffs: EnergyOptions
+    ) -> None:
         """Add the rent and the making of the run's share of a device for some seconds; None is the machine as a whole."""
         price, rate = tariffs.device_price(reading), tariffs.embodied_rate(reading)
         if price is not None:
-            self._add(seconds * ratio * price, "cost", "device_time", tariffs.currency)
+            self._add(seconds * ratio * price, "cost", "device_time", tariffs.currency or "")
         if rate is not None:
             self._add(seconds * ratio * rate, "embodied", NODE if reading is None else reading.component)
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from exporter.collectors.job import EnergyReading
+from exporter.config.options import REQUIRED, Duration, Notation, Range, option
 from exporter.errors import CollectError
 
 JOULES_PER_KWH = 3.6e6
@@ -31,21 +32,30 @@ NODE = "node"
 """The device type of a price for the machine as a whole."""
 
 
+Watts = Annotated[float, Range(0, 1e6)]
+Amount = Annotated[float, Range(0, 1e9)]
+Litres = Annotated[float, Range(0, 1000)]
+Currency = Annotated[str, Notation("a currency by its three letters, such as EUR", "^[A-Z]{3}$")]
+_DEVICE = "Pattern of the device's name in exporter_energy_source_info, or node for the whole machine. The first match wins."
+
+
 @dataclass(frozen=True, slots=True)
 class DevicePrice:
-    """Rent of each device whose name fits a pattern, or of the machine (`node`)."""
+    """Rent of a device."""
 
-    device: str
-    per_hour: float
+    device: str = option(REQUIRED, _DEVICE, example="*H100*")
+    per_hour: Amount = option(REQUIRED, "Price of one device for an hour.", example=2.5)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbodiedCarbon:
-    """What making each device whose name fits a pattern, or the machine (`node`), has emitted."""
+    """Carbon emitted by making a device."""
 
-    device: str
-    kilograms: float
-    lifetime_seconds: float  # over which it is spread
+    device: str = option(REQUIRED, _DEVICE, example="*H100*")
+    kilograms: Amount = option(REQUIRED, "Kilograms of CO2 equivalent of one device.", example=164.0)
+    lifetime: Annotated[Duration, Range(3600)] = option(
+        REQUIRED, "Time in use over which to spread them.", example=4 * 365 * 86400.0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +68,68 @@ class Intensity:
 
 
 @dataclass(frozen=True, slots=True)
-class Tariffs:
-    """All of it; of prices and embodied carbon the first that fits a device is its."""
+class EnergyOptions:
+    """What is divided, and all tariffs; of prices and embodied carbon the first that fits a device is its."""
 
-    pue: float | None = None  # what the site draws for each joule of its machines
-    carbon_intensity: float | None = None  # grams per kWh
-    carbon_intensity_file: Path | None = None  # a file that has it, instead
-    carbon_zone: str = ""
-    carbon_factor: Literal["direct", "lifecycle", ""] = ""
-    carbon_kind: Literal["average", "marginal", ""] = ""
-    electricity_price: float | None = None  # per kWh
-    currency: str = ""
-    device_prices: tuple[DevicePrice, ...] = ()
-    site_water: float | None = None  # litres per kWh of the machines (WUE)
-    source_water: float | None = None  # litres per kWh of electricity, where it is made (EWIF)
-    embodied: tuple[EmbodiedCarbon, ...] = ()
+    enabled: bool = option(True, "Divide energy among the runs. collectors.rapl reads the CPUs' counters.")
+    interval: Annotated[Duration, Range(0.1, 300)] = option(5.0, "How often to divide it.")
+    whole_machine: bool = option(
+        False,
+        "Attribute all of the machine's energy to a run while it is alone on the machine. Otherwise a run "
+        "is attributed what its processes use.",
+    )
+    lock_dir: Path = option(
+        Path("/dev/shm"),  # noqa: S108  (see exporter.ledger.energy.collector)
+        "Directory in which the exporters of a machine agree on the one that counts its energy. "
+        "Containers must share it.",
+        restart=True,
+    )
+    cpu_idle_watts: Watts | None = option(
+        None, "Measured power of one CPU package without work.", restart=True
+    )
+    cpu_tdp_watts: Watts | None = option(
+        None,
+        "Thermal design power of all CPU packages together. Enables a model where no counter can be read, "
+        "with source=tdp_model. Such models are wrong by up to 40 %.",
+        restart=True,
+    )
+    pue: Annotated[float, Range(1, 10)] | None = option(
+        None, "Power usage effectiveness: joules that the site draws for each joule of the machines."
+    )
+    carbon_intensity: Annotated[float, Range(0, 10_000)] | None = option(
+        None, "Grams of CO2 equivalent per kWh of electricity."
+    )
+    carbon_intensity_file: Path | None = option(
+        None,
+        "File with the carbon intensity instead, read whenever it changes: one number, or lines of time and "
+        "number with a comma between. Times are ISO 8601 with a zone, or Unix seconds.",
+    )
+    carbon_zone: str = option("", "Name of the grid; a label.")
+    carbon_factor: Literal["direct", "lifecycle"] | None = option(
+        None, "Emissions that the intensity counts: those of operation, or of the whole life cycle."
+    )
+    carbon_kind: Literal["average", "marginal"] | None = option(
+        None, "Whether the intensity is that of the average kWh or of one more."
+    )
+    currency: Currency | None = option(None, "Currency of all prices; a label.")
+    electricity_price: Amount | None = option(None, "Price of a kWh.")
+    device_prices: tuple[DevicePrice, ...] = option(
+        (), "Rent of devices for the time in which a run uses them."
+    )
+    site_water: Litres | None = option(None, "Litres of water per kWh of the machines (WUE).")
+    source_water: Litres | None = option(
+        None, "Litres of water per kWh of electricity at the power plant (EWIF)."
+    )
+    embodied_carbon: tuple[EmbodiedCarbon, ...] = option(
+        (), "Carbon emitted by making the devices, spread over their lifetime."
+    )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Whether prices have a currency, and carbon one source."""
+        if self.currency is None and (self.electricity_price is not None or self.device_prices):
+            yield "currency", "is needed for prices"
+        if self.carbon_intensity is not None and self.carbon_intensity_file is not None:
+            yield "carbon_intensity_file", "and carbon_intensity are both given: choose one"
 
     def intensity(self, file: CarbonFile | None) -> Intensity | None:
         """Carbon intensity in force; None where it is not known."""
@@ -94,8 +151,8 @@ class Tariffs:
 
     def embodied_rate(self, reading: EnergyReading | None) -> float | None:
         """Grams per second of a device's lifetime, or of the machine's for None; None where nobody knows."""
-        fitting = (each for each in self.embodied if _fits(each.device, reading))
-        return next((1000.0 * each.kilograms / each.lifetime_seconds for each in fitting), None)
+        fitting = (each for each in self.embodied_carbon if _fits(each.device, reading))
+        return next((1000.0 * each.kilograms / each.lifetime for each in fitting), None)
 
 
 def _fits(pattern: str, reading: EnergyReading | None) -> bool:

@@ -1,7 +1,4 @@
-"""Families about who is which rank, its feed and its events, and about the ledger itself.
-
-Runs in the sidecar, on the ledger's collecting thread; no I/O. Visible slots come in, families go out.
-"""
+"""Families about who is which rank, its feed and its events, and about the ledger itself."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from exporter.families import Collected
-from exporter.ledger.families import table
+from exporter.families import Collected, table
 from exporter.ledger.totals import VisibleSlot, added_events
 from exporter.recording.values import NO_EVENTS
 
@@ -22,7 +18,7 @@ REFUSAL_REASONS = (
 )
 """Every reason that the feed reader of this version gives, and the ledger's own (`taken`)."""
 
-OF_PROCESSES = table("""
+SPECS = table("""
 training_feed_alive{run,rank,worker,role}: 1 while the process lives, 0 while its totals linger after its
     end; absent then. <- record lock of the process on its lock file
 training_feed_last_update_timestamp_seconds{run,rank,worker,role}: Unix time of the last snapshot that the
@@ -59,9 +55,6 @@ training_event_handler_dropped_total{run,rank,worker,role,handler,reason}: Event
     its queue was full (queue_full), it raised or could not write (error), or had not taken them
     when it was unregistered or its process ended (unregistered, exit); 0 from the start for queue_full
     and error, absent for the others while there are none. <- exporter.events.register
-""")
-
-OF_LEDGER = table("""
 training_rank_info{run,rank,worker,role,local_rank,node,version,gpu,uuid}: The process that is this rank
     now, or was last, the GPU that it holds (gpu and uuid are absent where it holds none or several, or
     nobody can tell), and what exporter.configure(labels=...) said of it, each as label_<name>; absent
@@ -78,7 +71,7 @@ exporter_ledger_withheld_ranks: Ranks whose totals are absent, since their state
     kept by another sidecar. <- state directory
 """)
 
-SPECS = (*OF_PROCESSES.values(), *OF_LEDGER.values())
+OF = {spec.name: spec for spec in SPECS}
 
 
 def tell_processes(
@@ -86,12 +79,12 @@ def tell_processes(
 ) -> None:
     """Fill the families about the processes that write the feed; `gpu_of` gives index and UUID, by process id."""
     names = sorted({name for each in slots for name, _ in each.process.identity.labels})
-    info = OF_LEDGER["training_rank_info"]
+    info = OF["training_rank_info"]
     info = replace(info, labels=info.labels + tuple([f"label_{name}" for name in names]))
     for each in slots:
         process, who = each.process, each.process.identity
-        collected.add(OF_PROCESSES["training_feed_alive"], int(process.living), *each.labels)
-        written = OF_PROCESSES["training_feed_last_update_timestamp_seconds"]
+        collected.add(OF["training_feed_alive"], int(process.living), *each.labels)
+        written = OF["training_feed_last_update_timestamp_seconds"]
         collected.add(written, process.written, *each.labels)
         local_rank = "" if who.local_rank is None else str(who.local_rank)
         # The role that is part of the identity is empty for a rank; here it is told in any case.
@@ -120,7 +113,7 @@ def _tell_events(collected: Collected, visible: VisibleSlot) -> None:
         values["training_event_handler_dropped_total"] = {**none, **total.dropped}.items()
     for name, found in values.items():
         for labels, value in found:
-            collected.add(OF_PROCESSES[name], value, *visible.labels, *labels)
+            collected.add(OF[name], value, *visible.labels, *labels)
 
 
 def _tell_losses(collected: Collected, visible: VisibleSlot) -> None:
@@ -137,6 +130,6 @@ def _tell_losses(collected: Collected, visible: VisibleSlot) -> None:
             if count:
                 total[reason] += count
     for reason, count in sorted(total.items()):
-        collected.add(OF_PROCESSES["training_feed_dropped_total"], count, *visible.labels, reason)
+        collected.add(OF["training_feed_dropped_total"], count, *visible.labels, reason)
     for pair, count in by_stat.items():
-        collected.add(OF_PROCESSES["training_stat_rejected_samples_total"], count, *visible.labels, *pair)
+        collected.add(OF["training_stat_rejected_samples_total"], count, *visible.labels, *pair)

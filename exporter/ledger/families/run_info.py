@@ -1,10 +1,7 @@
 """Families that say who trains what, and on which device: run, ranks, peak FLOP/s.
 
-Runs in the sidecar, on the ledger's collecting thread; no I/O. For peak FLOP/s there is no fallback: a device that is not in the table has no peak, and one of a similar name is not it
-(an L40S is no L4, an H100 NVL no H100). Numbers are those of the data sheets, without sparsity; what matrix
-multiplications attain is 51 to 87 % of them.
-
-Source: the vendors' data sheets, by way of stas00/ml-engineering and torchtitan.
+For peak FLOP/s there is no fallback: a device of a similar name is not it (an L40S is no L4). Numbers are those of the
+data sheets, without sparsity. Source: the vendors' data sheets, by way of stas00/ml-engineering and torchtitan.
 """
 
 from __future__ import annotations
@@ -13,8 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Annotated, Literal
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.config.options import REQUIRED, Range, option
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.totals import VisibleSlot
@@ -46,12 +45,20 @@ SPECS = (RUN_INFO, PEAK_FLOPS)
 
 
 @dataclass(frozen=True, slots=True)
-class PeakSetting:
-    """What somebody has configured of the devices whose name fits a pattern."""
+class PeakFlops:
+    """Peak performance of a device."""
 
-    device: str
-    dtype: str  # "" for whatever the run uses
-    flops: float
+    device: str = option(
+        REQUIRED,
+        "Pattern of the device's name in gpu_info. The first match wins over the built-in table.",
+        example="*H100*",
+    )
+    flops: Annotated[float, Range(1, 1e21)] = option(
+        REQUIRED, "Dense floating-point operations per second.", example=9.89e14
+    )
+    dtype: Literal["bf16", "fp16", "fp8", "tf32"] | None = option(
+        None, "Data type that they are of. null means any that the run uses.", example="bf16"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ def tell_runs(
     slots: Sequence[VisibleSlot],
     pids: Mapping[str, int | None],
     devices: RankDevices,
-    settings: Sequence[PeakSetting],
+    settings: Sequence[PeakFlops],
 ) -> None:
     """Fill the families for one pass; `pids` are those of living processes as seen from here, by process id."""
     runs: dict[str, VisibleSlot] = {}
@@ -103,7 +110,7 @@ def tell_runs(
         if each.fresh and reading is not None:
             name = devices.name(pids.get(each.process.identity.id))
             dtype = data_type(dict(reading.facts).get("precision", ""))
-            fitting = [it for it in settings if it.dtype in {"", dtype} and fnmatchcase(name, it.device)]
+            fitting = [it for it in settings if it.dtype in {None, dtype} and fnmatchcase(name, it.device)]
             flops, source = reading.peak_flops, "config"
             if flops is None and name and fitting:
                 flops = fitting[0].flops

@@ -1,18 +1,16 @@
 """Families of the training, of torchelastic and of the bridges, which the job's processes fill by Stats.
 
-Used in the sidecar. The names are reserved: a Stat with one of them is admitted when it is just that family, so that type,
-unit and labels are what the metric reference says, whatever a feed contains. A family has the labels of the process;
-of one that is the run's, which every rank fills, what rank 0's process says is published, by the sidecar that reads it.
-Those of torchelastic are the agent's (`role="agent"`, no rank), but for `training_elastic_refused_total`. The last values
-go while no step ends.
+The names are reserved: a Stat with one of them is admitted when it is just that family. Of a family that is the run's, what
+rank 0's process says is published. Those of torchelastic are the agent's (`role="agent"`, no rank), but for
+`training_elastic_refused_total`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from exporter.families import FamilySpec
-from exporter.ledger.families import IDENTITY_LABELS, rows
+from exporter.families import FamilySpec, rows
+from exporter.ledger.families import IDENTITY_LABELS
 
 _TELLS = "; absent where the job does not tell, "
 _TOTAL = _TELLS + "when its totals no longer linger, and while the ledger's state cannot be written."
@@ -25,7 +23,7 @@ LAST_VALUES: set[str] = set()
 
 def _table(text: str) -> tuple[FamilySpec, ...]:
     found = []
-    for spec, words in rows(text):
+    for spec, words in rows(text).items():
         whose = IDENTITY_LABELS[:1] if "run's" in words else IDENTITY_LABELS
         absent = _LAST if "last value" in words else _GAUGE if spec.type == "gauge" else _TOTAL
         if "last value" in words:

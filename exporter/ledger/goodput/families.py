@@ -1,8 +1,6 @@
 """Families of attempts and goodput: what only the sidecar can count, since it outlives the processes of the job.
 
-Used in the sidecar by the ledger, which fills them from what rank 0 tells of its training. They are the run's, and
-published by the one sidecar that reads rank 0; what they count goes on over the restarts of a task, over several runs
-where a session tag ties those together (see docs/goodput.md).
+They are the run's, published by the one sidecar that reads rank 0, and go on over the restarts of a task.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from exporter.families import Collected
-from exporter.ledger.families import rows
+from exporter.families import Collected, rows
 from exporter.ledger.goodput.task import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
@@ -46,7 +43,7 @@ _LACKING = {
     "before that": f"; absent before that, {_ABSENT}.",
     "kept": f"; absent {_ABSENT}, and while the ledger's state cannot be written.",
 }
-SPECS = tuple(replace(spec, help=spec.help + _LACKING[words]) for spec, words in rows(_TEXT))
+SPECS = tuple(replace(spec, help=spec.help + _LACKING[words]) for spec, words in rows(_TEXT).items())
 
 
 def tell_goodput(collected: Collected, goodput: Goodput) -> None:

@@ -1,8 +1,7 @@
 """What state each run is in, how its processes have ended, and why an attempt ended before its time.
 
-Runs in the sidecar, on the ledger's collecting thread. What a process says of its own end is believed first, and of
-several processes the most telling one. That a peer is gone, or does not answer, is what the others say when one of them
-is killed or crashes: then its own end is looked at. The states are those of docs/goodput.md.
+What a process says of its own end is believed first, and of several the most telling one. That a peer is gone is what the
+others say when one is killed or crashes: then its own end is looked at. The states are those of docs/goodput.md.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Sessions: whose attempts belong together, one after another, and the state files that stand behind their goodput.
 
-Runs in the sidecar, within the ledger's pass. A session is all processes of rank 0 with one session tag, or without one
-all of one run. With a shared state directory the sidecar that sees the next process, of another run and on another node
-perhaps, goes on where the last one was. A process is bound to its session when it tells its tag, or begins to train, or
-ends: what it tells is cumulative, so that nothing is lost by waiting.
-
-A node without rank 0 counts its lowest rank in the same way, for itself: nothing of that is published, but the node's
-energy is divided by what has become of the work.
+A session is all processes of rank 0 with one session tag, or without one all of one run. A process is bound to its session
+when it tells its tag, begins to train, or ends: what it tells is cumulative, so that nothing is lost by waiting. A node
+without rank 0 counts its lowest rank for itself: none of that is published, but the node's energy is divided by it.
 """
 
 from __future__ import annotations
@@ -15,12 +11,15 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Annotated, Literal
 
+from exporter.config.options import Duration, Range, option
 from exporter.errors import StateError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry
 from exporter.feed.snapshot import Snapshot
 from exporter.ledger.energy.attribution import Flows
+from exporter.ledger.families.run_info import PeakFlops
 from exporter.ledger.goodput.families import tell_goodput
 from exporter.ledger.goodput.run_state import Witnesses
 from exporter.ledger.goodput.task import Attempt, Goodput
@@ -46,14 +45,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GoodputOptions:
-    """What is to be counted as what."""
+    """How the time of a training is counted."""
 
-    validation_is_productive: bool = False  # from the next attempt on
-    # without a session tag, a process that begins so long after the end of the last one of its run, at step 0 and
-    # without a checkpoint, begins another task
-    new_after_seconds: float = 3600.0
-    hang_seconds: float = 60.0  # no step for so long, and for `hang_steps` usual steps, is a hang
-    hang_steps: float = 10.0
+    validation: Literal["badput", "productive"] = option(
+        "badput",
+        "Whether validation and test count as lost time or as work. Takes effect at the next attempt.",
+    )
+    new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = option(
+        3600.0,
+        "Without a session tag, a process begins a new task if it starts this long after the end of its run's last "
+        "process, at step 0 and without loading a checkpoint. The time between belongs to no task.",
+    )
+    hang_after: Annotated[Duration, Range(1, 86400)] = option(
+        60.0,
+        "A run hangs if no step has ended for this long and for hang_steps usual steps. Its last values (loss, "
+        "learning rate, ...) are then absent until the next step. Phases that take long by nature have five times "
+        "as long.",
+    )
+    hang_steps: Annotated[float, Range(1, 1000)] = option(10.0, "See hang_after.", example=20.0)
+    peak_flops: tuple[PeakFlops, ...] = option(
+        (), "Peak performance of devices that the built-in table lacks."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +182,8 @@ class Session:
         identity = process.identity
         attempt = Attempt(identity.id, identity.run, 1, start, identity.started, identity.pid)
         attempt.machine, attempt.tagged = look.witnesses.machine, self.key[2] == "session"
-        attempt.validates = look.options.validation_is_productive
-        self.goodput.begin(attempt, new_after_seconds=look.options.new_after_seconds)
+        attempt.validates = look.options.validation == "productive"
+        self.goodput.begin(attempt, new_after_seconds=look.options.new_task_after)
         self.gone, self._finished, self._oom_kills = None, None, (None, None)
         return attempt
 

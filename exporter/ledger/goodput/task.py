@@ -1,15 +1,11 @@
-"""Goodput of a task: what its wall time went into, over all attempts at it.
-
-Runs in the sidecar, on the ledger's collecting thread; arithmetic, no I/O, no clock of its own. What was counted of an
-attempt stands in it, so that a sidecar that takes over from the state file counts nothing twice.
+"""Goodput of a task: what its wall time went into, over all attempts at it; arithmetic, no clock of its own.
 
     wall = productive + uncommitted + badput by cause
 
-holds at every moment. Work is *productive* once a successful save covers it, or once its process has done all that it
-was to do; before that it is *uncommitted*. What a restart must do again was lost: when a process begins its training
-at step s, uncommitted work of steps up to s has been saved after all, and that of later steps moves to
-`lost_progress`. Where a process goes back behind a save, work that was productive cannot become less: the repetition
-of it counts as `lost_progress` instead, until it is where the training was before. `other` is what is left.
+holds at every moment. Work is *productive* once a successful save covers it, or its process has done all that it was to
+do; before that it is *uncommitted*. When a process begins its training at step s, uncommitted work of steps up to s has
+been saved after all, and that of later steps moves to `lost_progress`. Where it goes back behind a save, productive work
+cannot become less: the repetition counts as `lost_progress` until the training is where it was. `other` is what is left.
 """
 
 from __future__ import annotations

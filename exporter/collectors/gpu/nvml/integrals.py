@@ -90,15 +90,9 @@ class Ring:
         self._gap = int(gap_seconds * 1e6)
 
     def take(self, samples: list[Sample], *, wall_microseconds: int, moment: float | None) -> list[Sample]:
-        """Add samples.
+        """Add samples, given in any order and old ones among them; returns those that are new, the oldest first.
 
-        Args:
-            samples: In any order, old ones among them.
-            wall_microseconds: The time as the driver would give it to a sample of this moment.
-            moment: The reading of this moment, to be used when the ring is dry; None where there is none.
-
-        Returns:
-            Those that are new, the oldest first.
+        `moment` is the reading of this moment, for when the ring is dry; the time is as the driver would give it.
         """
         future = wall_microseconds + _FUTURE_MICROSECONDS
         if self.last is not None and self.last > future:
