@@ -14,19 +14,6 @@ from exporter.feed.files import RecordLock, holder
 from exporter.feed.reader import FeedReader
 
 
-def test_a_writer_is_alive_until_it_is_killed(tmp_path: Path) -> None:
-    reader = FeedReader(tmp_path)
-    with training_process(tmp_path) as child:
-        assert child.tell("publish") == "True"
-        entry = only_entry(reader)
-        assert (entry.alive, entry.pid) == (True, child.process.pid)
-
-        child.kill()
-
-        entry = only_entry(reader)
-        assert (entry.alive, entry.pid) == (False, None)
-
-
 def test_a_process_that_outlives_its_writer_as_a_fork_does_not_keep_it_alive(tmp_path: Path) -> None:
     reader = FeedReader(tmp_path)
     with training_process(tmp_path) as child:

@@ -57,12 +57,3 @@ def test_iterations_that_the_job_tells_are_counted_and_those_guessed_beside_them
 
     assert of("training.steps", mode="train") == 7
     assert told().step == 7
-
-
-def test_a_step_that_is_told_within_a_guessed_iteration_is_that_iteration() -> None:
-    with api.guessed_loop(0):
-        for _ in range(3):
-            with api.guessed_iteration():
-                training.step()
-
-    assert of("training.steps", mode="train") == 3
