@@ -1,7 +1,6 @@
 """`training-exporter assets --output DIR`: writes the dashboards, rules and examples that come with the package.
 
-They lie in `exporter/assets`: in the repository as links to where they are made, in an installed package as files. Standard
-library only.
+They lie in `exporter/assets`, in the repository as links to where they are made. Standard library only.
 """
 
 from __future__ import annotations

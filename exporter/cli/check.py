@@ -1,7 +1,6 @@
-"""`training-exporter check [flags]`: what stands between a training process and a number in Prometheus, and what to do.
+"""`training-exporter check [flags]`: what stands between a training process and a number in Prometheus.
 
-Each question has a thread and a deadline, so that a dead network file system costs a line and not the answer. Creates
-and changes nothing, and opens no device. The exit status is 0 when nothing fails.
+Each question has a thread and a deadline. Creates and changes nothing, and opens no device.
 """
 
 from __future__ import annotations

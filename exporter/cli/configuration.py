@@ -1,9 +1,6 @@
-"""The configuration: everything that can be set, put together from the flags, the environment, the file and the defaults.
+"""The configuration: everything that can be set, from flags, environment, file and defaults; read anew at every reload.
 
-Used in the sidecar and by every subcommand that takes its flags; put together again at every reload. A flag wins over the
-environment (`EXPORTER_FEED_DIR` alone), that over the file, and that over the default. A relative path in a file is
-relative to the file, one on the command line or in the environment to the working directory. `config.schema.json` and
-`config.example.yaml` are generated from these definitions: an option's help is its comment in the example.
+A flag wins over the environment, that over the file. A relative path in a file is relative to the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`training-exporter demo [flags]`: the sidecar and a small simulated job, to be scraped at once.
 
-The same as `run` of `simulated_job`, on a described machine with GPUs, in a private feed directory that is removed
-at the end. Starting is louder than with a real job: an address or a directory that is taken ends it.
+As `run` of `simulated_job`, on a described machine, in a private feed directory that is removed at the end.
 """
 
 from __future__ import annotations

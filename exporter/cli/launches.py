@@ -1,7 +1,4 @@
-"""What the sidecar knows of the launches of `run`: when it is to end with the last one, and which jobs record nothing.
-
-Used in the sidecar; reads what `run` leaves in the feed directory.
-"""
+"""Sidecar: when it is to end with the last launch of `run`, and which of their jobs record nothing."""
 
 from __future__ import annotations
 

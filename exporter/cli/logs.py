@@ -1,11 +1,6 @@
-"""Logs of the sidecar: one line per record on stderr, as logfmt or JSON, never in anybody's way.
+"""Logs of the sidecar: one line per record on stderr, as logfmt or JSON; what varies is in `extra`.
 
-    time=2026-01-31T12:00:00.000Z level=warn source=collectors/scheduler.py:88 msg="collector failed" collector=cpu
-
-A message is a constant in lower case; what varies goes into `extra`, as key and value; `exc_info=True` adds the
-traceback as the value `stack`. Any thread may log; a line is formatted by the caller and written whole by one daemon
-thread, through a bounded queue. When stderr is a full pipe, a hung disk or closed, lines are dropped and counted, and no
-caller waits.
+Any thread may log and none waits: one daemon thread writes from a bounded queue, and counts what it drops.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """`training-exporter`: takes the command line apart and starts what it asks for.
 
-Runs in the sidecar and in its subcommands, on the main thread. Starting is loud: what is wrong with the command
-line, the configuration, the directories or the address is told on standard error, a line per problem, and the
-exit status is 2.
+Starting is loud: what is wrong is told on standard error, a line per problem, and the exit status is 2.
 """
 
 from __future__ import annotations
@@ -110,10 +108,7 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open /dev/null where the process was started without stdin, stdout or stderr.
-
-    Otherwise the next file opened would get the number 2, and be written to by whatever writes to stderr.
-    """
+    """Open /dev/null where the process was started without a standard stream: the next file would take its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -1,8 +1,6 @@
-"""Starting programs: the job with everything that `run` was given, the sidecar and others of ours with nothing of it.
+"""Starting programs: the job with everything that `run` was given, our own with nothing of it but standard error.
 
-Used by `run` and `demo`. The job keeps the terminal, the process group, the standard streams and every inherited
-descriptor, and goes on when `run` dies. Our own programs get a session of their own and no descriptor but standard
-error: a pipe that one of them kept open would hide the job's end from whoever reads the job's output.
+A pipe that one of ours kept open would hide the job's end from whoever reads the job's output.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask:
 
 
 def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
-    """Start a program of ours in a session of its own; its process id.
-
-    Raises OSError, and NotImplementedError where the C library has no POSIX_SPAWN_SETSID.
-    """
+    """Start a program of ours in a session of its own; its process id. Raises OSError or NotImplementedError."""
     return os.posix_spawn(
         command[0],
         command,
@@ -114,10 +109,7 @@ def end_as(wait_status: int) -> int:
 
 
 def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
-    """The command line of a sidecar with some flags, that ends with the last run.
-
-    It writes where the job writes, so what this machine lacks is kept to itself unless somebody chose a level.
-    """
+    """The command line of a sidecar that ends with the last run; quiet, since it writes where the job writes."""
     chosen = value_of(given, "--log.level") is not None or value_of(given, "--config.file") is not None
     level = () if chosen else ("--log.level=warn",)
     return own_command(
@@ -126,10 +118,9 @@ def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[s
 
 
 class SidecarProcess:
-    """Sees to it that a feed directory has a sidecar.
+    """Sees to it that a feed directory has a sidecar, in a session that the terminal's signals never reach.
 
-    It lives in a session of its own, so that the terminal's signals never reach it. The owner calls `keep` now and then
-    and hands over the wait status when the child has ended. Whatever happens to it costs the job nothing.
+    The owner calls `keep` now and then, and hands over the wait status when the child has ended.
     """
 
     def __init__(self, command: tuple[str, ...], feed_directory: Path, *, mask: Collection[int]) -> None:
@@ -224,11 +215,9 @@ while number := os.read(0, 1):
 class SignalProbe:
     """Tells whether a signal reached the whole process group or `run` alone.
 
-    A tiny process in the job's process group, started before the job, with every signal blocked. A signal sent to the
-    group (a terminal's Ctrl-C, `timeout`, a batch system) becomes pending in it, where /proc shows it; one sent to `run`
-    alone does not. The kernel offers no other way to tell: sender and `si_code` are the same for `kill PID` and
-    `kill -PGID`, and a second SIGTERM, passed on to a job that has it, commonly means "stop saving, end now". It ends
-    with `run`, whose end of a pipe closes. Raises OSError where no further process can be started.
+    A tiny process in the job's group, with every signal blocked: one sent to the group becomes pending in it, where /proc
+    shows it. The kernel offers no other way to tell, and a second SIGTERM, passed on to a job that has it, commonly means
+    "stop saving, end now". It ends with `run`, whose end of a pipe closes. Raises OSError where none can be started.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,6 @@
-"""`training-exporter push TARGET`: the page where no Prometheus can come and fetch it.
+"""`training-exporter push TARGET`: the page where no Prometheus can fetch it: a textfile, a Pushgateway, OTLP.
 
-A process of its own beside the sidecar: it reads `/metrics` over HTTP, as a Prometheus would, and puts it into a file
-for node_exporter's textfile collector, to a Pushgateway or an OTLP endpoint. When the page cannot be read, and when this
-process ends, what it has put there is taken away again: a file and a Pushgateway would show the last values forever.
+What it has put there is taken away when the page cannot be read and at the end: it would show the last values forever.
 """
 
 from __future__ import annotations
@@ -102,9 +100,8 @@ class Gateway:
 class Otlp:
     """An OTLP endpoint, `http://HOST:4318` or with a path of its own, through OpenTelemetry's exporter over HTTP.
 
-    Names stay as Prometheus shows them. What is not on the page is not sent: a gap stays a gap. Start times are 0, OTLP's
-    word for unknown: totals go on over restarts of the exporter. Retries, compression, certificates, headers and the
-    resource are OpenTelemetry's, by its variables. `source`, the page's address, names this instance.
+    What is not on the page is not sent: a gap stays a gap. Start times are 0, OTLP's word for unknown: totals go on over
+    restarts of the exporter. `source`, the page's address, names this instance.
     """
 
     def __init__(self, endpoint: str, source: str) -> None:

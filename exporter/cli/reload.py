@@ -1,8 +1,6 @@
-"""Reload: the configuration in force, and how another takes its place while the sidecar runs.
+"""Reload, by SIGHUP or POST /-/reload, one at a time: another configuration takes the place of the one in force.
 
-Used in the sidecar, by SIGHUP on a thread of its own and by POST /-/reload on a server's worker thread; one at a time.
-The file is read again together with the flags, which still win. A configuration with any problem changes nothing; of a
-good one, what cannot change in a running process keeps its old value and is told once.
+One with any problem changes nothing; what cannot change in a running process keeps its value and is told once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter beside it.
+"""`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter beside it; ends as the job ends.
 
-Stands where the job stood, and ends as the job ends: by its signal, or with its status. The job is started first and
-waits for nothing; the sidecar is started apart, joined where one serves the feed directory already, and started again
-when it dies. No threads: signals are blocked and taken one at a time, so that nothing happens between two lines.
+The job is started first and waits for nothing. No threads: signals are blocked and taken one at a time.
 """
 
 from __future__ import annotations
@@ -88,10 +86,7 @@ class Plan:
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line; gives the job's exit status, unless the job has died by a signal, which ends this process too.
-
-    Raises ConfigurationError where the flags or the configuration file are wrong; nothing was started.
-    """
+    """Run a command line; the job's exit status, unless a signal ended it and so this process. Raises ConfigurationError."""
     plan = make_plan(arguments, processes.passable_environment(environ))
     if sys.platform != "linux":
         say("the sidecar needs Linux; the job runs without it")

@@ -1,8 +1,6 @@
 """The sections of the configuration: what a user may set, with its defaults and its comment in the example.
 
-Used in the sidecar by `configuration`. Nothing has a default that stands for a place, a supplier or a device: what is
-not said is absent from the metrics. Durations are seconds here and `500ms 15s 1m30s 1h` in the file, sizes are bytes here
-and `64KiB 10MB` in the file.
+Nothing has a default that stands for a place, a supplier or a device: what is not said is absent from the metrics.
 """
 
 from __future__ import annotations

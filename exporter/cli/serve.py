@@ -1,8 +1,6 @@
 """The sidecar, put together: this is where its stages meet, and the only place that knows them all.
 
-Runs in the sidecar. The configuration comes in; metrics go out over HTTP, `overrides.json` and the ledger's state into
-their directories. The main thread waits for signals; the scheduler's threads collect, the server's answer. When the
-job dies, the sidecar goes on; when the sidecar dies, the job does not notice, and the next one continues the totals.
+The main thread waits for signals; the scheduler's threads collect, the server's answer.
 """
 
 from __future__ import annotations
@@ -64,13 +62,8 @@ def serve(
 ) -> int:
     """Be the sidecar until a signal, or the last run, ends it; 0, or `JOINED` where another one serves the runs.
 
-    Args:
-        configuration: What to begin with.
-        read: Gives the configuration anew for a reload; raises ConfigurationError.
-        linger_seconds: How long a sidecar of `run` may wait for the last scrape; None for one that stands on its own.
-
-    Raises:
-        ConfigurationError, ListenError, FeedDirectoryError, StateError: It cannot start.
+    `read` gives the configuration anew; `linger_seconds` is None for one that stands on its own. Raises ConfigurationError,
+    ListenError, FeedDirectoryError or StateError where it cannot start.
     """
     # All threads share one arena of glibc's malloc: by default each of the first ones gets its own, and what one has
     # freed is of no use to the others: 4 of 48 MiB. Source: mallopt(3), M_ARENA_MAX.
@@ -125,12 +118,7 @@ def _wait_for_the_end(sidecar: Sidecar, signals: Signals, lingering: Lingering |
 
 
 class Sidecar:
-    """All parts of the sidecar, and what the web server asks of them.
-
-    Attributes:
-        feed_directory: Where training processes hand over what they record.
-        feed_passes: Passes over the feed that were published.
-    """
+    """All parts of the sidecar, and what the web server asks of them; `feed_passes` counts those that were published."""
 
     def __init__(
         self, configuration: Configuration, *, read: Callable[[], Configuration], logs: Logs
@@ -255,10 +243,7 @@ class Sidecar:
             self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a slow interval
 
     def _hand_rules_over(self) -> None:
-        """Write the rules for training processes into `overrides.json`, once this sidecar owns the directory.
-
-        After every pass over the feed: ownership may come and go, and a full disk may recover.
-        """
+        """Write `overrides.json` once this sidecar owns the directory; after every pass, since a full disk may recover."""
         wanted = self._reloader.current
         if not self._reader.owns:
             self._handed_over = None

@@ -1,9 +1,7 @@
-"""Signals as values: SIGTERM, SIGINT, SIGHUP and SIGUSR1, for a main thread that waits for them.
+"""Signals as values for a main thread that waits for them, in the sidecar and in `push`.
 
-Used in the sidecar and in `push`, on the main thread. Python runs a handler when that thread comes back to Python; a
-signal that comes after the last look and before the system call in which it waits would lie there unseen, for ever
-(one SIGTERM in thirty, right after the start). So the wait is for a byte that the system's own handler writes. They are
-not blocked, since every program that a collector starts would inherit that.
+The wait is for a byte that the system's handler writes: a signal between Python's last look and a system call would lie
+there unseen. They are not blocked, since every program that a collector starts would inherit that.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
-"""Why a Python job under `run` has recorded nothing: asked once, after a while, and said in one line.
+"""Why a Python job under `run` has recorded nothing: a program of its own, asked once, that says it in one line.
 
-A short-lived program of its own, since a question may take seconds and the signals of `run` must not wait:
-
-    python training_exporter.py -m exporter.cli.silence JOB_PID FEED_DIRECTORY RUN STARTED JOB_FILE
-
-It asks the interpreter that runs the job, in the job's environment and directory. What it finds goes to standard error
-and into the file that the sidecar and `check` read. It changes nothing else.
+It asks the job's interpreter, in the job's environment; its answer goes to stderr and into the run's file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The demo's training job: two ranks that go in step, and what starts them and starts them again, as torchrun would.
+"""The demo's training job: two ranks that go in step, and what starts them again as torchrun would.
 
-Training processes; the ranks use the public API as any training code would and nothing else. Standard input is a
-rank's life line: it ends when that closes, so that no rank outlives the demo, not even a demo that was killed. All
-numbers follow from the rank and the step alone, so that a rank that begins again repeats them.
+Standard input is a rank's life line. All numbers follow from the rank and the step, so that one that begins again repeats them.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from exporter import Aggregation, Stat, configure, training
+from exporter.cli.processes import own_command
 
 RANKS = 2
 CYCLE_STEPS = 200
@@ -196,10 +195,10 @@ class Launcher:
 
     def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
         """Start the ranks as this process was started, each with a pipe of ours as its standard input."""
-        ranks, launcher = [], Path(__file__).parents[2] / "training_exporter.py"
+        ranks = []
         for rank in range(RANKS):
             given = json.dumps(vars(self._given) | {"attempt": attempt, "rank": rank})
-            command = [sys.executable, str(launcher), "-m", "exporter.cli.simulated_job", given]
+            command = own_command("-m", "exporter.cli.simulated_job", given)
             environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
             ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | environment))
         return ranks

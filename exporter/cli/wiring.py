@@ -1,7 +1,6 @@
 """The collectors, put together and scheduled as the configuration says, also when another takes its place.
 
-Used in the sidecar by `serve`, on one thread at a time. Each collector is handed the others' latest values as callables,
-so that none waits for another, and one that is switched off is a source that knows nothing.
+Each is handed the others' latest values as callables, so that none waits for another.
 """
 
 from __future__ import annotations
@@ -62,12 +61,10 @@ _GPU_ENERGY = GPU_ENERGY.name.removesuffix("_total")
 
 
 class KeptGpus:
-    """The GPU collector, not yet started, with counters that outlive the sidecar; `registry` is what is known of GPUs.
+    """The GPU collector, with counters that outlive the sidecar; `registry` is what is known of GPUs.
 
-    Its counters are learnt from a page of the ledger's state before the first GPU is looked at, and saved before they are
-    published, so that none of them ever steps back. While they cannot be saved or learnt they are withheld; gauges are
-    not. `counts` says whether this exporter counts the energy of this machine's GPUs; it is not asked where nobody else
-    sees them. `released`: NVML was let go of, on request.
+    They are learnt before the first GPU is looked at and saved before they are published, so that none steps back; while
+    they cannot be, they are withheld, and gauges are not. `counts`: whether this exporter counts this machine's GPU energy.
     """
 
     name = GpuCollector.name
@@ -83,7 +80,6 @@ class KeptGpus:
         self.released = released
         self._rows: Rows | None = None  # as last saved; None while it is not known what was kept
         self._begun = False
-        self._rests = False  # while another exporter counts the energy
         self._closed = False
         self._passing = threading.Lock()  # held in a pass, so that none goes on after `close`
 
@@ -93,13 +89,13 @@ class KeptGpus:
             if self._closed:
                 return Collected()
             told = Collected()
-            self._rests = not (self._gpus.apart or self._counts())
-            self.registry.rests = self._rests
+            # While another exporter counts the energy.
+            rests = self.registry.rests = not (self._gpus.apart or self._counts())
             self._open(told)
             collected = self._gpus.collect()
             # Asked for after the families were made: what is saved is never less than what is shown.
             withheld = frozenset() if self._save(self.registry.rows(time.time()), told) else _KEPT
-            if self._rests and any(family.name == _GPU_ENERGY for family in collected):
+            if rests and any(family.name == _GPU_ENERGY for family in collected):
                 withheld |= {_GPU_ENERGY}
                 told.unsupported.append("another exporter on this machine counts its energy: absent here")
             told.extend(family for family in collected if family.name not in withheld)

@@ -1,12 +1,7 @@
 """YAML text into dataclasses: every problem at once, each with its file:line:column; and dataclasses into YAML.
 
-Used in the sidecar, for its own configuration, for `web.config.yml` and described machines. Text and a dataclass come
-in; an instance goes out, or one `ConfigurationError`, whatever the text is. No threads, no state.
-
-What a dataclass may hold: other dataclasses, `tuple[T, ...]`, `list[T]`, `frozenset[T]`, `dict[str, T]` or
-`Mapping[str, T]`, `T | None`, unions of simple types, `Literal`, `Enum` (by value), `Path`, `str`, `int`, `float`,
-`bool`, and what `options` annotates. A mapping is laid over the *default value of its field*, key by key. A dataclass
-with a method `problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit together.
+A mapping is laid over the *default value of its field*, key by key. A dataclass with a method
+`problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit together.
 """
 
 from __future__ import annotations
@@ -47,11 +42,7 @@ _START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
-    """Make an instance of a dataclass from YAML text (bytes must be UTF-8); empty text gives the defaults.
-
-    Raises:
-        ConfigurationError: All problems of the text, in its order; `source` is the file's name in them.
-    """
+    """Make an instance of a dataclass from the YAML text of a source; "" gives the defaults. Raises ConfigurationError."""
     if len(text) > MAX_BYTES:
         raise ConfigurationError([Problem(source, None, None, f"larger than {MAX_BYTES >> 10} KiB")])
     if isinstance(text, bytes):

@@ -1,8 +1,4 @@
-"""What a configuration file may hold: the options of a dataclass, and the ways of writing their values.
-
-Used in the sidecar by the dataclasses that define a configuration, by `loader`, which fills them, and by what is
-generated from them (JSON Schema, example, documentation). Pure values; no file, no YAML, no threads.
-"""
+"""What a configuration file may hold: the options of a dataclass, and the ways of writing their values."""
 
 from __future__ import annotations
 
@@ -20,18 +16,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """A way of writing a value as text.
+    """A way of writing a value as text; `parse(format(value)) == value`."""
 
-    Attributes:
-        expected: What is allowed, in words, with an article.
-        pattern: Regular expression of the whole text, in the dialect of JSON Schema.
-        convert: Such a text into a value; raises ValueError.
-        format: Value into text; `parse(format(value)) == value`.
-    """
-
-    expected: str
-    pattern: str
-    convert: Callable[[str], Any] = str
+    expected: str  # what is allowed, in words, with an article
+    pattern: str  # of the whole text, in the dialect of JSON Schema
+    convert: Callable[[str], Any] = str  # raises ValueError
     format: Callable[[Any], str] = str
 
     def parse(self, text: str) -> Any:
@@ -99,9 +88,6 @@ Glob = Annotated[str, Notation("a pattern such as training.* (without spaces)", 
 
 Ratio = Annotated[float, Range(0, 1)]
 """A share of one."""
-
-Secret = Annotated[str, Hidden()]
-"""Text that no message shows."""
 
 
 # Options of a dataclass --------------------------------------------------------------------------------

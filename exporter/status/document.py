@@ -1,9 +1,7 @@
 """The status page as HTML: one self-contained document, readable without script and on a telephone.
 
-Used in the sidecar, on a worker thread of the web server. Every text is escaped, since run names and error messages
-come from outside; style and scripts are files of this package, named in the policy by their hashes, so that nothing
-else can style, run or load. uPlot (`uPlot.iife.min.js`, MIT, its licence beside it) draws the plots where there is
-script.
+Every text is escaped; style and scripts are files of this package, named in the policy by their hashes. uPlot draws the
+plots where there is script.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The pieces that the status page is made of: numbers as people read them, escaped text, tables, folds, plots.
-
-Used in the sidecar, on a worker thread of the web server. Values come in, HTML goes out; what is not known is a dash.
-"""
+"""The pieces of the status page: numbers as people read them, escaped text, tables, folds, plots."""
 
 from __future__ import annotations
 
@@ -29,13 +26,9 @@ T = TypeVar("T")
 
 
 def table(title: str, items: Sequence[T], row: Callable[[T], Mapping[str, str]], *, numbers: str = "") -> str:
-    """A table without the columns that no row has anything for.
+    """A table without the columns that no row has anything for; items beyond `MOST_ROWS` are counted.
 
-    Args:
-        title: Its name, for those who cannot see it.
-        items: What the rows are made of; those beyond `MOST_ROWS` are counted.
-        row: HTML by heading, which is trusted; the same headings for all.
-        numbers: The headings of numbers, separated by commas.
+    `row` gives HTML, which is trusted, by heading; `numbers` are the headings of numbers, separated by commas.
     """
     rows = [row(item) for item in items[:MOST_ROWS]]
     heads = [
@@ -83,17 +76,10 @@ def ago(at: float | None, now: float) -> str:
 def plot(
     title: str, lines: Mapping[str, Line], unit: str, now: float, *, of: str = "", floor: float | None = None
 ) -> str:
-    """What was in the last hour, as lines over time; nothing where no line has two points with a number.
+    """What was in the last hour, as lines over the same times; nothing where no line has two points with a number.
 
-    It can be read without script; the data goes along for the script, which draws it so that the numbers can be pointed at.
-
-    Args:
-        title: What it shows.
-        lines: By name, all with the same times.
-        unit: Base unit of the numbers.
-        now: Unix time of the right edge.
-        of: Of which run or machine, to tell it from others on the page.
-        floor: What the lower edge stands for; None for the least number.
+    The data goes along for the script, which draws it so that numbers can be pointed at. `of` tells it from others on the
+    page; the lower edge is `floor`, or the least number.
     """
     drawn = {name: [each for each in line if now - each[0] <= DRAWN_SECONDS] for name, line in lines.items()}
     drawn = {name: line for name, line in drawn.items() if sum(value is not None for _, value in line) > 1}

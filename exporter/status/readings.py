@@ -1,7 +1,6 @@
 """Readings: the samples of a page by the names of their families, and history: a few numbers of the last hour.
 
-Used in the sidecar. `History.note` is called after a pass over the feed, the rest by the web server's worker threads.
-Memory is bounded: a number of tracks, each of a fixed number of points. A point without a number is a gap.
+`History.note` is called after a pass over the feed. Its memory is bounded. A point without a number is a gap.
 """
 
 from __future__ import annotations
@@ -137,10 +136,7 @@ class History:
         return [(at, value) for _, at, value, _ in self._points(track)]
 
     def rates(self, *track: str, per: str | None = None) -> Line:
-        """The growth of a counter since the point before, per second or per unit of another counter.
-
-        A gap where either number was missing, where the counter fell, and where nothing grew to divide by.
-        """
+        """The growth of a counter from point to point, per second or per unit of another counter; a gap where it fell."""
         spans = pairwise(self._points(track, per))
         return [(after[1], _rate(before, after)) for before, after in spans]
 

@@ -1,7 +1,6 @@
 """View: the exporter, runs, ranks and GPUs as the status page tells them, and what of them needs somebody.
 
-Used in the sidecar, on a worker thread of the web server. What one family says alone is read where it is shown. A number
-that nobody has is None. Nothing here knows HTML. The thresholds are those of the alert rules where there is one.
+A number that nobody has is None. Nothing here knows HTML. Thresholds are those of the alert rules where there is one.
 """
 
 from __future__ import annotations

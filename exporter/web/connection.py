@@ -1,8 +1,6 @@
-"""Connections: one's talk (TLS handshake, requests and answers, goodbye; each with a deadline), and the guard of all.
+"""Connections: TLS handshake, requests and answers, goodbye, each with a deadline; and the guard of all.
 
-Used in the sidecar, on the web server's loop: one task per connection. A deadline, an eviction and the end of the drain
-all end it in one way, by cancelling the task; whatever it was doing, its socket is closed after it. What a peer does
-wrong is counted by reason and never logged: it would let anybody fill the log.
+One task per connection on the web server's loop, ended by being cancelled. What peers do wrong is counted, never logged.
 """
 
 from __future__ import annotations
@@ -25,6 +23,8 @@ from exporter.web.protection import WebConfigFile
 from exporter.web.routes import Routes
 
 _CHUNK_BYTES = 64 * 1024
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -124,11 +124,7 @@ class Wire:
             await self._send(part)
 
     async def finish(self, most: int) -> None:
-        """Say goodbye, then read and forget until the peer ends its side or has sent `most` bytes.
-
-        A socket closed with unread input resets the connection, and a reset can destroy an answer that the
-        peer has not read yet.
-        """
+        """Say goodbye, then read until the peer ends its side or has sent `most` bytes: unread input resets the connection."""
         self._sock.shutdown(socket.SHUT_WR)
         while most > 0 and (data := await Wire.read(self, _CHUNK_BYTES)):
             most -= len(data)
@@ -208,7 +204,6 @@ class ServerState:
     limits: Limits
     config: WebConfigFile
     routes: Routes
-    log: logging.Logger
     counts: Counts = field(default_factory=Counts)
     closing: bool = False  # the server is stopping, so that every answer is its connection's last
     defective: bool = False  # a connection has ended by a defect of ours, which was logged
@@ -263,7 +258,7 @@ class Connection:
             server.counts.errors["reset"] += 1
         elif error is not None and not server.defective:
             server.defective = True
-            server.log.error("a connection ended by a defect of the exporter", exc_info=error)
+            _log.error("a connection ended by a defect of the exporter", exc_info=error)
         while error is not None:  # asyncio's future holds it, and it the frame that holds the future
             error.__traceback__ = None
             error = error.__context__

@@ -1,7 +1,4 @@
-"""What the web server counts about itself, the families it shows it as, and who scrapes it regularly.
-
-Used in the sidecar. The loop's thread alone writes; any thread reads.
-"""
+"""What the web server counts about itself, its families, and who scrapes it regularly; the loop alone writes."""
 
 from __future__ import annotations
 
@@ -75,11 +72,7 @@ class Scrapers:
                 del self._times[next(once, next(iter(self._times)))]
 
     def next_expected(self, now: float) -> float | None:
-        """Give the monotonic time at which the next scrape of a regular scraper is due; None without one.
-
-        A client is one when it came at least twice, and with the same gap where it came more often, until it is late by a
-        whole interval.
-        """
+        """When the next scrape of a client that comes regularly is due, monotonic time; None when it is late by an interval."""
         with self._lock:
             seen = list(self._times.values())
         due = []

@@ -1,8 +1,4 @@
-"""HTTP/1.1 on one connection: bytes to requests, answers to bytes. The grammar is h11's; the limits, of all, are ours.
-
-Used in the sidecar, on the web server's loop. Whatever the bytes are, the outcome is a `Request`, None (more bytes
-are needed) or `MalformedError`.
-"""
+"""HTTP/1.1 on one connection: bytes to requests, answers to bytes. The grammar is h11's; the limits are ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Addresses to listen on, as written on the command line, and the sockets bound to them.
 
-Used in the sidecar when the web server starts. A taken port is one clear error here, before anything else is
-running. Never SO_REUSEPORT: with it a second exporter would silently take half of the scrapes.
+Never SO_REUSEPORT: with it a second exporter would silently take half of the scrapes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Who may come in: what `web.config.yml` asks for, in force, and the check of passwords.
 
-Used in the sidecar. The file is loaded at the start, where every problem is an error, and looked at again before a
-connection or request is judged, at most once a second, on a worker thread, because it may lie on a share that hangs. A
-new version that cannot be taken over leaves the old one in force. A changed file never takes a protection away: a
-half-written one would open the server for a moment. bcrypt runs on a worker thread too: one check takes 50 to 250 ms.
+The file is looked at again before a connection or request is judged, at most once a second, on a worker thread. A version
+that cannot be taken over, or takes a protection away, leaves the old one in force.
 """
 
 from __future__ import annotations
@@ -35,6 +33,8 @@ MAX_PASSWORD_BYTES = 72
 # exporter-toolkit's: nobody's password. Only the cost is replaced, by the highest of the configured ones.
 _NOBODY = "$2y${cost:02d}$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi"
 
+_log = logging.getLogger(__name__)
+
 Signatures = Mapping[Path, tuple[int, int, int] | None]
 
 
@@ -42,7 +42,7 @@ class Passwords:
     """Checks passwords, and remembers those that were right for as long as the user's hash is the same.
 
     Equal questions share one check, and only so many may wait, of one address fewer. Addresses that have logged in before
-    are checked on a thread of their own: however many strangers guess, a login of theirs waits for none of them.
+    have a thread of their own: however many strangers guess, a login of theirs waits for none of them.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -111,22 +111,17 @@ class Protection:
 
 
 class WebConfigFile:
-    """The file, looked at whenever it is due; raises ConfigurationError where it has problems at the start.
+    """The file, looked at when it is due; `failure` says why its present version is not in force. Raises ConfigurationError."""
 
-    Attributes:
-        failure: Why the file as it is now is not in force; "" when it is.
-    """
-
-    def __init__(self, path: Path | None, limits: Limits, log: logging.Logger) -> None:
+    def __init__(self, path: Path | None, limits: Limits) -> None:
         self.failure = ""
-        self._path = path
-        self._log = log
+        self.path = path
         self._interval_seconds = limits.file_check_seconds
         self._next_check = 0.0
         self._workers = Workers("exporter-web-config")
         self._current = Protection() if path is None else _load(path, Protection())
         if self._current.config.http_server_config.http2 and self.tls:
-            log.info("HTTP/2 is not offered, clients are served with HTTP/1.1")
+            _log.info("HTTP/2 is not offered, clients are served with HTTP/1.1")
 
     @property
     def tls(self) -> bool:
@@ -135,7 +130,7 @@ class WebConfigFile:
 
     async def current(self) -> Protection:
         """What is in force now; the file is looked at when that is due."""
-        path = self._path
+        path = self.path
         if path is not None and time.monotonic() >= self._next_check:
             self._next_check = float("inf")  # a share that hangs delays one request, and by no more than this
             deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
@@ -153,11 +148,11 @@ class WebConfigFile:
             # What fails is tried again at every look, since not every failure is in the files.
             if _signatures(*old.files) != old.files:
                 self._current = _load(path, old)
-                self._log.info("web configuration was taken over: %s", path)
+                _log.info("web configuration was taken over: %s", path)
         except Exception as error:  # noqa: BLE001 - whatever it is, the old one stays in force
             failure = str(error)
         if failure and failure != self.failure:
-            self._log.error("web configuration was not taken over, the old one is kept: %s", failure)
+            _log.error("web configuration was not taken over, the old one is kept: %s", failure)
         self.failure = failure
         self._next_check = time.monotonic() + self._interval_seconds
 
@@ -182,7 +177,7 @@ def _load(path: Path, old: Protection) -> Protection:
 
 
 def _lost(old: WebConfig, new: WebConfig) -> str:
-    """What a new version would take away; "" for nothing."""
+    """What a new version, perhaps half written, would take away; "" for nothing."""
     if old.basic_auth_users and not new.basic_auth_users:
         return "basic_auth_users"
     before, after = old.tls_server_config, new.tls_server_config

@@ -1,8 +1,7 @@
 """From a request to its answer: who may ask, which paths there are, and what each of them says.
 
-Used in the sidecar, on the web server's loop; what may take time runs on worker threads. Every answer is made before
-its deadline or is a 503. Health is answered on the loop, so that it stays alive whatever the rest of the sidecar does.
-As in exporter-toolkit passwords stand before every path, health included.
+What may take time runs on worker threads; every answer is made before its deadline or is a 503. Health is answered on
+the loop. As in exporter-toolkit passwords stand before every path.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from exporter.exposition.negotiation import Format, accepts_gzip, compress, nego
 from exporter.web.http import Answer, Limits, Request
 from exporter.web.protection import Passwords, Protection, WebConfigFile
 from exporter.web.workers import BusyError, LateError, Workers
+
+_log = logging.getLogger(__name__)
 
 METRICS = "/metrics"
 _READ = ("GET", "HEAD")
@@ -42,11 +43,7 @@ class Document:
 
 
 class Application(Protocol):
-    """The sidecar behind the web server.
-
-    All but `not_ready` are called on worker threads, several at a time, and may take their time: a slow one
-    costs its own answers (503) and nothing else.
-    """
+    """The sidecar behind the web server; all but `not_ready` are called on worker threads, several at a time."""
 
     def metrics(self, form: Format, names: frozenset[str]) -> bytes:
         """The page, of the families of these names alone unless there are none."""
@@ -65,18 +62,13 @@ class Application(Protocol):
 
 
 class Routes:
-    """All answers of the server.
-
-    A failing page is logged once until it works again. `lacks` says what the exporter is still without, though a
-    scrape is right; it is asked for `/-/ready` on the loop.
-    """
+    """All answers of the server; `lacks` says what the exporter is still without, though a scrape is right."""
 
     def __init__(
         self,
         application: Application,
         config: WebConfigFile,
         limits: Limits,
-        log: logging.Logger,
         lacks: Callable[[], str | None],
         lifecycle: bool,
     ) -> None:
@@ -86,7 +78,6 @@ class Routes:
         self._passwords = Passwords(limits)
         self._limits = limits
         self._lifecycle = lifecycle
-        self._log = log
         self._failing: set[str] = set()
         # Two threads for the metrics alone: neither a hung status page nor a hung reload takes one away.
         self._scrapes = Workers("exporter-render", 2)
@@ -169,7 +160,7 @@ class Routes:
     def _complain(self, subject: str, error: Exception) -> None:
         if subject not in self._failing:
             self._failing.add(subject)
-            self._log.error("%s could not be answered", subject, exc_info=error)
+            _log.error("%s could not be answered", subject, exc_info=error)
 
     async def _metrics(self, request: Request, deadline: float) -> Answer:
         reason = self._application.not_ready()

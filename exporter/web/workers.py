@@ -1,7 +1,6 @@
 """Work that must not run on the web server's loop: daemon threads, and one result for all who ask for the same.
 
-Used in the sidecar. The threads are our own: those of a `ThreadPoolExecutor` are joined when the interpreter exits, so
-one hung render would keep the process alive forever. All but the work itself happens on the loop.
+Not a `ThreadPoolExecutor`, whose threads are joined at exit: one hung render would keep the process alive forever.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ class Workers:
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
         """Have `work` done, or share what is being done for `key`, until a time of the loop's clock.
 
-        A piece of work that hangs is joined by those who ask later, who are late like the first, instead of hanging the
-        next thread. One that nobody waits for any more is not begun. Raises BusyError and LateError.
+        One that hangs is joined by those who ask later; one that nobody waits for is not begun. Raises BusyError and LateError.
         """
         job = self._jobs.get(key)
         if job is None:
