@@ -6,13 +6,13 @@ import json
 import math
 import re
 import sys
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_support import ask
 from rules_support import ROOT, selectors
 
 sys.path.insert(0, str(ROOT))  # the dashboards are not installed with the exporter
@@ -25,17 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARD
 BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
 FEW_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
 """In what the exporters of one machine differ."""
-CHOSEN = {
-    "cluster": ".*",
-    "job": ".+",
-    "node": ".+",
-    "run": ".+",
-    "rank": ".+",
-    "gpu": ".+",
-    "uuid": ".+",
-    "perf_tag": ".+",
-    "baseline": "a",
-}
+CHOSEN = dict.fromkeys(("job", "node", "run", "rank", "gpu", "uuid", "perf_tag"), ".+")
+CHOSEN |= {"cluster": ".*", "baseline": "a"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +87,11 @@ def escaped(value: str) -> str:
     return re.sub(r"[$^*{}\\[\\]+?.()|]", lambda found: "\\\\" + found[0], value)
 
 
+def values_of(series: Mapping[str, Any]) -> list[float]:
+    """The values of a series, of an instant or of a range."""
+    return [float(value) for _, value in series.get("values") or [series["value"]]]
+
+
 class Served:
     """A Prometheus that has scraped the scenario.
 
@@ -137,22 +133,11 @@ class Served:
         """The series that a query gives, without those that have no finite value."""
         expression = filled(one.expression, values, self._builtin)
         if one.instant:
-            found = self._ask("query", query=expression, time=str(self._end))
+            found = ask(self._url, "query", query=expression, time=self._end)
         else:
-            found = self._ask(
-                "query_range",
-                query=expression,
-                start=str(self._begin),
-                end=str(self._end),
-                step=str(self.STEP),
-            )
-        return [
-            series
-            for series in found
-            if any(
-                value not in {"NaN", "+Inf", "-Inf"} for _, value in series.get("values") or [series["value"]]
-            )
-        ]
+            span = {"start": self._begin, "end": self._end, "step": self.STEP}
+            found = ask(self._url, "query_range", query=expression, **span)
+        return [series for series in found if any(map(math.isfinite, values_of(series)))]
 
     def shown(self, one: Asked, values: Mapping[str, str]) -> dict[str, float]:
         """The sum of each series of a query, by its labels without those of the target.
@@ -165,8 +150,7 @@ class Served:
             labels = {name: text for name, text in series["metric"].items() if name not in FEW_LABELS}
             key = json.dumps(labels, sort_keys=True)
             assert key not in found, f"{one}: {key} is shown twice"
-            points = series.get("values") or [series["value"]]
-            found[key] = sum(float(value) for _, value in points if math.isfinite(float(value)))
+            found[key] = sum(filter(math.isfinite, values_of(series)))
         return found
 
     def lacks(self, one: Asked) -> bool:
@@ -174,7 +158,7 @@ class Served:
         names = [each.name for each in selectors(filled(one.expression))]
         seconds = int(self._end - self._begin)
         return not all(
-            self._ask("query", query=f"count(last_over_time({name}[{seconds}s]))", time=str(self._end))
+            ask(self._url, "query", query=f"count(last_over_time({name}[{seconds}s]))", time=self._end)
             for name in names
         )
 
@@ -184,7 +168,7 @@ class Served:
         if result:
             texts = [
                 json.dumps(series["metric"]).replace('": "', '="')
-                for series in self._ask("query", query=result[1])
+                for series in ask(self._url, "query", query=result[1])
             ]
             pattern = variable["regex"].strip("/")
             return [found[1] for text in texts if (found := re.search(pattern, text))]
@@ -196,14 +180,3 @@ class Served:
         ) as answer:
             values: list[str] = json.load(answer)["data"]
         return values
-
-    def _ask(self, endpoint: str, **parameters: str) -> list[dict[str, Any]]:
-        body = urllib.parse.urlencode(parameters).encode()
-        try:
-            with urllib.request.urlopen(f"{self._url}/api/v1/{endpoint}", data=body, timeout=30) as answer:
-                data = json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error
-        assert data["resultType"] in {"vector", "matrix"}, f"{parameters['query']}: {data['resultType']}"
-        result: list[dict[str, Any]] = data["result"]
-        return result

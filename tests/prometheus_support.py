@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,34 +16,26 @@ from typing import Any
 import pytest
 import run_support
 from typing_extensions import Self
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="install Prometheus: apt-get install prometheus"
 )
 
-
-free_port = run_support.free_port
-
-
-def wait_for(what: Callable[[], Any], *, seconds: float = 15.0, told: str = "") -> Any:
-    """Wait until something is true, and give it."""
-    end = time.monotonic() + PATIENCE * seconds
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < end, told or "waited in vain"
-        time.sleep(0.05)
+fetch, free_port = run_support.fetch, run_support.free_port
 
 
-def fetch(url: str) -> str | None:
-    """The body of a successful answer, else None."""
+def ask(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
+    """The series that a query gives, with the parameters as Prometheus' API names them."""
+    body = urllib.parse.urlencode(parameters).encode()
     try:
-        with urllib.request.urlopen(url, timeout=5 * PATIENCE) as answer:
-            return str(answer.read().decode())
-    except (OSError, urllib.error.HTTPError):
-        return None
+        with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=30) as answer:
+            data = json.load(answer)["data"]
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error
+    assert data["resultType"] in {"vector", "matrix"}, f"{parameters['query']}: {data['resultType']}"
+    result: list[dict[str, Any]] = data["result"]
+    return result
 
 
 class Prometheus:
@@ -55,10 +46,17 @@ class Prometheus:
         targets: Job name → `host:port`.
         scrape_seconds: Scrape interval.
         features: What to give as `--enable-feature`.
+        more: The rest of its configuration, after the last job.
     """
 
     def __init__(
-        self, directory: Path, targets: Mapping[str, str], *, scrape_seconds: float = 0.5, features: str = ""
+        self,
+        directory: Path,
+        targets: Mapping[str, str],
+        *,
+        scrape_seconds: float = 0.5,
+        features: str = "",
+        more: str = "",
     ) -> None:
         directory.mkdir()
         jobs = "".join(
@@ -69,7 +67,7 @@ class Prometheus:
         configuration = (
             f"global: {{scrape_interval: {interval}, scrape_timeout: {interval}}}\nscrape_configs:\n{jobs}"
         )
-        (directory / "prometheus.yml").write_text(configuration, encoding="utf-8")
+        (directory / "prometheus.yml").write_text(configuration + more, encoding="utf-8")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [
@@ -83,7 +81,7 @@ class Prometheus:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: fetch(f"{self.url}/-/ready") or self._process.poll(), told="Prometheus is not ready")
+        wait_until(lambda: fetch(f"{self.url}/-/ready") or self._process.poll(), 15)
         return self
 
     def __exit__(
@@ -94,7 +92,7 @@ class Prometheus:
 
     def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
         """An instant query: the series with their `metric` and `value`."""
-        return self._ask("query", {"query": expression} | ({} if at is None else {"time": str(at)}))
+        return ask(self.url, "query", query=expression, **({} if at is None else {"time": at}))
 
     def value(self, expression: str, *, at: float | None = None) -> float | None:
         """The one value of an instant query, None when there is no series."""
@@ -104,15 +102,6 @@ class Prometheus:
 
     def range(self, expression: str, start: float, end: float, step: float = 0.25) -> dict[float, float]:
         """The points of the one series of a range query; a gap is the lack of points."""
-        found = self._ask(
-            "query_range", {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
-        )
+        found = ask(self.url, "query_range", query=expression, start=start, end=end, step=step)
         assert len(found) <= 1, f"{expression}: {[series['metric'] for series in found]}"
         return {float(at): float(value) for series in found for at, value in series["values"]}
-
-    def _ask(self, endpoint: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
-        url = f"{self.url}/api/v1/{endpoint}?{urllib.parse.urlencode(parameters)}"
-        body = fetch(url)
-        assert body is not None, url
-        result: list[dict[str, Any]] = json.loads(body)["data"]["result"]
-        return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,23 +13,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import yaml
+from places import PROJECT
+from run_support import finished
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = PROJECT
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 CASES = sorted((PROMETHEUS / "tests").glob("*.yaml"))
-
-FUNCTIONS = frozenset(
-    """abs absent and atan2 avg avg_over_time bool bottomk by ceil clamp_max clamp_min count count_over_time count_values end floor group group_left group_right
-    histogram_quantile ignoring increase label_replace last_over_time log10 max max_over_time min min_over_time offset on or predict_linear
-    present_over_time quantile quantile_over_time rate round scalar sort_desc sqrt sum time topk unless vector without""".split()  # noqa: SIM905 - forty words in quotes each would be read by nobody
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="install Prometheus: apt-get install prometheus"
 )
-"""Words of PromQL that our rules use; another one is taken for the name of a family, and fails there."""
 
-TOKEN = re.compile(
+WORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
+"""Of PromQL, beside functions and what a list of labels follows."""
+LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
+SELECTOR = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\b\d[\w.]*)
-    |(?P<name>[a-zA-Z_:][\w:]*)|(?P<sign>[{}(),=!~<>+*/^%@-]+|\S)|(?P<space>\s+)""",
+    |(?P<name>[a-zA-Z_:][\w:]*)(?P<function>\s*\()?(?:\{(?P<matchers>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?""",
     re.VERBOSE,
 )
 
@@ -81,35 +84,17 @@ def thresholds() -> list[Rule]:
 
 
 def selectors(expression: str) -> Iterator[Selector]:
-    """Every selector of an expression, read token by token."""
-    tokens = [found for found in TOKEN.finditer(expression) if found.lastgroup not in {"space", "range"}]
-    place = 0
-    while place < len(tokens):
-        token = tokens[place]
-        place += 1
-        if token.lastgroup != "name":
-            continue
-        following = tokens[place][0] if place < len(tokens) else ""
-        if token[0] in FUNCTIONS:
-            if token[0] in {"by", "on", "ignoring", "without", "group_left", "group_right"}:
-                while tokens[place][0] not in {")", "()"}:  # a list of labels, not of families
-                    place += 1
-                place += 1
-            continue
-        if not following.startswith("{"):
-            yield Selector(token[0], "", frozenset())
-            continue
-        begin = tokens[place].end()
-        while not tokens[place][0].startswith("}"):
-            place += 1
-        matchers = expression[begin : tokens[place].start()]
-        yield Selector(token[0], matchers, frozenset(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers)))
+    """Every selector of an expression."""
+    for found in SELECTOR.finditer(LISTS.sub(" ", expression)):
+        if found["name"] and not found["function"] and found["name"] not in WORDS:
+            matchers = found["matchers"] or ""
+            labels = frozenset(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
+            yield Selector(found["name"], matchers, labels)
 
 
 def labels_grouped(expression: str) -> set[str]:
     """Labels in `by (…)`, `on (…)` and their like, wherever they stand."""
-    lists = re.findall(r"\b(?:by|on|ignoring|without|group_left|group_right)\s*\(([^)]*)\)", expression)
-    return {label.strip() for labels in lists for label in labels.split(",") if label.strip()}
+    return {label.strip() for labels in LISTS.findall(expression) for label in labels.split(",")} - {""}
 
 
 def script(path: Path) -> ModuleType:
@@ -123,7 +108,40 @@ def script(path: Path) -> ModuleType:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+    return finished(["promtool", *map(str, arguments)])
+
+
+@functools.cache
+def known() -> dict[str, frozenset[str]]:
+    """Every name that a rule may ask for, with its labels."""
+    names = {"up": frozenset[str]()}
+    specs = [
+        (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
+        for listed in script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
+        for spec in listed
+    ]
+    for name, distribution, labels in specs:
+        if distribution:
+            names |= {f"{name}_sum": labels, f"{name}_count": labels, f"{name}_bucket": labels | {"le"}}
+        else:
+            names[name] = labels
+    names |= {rule.name: frozenset[str]() for rule in thresholds()}
+    for rule in records():
+        made = labels_grouped(rule.expr).union(*(names[each.name] for each in selectors(rule.expr)))
+        names[rule.name] = frozenset(made)
+    return names
+
+
+def in_a_hurry(directory: Path, seconds: float, *, at_once: bool = False) -> Path:
+    """Our rules, evaluated at short intervals, whose alerts may fire at once."""
+    directory.mkdir(exist_ok=True)
+    interval = f"    interval: {int(1000 * seconds)}ms"
+    for path in RULES:
+        text = re.sub(r"^    interval: .*", interval, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        if at_once:
+            text = re.sub(r"^        (for|keep_firing_for): .*\n", "", text, flags=re.MULTILINE)
+        (directory / path.name).write_text(text)
+    return directory
 
 
 GOT = re.compile(r"Labels:\{(?P<labels>.*)\}\n\s*Annotations:\{(?P<annotations>.*)\}")

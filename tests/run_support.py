@@ -1,4 +1,4 @@
-"""What the tests of `run`, `check` and `demo` share: real command lines, jobs that note their signals, /proc."""
+"""What the tests of the commands share: real command lines, jobs that note their signals, /proc."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
 
 import psutil
+from places import PROJECT
 from waiting import PATIENCE
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = PROJECT
 
 # Notes every signal it gets, one a line, in the file named by its argument; ends at SIGUSR2, or by itself.
 NOTING_JOB = """
@@ -51,8 +54,7 @@ def finished(command: Sequence[str], **options: object) -> subprocess.CompletedP
 
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
     """The command line of `run`."""
-    listen = f"--web.listen-address=127.0.0.1:{port}"
-    own = [f"--feed.dir={feed}", listen, *flags]
+    own = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", *flags]
     return [sys.executable, "-m", "exporter", "run", *own, "--", *job]
 
 
@@ -95,25 +97,59 @@ def lives(pid: int) -> bool:
         return False
 
 
+def fetch(url: str) -> str | None:
+    """The body of a successful answer, else None."""
+    with contextlib.suppress(OSError), urlopen(url, timeout=5 * PATIENCE) as answer:
+        return str(answer.read().decode())
+    return None
+
+
+def page(port: int, path: str = "/metrics") -> str:
+    """A page of the sidecar, "" while there is none."""
+    return fetch(f"http://127.0.0.1:{port}{path}") or ""
+
+
 def scrape(port: int, path: str = "/metrics") -> str:
-    """A page of the sidecar."""
-    with urlopen(f"http://127.0.0.1:{port}{path}", timeout=5 * PATIENCE) as answer:
-        page: bytes = answer.read()
-        return page.decode()
-
-
-def page(port: int) -> str:
-    """The metrics, "" while there are none."""
-    with contextlib.suppress(OSError):
-        return scrape(port)
-    return ""
+    """The same; raises OSError while there is none."""
+    found = page(port, path)
+    if not found:
+        raise OSError(path)
+    return found
 
 
 def answers(port: int, path: str = "/-/ready") -> bool:
     """Whether the sidecar answers with success."""
-    with contextlib.suppress(OSError):
-        return bool(scrape(port, path) or True)
-    return False
+    return page(port, path) != ""
+
+
+def sample(port: int, begins: str) -> float | None:
+    """The value of the first series on the page that begins so; None when there is none."""
+    found = [line for line in page(port).splitlines() if line.startswith(begins)]
+    return float(found[0].rpartition(" ")[2]) if found else None
+
+
+@contextlib.contextmanager
+def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
+    """The address of a server in this process, which gives what a function of method, path and body says."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            status, content = answer(self.command, self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do  # noqa: N815  # the names are http.server's
+
+        def log_message(self, format: str, *arguments: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @contextlib.contextmanager

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import run_support
 from waiting import PATIENCE, wait_until
@@ -33,7 +32,6 @@ class Sidecar:
     process: subprocess.Popen[bytes]
     log_file: Path
     address: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def log(self) -> str:
@@ -47,20 +45,25 @@ class Sidecar:
             response = connection.getresponse()
             return response.status, response.read().decode()
 
+    @property
+    def page(self) -> str:
+        return self.ask("/metrics")[1]
+
     def sample(self, series: str) -> float | None:
         """The value of a series, as written on the page; None when it is absent."""
-        for line in self.ask("/metrics")[1].splitlines():
-            name, _, value = line.rpartition(" ")
-            if name == series:
-                return float(value)
-        return None
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
+        return None if found is None else float(found[1])
 
     def collectors(self) -> set[str]:
         """The collectors that are scheduled."""
-        page = self.ask("/metrics")[1]
-        return set(
-            re.findall(r'^exporter_collector_interval_seconds\{collector="(\w+)"\}', page, re.MULTILINE)
-        )
+        scheduled = r'^exporter_collector_interval_seconds\{collector="(\w+)"\}'
+        return set(re.findall(scheduled, self.page, re.MULTILINE))
+
+    def reload(self) -> None:
+        """Have the configuration read again, whatever comes of it."""
+        before = self.log.count("reloaded")
+        self.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: self.log.count("reloaded") > before)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit status."""
@@ -76,16 +79,15 @@ def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Ite
     log = tmp_path / f"log-{time.monotonic_ns()}"
     own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}"]
     with log.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "exporter", *own, *flags], env=environment(**more), stderr=stderr
-        )
+        command = [sys.executable, "-m", "exporter", *own, *flags]
+        process = subprocess.Popen(command, env=environment(**more), stderr=stderr)
     running = Sidecar(process, log)
     try:
+        wait_until(lambda: "listening on" in running.log or process.poll() is not None, 15)
+        found = re.search(r"listening on https?://(\S+?),", running.log)
+        assert found is not None, running.log
+        running.address = found[1]
         if ready:
-            wait_until(lambda: "listening on" in running.log or process.poll() is not None, 15)
-            found = re.search(r"listening on (\S+?),", running.log)
-            assert found is not None, running.log
-            running.address = urlsplit(found[1]).netloc
             wait_until(lambda: running.ask("/-/ready")[0] == 200)
         yield running
     finally:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
-from waiting import PATIENCE
+from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
+from waiting import PATIENCE, wait_until
 
 FLUSH_SECONDS = 0.5
 WINDOW_SECONDS = 1.0
@@ -72,7 +72,7 @@ class Rank:
         self.process = subprocess.Popen(
             [sys.executable, str(script), str(diary)], env=environment, stdin=subprocess.PIPE, text=True
         )
-        wait_for(lambda: diary.exists() and diary.stat().st_size, told="the rank does not begin")
+        wait_until(lambda: diary.exists() and diary.stat().st_size, 15)
         return self.recorded()[0]
 
     def tell(self, word: str) -> float:
@@ -114,7 +114,7 @@ class Sidecar:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command)
-        wait_for(lambda: fetch(f"{self.url}/-/ready"), told="the sidecar is not ready")
+        wait_until(lambda: fetch(f"{self.url}/-/ready"), 15)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> float:
         self.process.send_signal(number)
@@ -144,7 +144,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         with Prometheus(
             directory / "prometheus", {"exporter": f"127.0.0.1:{sidecar.port}"}, scrape_seconds=SCRAPE_SECONDS
         ) as prometheus:
-            wait_for(lambda: prometheus.query("up == 1"), told="Prometheus finds its targets within 5 s")
+            wait_until(lambda: prometheus.query("up == 1"), 15)
             stage = Stage(ranks, sidecar, prometheus)
             play(stage)
             yield stage

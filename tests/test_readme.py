@@ -82,20 +82,25 @@ def test_on_another_system_a_job_imports_and_records_and_is_told_that_nothing_is
     assert list(tmp_path.iterdir()) == []
 
 
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize(
     "path",
     [
-        "README.md",
-        "ARCHITECTURE.md",
+        *("README.md", "ARCHITECTURE.md", "deploy/README.md"),
         *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")),
     ],
 )
-def test_links_to_files_lead_to_files(path: str) -> None:
-    text = (REPOSITORY / path).read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
-    local = [link for link in links if "://" not in link]
+def test_links_of_a_document_lead_somewhere(path: str) -> None:
+    document = REPOSITORY / path
+    links = re.findall(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text(encoding="utf-8"))
+    targets = [(document.parent / name if name else document, anchor) for name, anchor in links]
 
-    assert [link for link in local if not (REPOSITORY / path).parent.joinpath(link).exists()] == []
+    assert [str(target) for target, _ in targets if not target.exists()] == []
+    assert [found for found in targets if found[1] and found[1] not in anchors(found[0])] == []
 
 
 def test_its_make_targets_exist() -> None:

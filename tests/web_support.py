@@ -11,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ from types import TracebackType
 from typing import Any
 
 import trustme
+from places import PROJECT, TESTS
+from typing_extensions import Self
 from waiting import PATIENCE
 from web_child import Page
 
 from exporter.web.routes import Application
 from exporter.web.server import Server
-
-PROJECT = Path(__file__).parent.parent
 
 
 @contextlib.contextmanager
@@ -50,7 +49,7 @@ class Child:
 
     def __init__(self, **options: Any) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(PROJECT / "tests" / "web_child.py"), json.dumps(options)],
+            [sys.executable, str(TESTS / "web_child.py"), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,7 +60,7 @@ class Child:
         self.urls: list[str] = self._read()["urls"]
         self.port = int(self.urls[0].rpartition(":")[2])
 
-    def __enter__(self) -> Child:  # noqa: PYI034 - Self is newer than Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -164,49 +163,48 @@ def read_answer(peer: socket.socket) -> tuple[int, bytes]:
 
 
 class Crowd:
-    """Many connections at once, closed together; optionally each sends a byte every second."""
+    """Many connections at once, closed together."""
 
-    def __init__(self, port: int, count: int, first: bytes = b"", *, receive_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        port: int,
+        count: int,
+        first: bytes = b"",
+        *,
+        receive_bytes: int = 0,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard == resource.RLIM_INFINITY or hard >= 4096:
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
         self.members: list[socket.socket] = []
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         for _ in range(count):
             member = socket.socket()
-            self.members.append(member)
             if receive_bytes:
                 member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-            member.settimeout(5)
+            member.settimeout(15)
             # Under attack the server may cut a member at any time; that is its right.
             with contextlib.suppress(OSError):
                 member.connect(("127.0.0.1", port))
+                if context is not None:
+                    member = context.wrap_socket(member, server_hostname="127.0.0.1")
                 member.sendall(first)
+            self.members.append(member)
 
-    def trickle(self, data: bytes, interval_seconds: float = 1.0) -> None:
-        """From now on each member sends one byte of `data` per interval."""
+    def trickle(self, data: bytes, interval_seconds: float) -> None:
+        """Let each member send one byte of `data` per interval."""
+        for index in range(len(data)):
+            for member in self.members:
+                with contextlib.suppress(OSError):
+                    member.send(data[index : index + 1])
+            time.sleep(interval_seconds)
 
-        def run() -> None:
-            for index in range(len(data)):
-                for member in self.members:
-                    with contextlib.suppress(OSError):
-                        member.send(data[index : index + 1])
-                if self._stop.wait(interval_seconds):
-                    return
-
-        self._thread = threading.Thread(target=run)
-        self._thread.start()
-
-    def __enter__(self) -> Crowd:  # noqa: PYI034 - Self is newer than Python 3.10
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
         for member in self.members:
             member.close()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import environment, finished, free_port, started
+from run_support import answers, environment, finished, free_port, started
 from waiting import wait_until
 
 from exporter.cli.check import REFUSED_REMEDIES, Finding, ask, nvidia, rapl
@@ -60,22 +60,29 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_an_empty_directory_is_no_failure_but_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
-    status, findings = check(tmp_path)
+    flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
+    done = finished([sys.executable, "-m", "exporter", "check", *flags])
+    shown = done.stdout.splitlines()
 
-    assert status == 0
-    assert about(findings, "configuration")["status"] == "ok"
-    assert about(findings, "feed directory")["status"] == "ok"
-    assert about(findings, "sidecar")["found"] == "no exporter serves the feed directory"
-    assert "--check.python" in about(findings, "writer")["remedy"]
+    assert done.returncode == 0
+    assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
+    for missing in ("sidecar: no exporter serves the feed directory", "writer: no process has recorded"):
+        (place,) = (place for place, line in enumerate(shown) if line.startswith(f"warn {missing}"))
+        assert shown[place + 1].startswith("     -> ")
 
 
-def test_a_living_writer_is_named(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
-    _, findings = check(tmp_path)
+def test_a_living_writer_is_named_and_nothing_is_changed(
+    tmp_path: Path, recorder: subprocess.Popen[str]
+) -> None:
+    recorder.send_signal(signal.SIGSTOP)
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")}
+    found = about(check(tmp_path)[1], "writer")
 
-    found = about(findings, "writer")
     assert found["status"] == "ok"
     assert f'run "mine", rank 3, trainer, process {recorder.pid}' in found["found"]
     assert "1 Stats; alive, last written" in found["found"]
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")} == before
+    assert before
 
 
 def test_of_many_that_have_ended_the_latest_are_named_and_the_killed_are_told_apart(
@@ -104,18 +111,15 @@ def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Pop
     (feed,) = tmp_path.glob("*.feed")
     os.utime(feed, (time.time() - 40, time.time() - 40))
 
-    _, findings = check(tmp_path)
-
-    assert about(findings, "writer")["status"] == "warn"
-    assert "stopped or hung" in about(findings, "writer")["remedy"]
+    found = about(check(tmp_path)[1], "writer")
+    assert (found["status"], "stopped or hung" in found["remedy"]) == ("warn", True)
 
 
 def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / f"{'b' * 32}.feed").write_bytes(b"garbage" * 100)
+    name = f"{'b' * 32}.feed"
+    (tmp_path / name).write_bytes(b"garbage" * 100)
 
-    _, findings = check(tmp_path)
-
-    (refused,) = [finding for finding in findings if f"{'b' * 32}.feed is refused: " in finding["found"]]
+    (refused,) = [each for each in check(tmp_path)[1] if f"{name} is refused: " in each["found"]]
     assert refused["remedy"].startswith("the file is damaged")
 
 
@@ -149,26 +153,16 @@ def test_a_running_exporter_is_recognised_at_its_port_and_as_owner(tmp_path: Pat
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with started([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:
-        wait_until(
-            lambda: about(check(tmp_path, port=port)[1], "address")["found"].startswith(
-                "an exporter answers at"
-            )
-        )
+        wait_until(lambda: answers(port))
         status, findings = check(tmp_path, port=port)
 
-        assert status == 0
+        assert (status, about(findings, "address")["status"]) == (0, "ok")
+        assert about(findings, "address")["found"].startswith("an exporter answers at")
         assert about(findings, "sidecar")["found"].startswith(f"process {exporter.pid} (")
 
 
 def test_a_port_taken_by_something_else_fails(tmp_path: Path) -> None:
-    class Stranger(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(418)
-
-        def log_message(self, *args: object) -> None:
-            """Nothing."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:  # says 501
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         status, findings = check(tmp_path, port=server.server_port)
         server.shutdown()
@@ -200,26 +194,6 @@ def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path
     assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
 
 
-def test_it_creates_and_changes_nothing(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
-    recorder.send_signal(signal.SIGSTOP)
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")}
-
-    check(tmp_path)
-
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")} == before
-    assert before
-
-
-def test_the_text_has_a_line_for_each_finding_and_the_remedy_below(tmp_path: Path) -> None:
-    flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
-    shown = finished([sys.executable, "-m", "exporter", "check", *flags]).stdout.splitlines()
-
-    assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
-    assert shown[shown.index("warn sidecar: no exporter serves the feed directory") + 1].startswith(
-        "     -> "
-    )
-
-
 def test_a_question_that_hangs_costs_its_own_line_only() -> None:
     forever = threading.Event()
     fine = Finding("ok", "fine", "found")
@@ -231,17 +205,11 @@ def test_a_question_that_hangs_costs_its_own_line_only() -> None:
     forever.set()
 
 
-def make(path: Path, text: str = "") -> Path:
-    """A file and its directories."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(tmp_path: Path) -> None:
-    counter = make(tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj", "1\n")
-    counter.chmod(0)
+    counter = tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj"
+    counter.parent.mkdir(parents=True)
+    counter.touch(0)
 
     (finding,) = rapl(Configuration(), tmp_path)
 
@@ -249,8 +217,11 @@ def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them
 
 
 def test_the_nvidia_driver_is_named_without_being_touched(tmp_path: Path) -> None:
-    version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\nGCC version:\n"
-    make(tmp_path / "proc/driver/nvidia/version", version)
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\nGCC version:\n"
+    )
 
     (finding,) = nvidia(Configuration(), tmp_path)
 

@@ -7,15 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
-from run_support import environment, finished, free_port, page, started
+from run_support import environment, finished, free_port, page, started, web_server
 from waiting import PATIENCE, wait_until
 
 from exporter.cli.push import Push, TextFile, main, target_of
@@ -29,29 +27,12 @@ class Server:
     """A sidecar, a Pushgateway and an OTLP receiver in one: gives the page, and keeps what is put."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.page: bytes | None = PAGE + OWN
         self.paths: list[str] = []
         self.groups: dict[str, bytes] = {}
         self.requests: list[Any] = []
         self.status = 200
-        answer = self.answer
-
-        class Handler(BaseHTTPRequestHandler):
-            def do(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-                status, content = answer(self.command, self.path, body)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            do_GET = do_PUT = do_POST = do_DELETE = do  # noqa: N815  # the names are http.server's
-
-            def log_message(self, *arguments: object) -> None: ...
-
-        self.http = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-        self.source = f"{self.url}/metrics"
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         if method == "GET":
@@ -77,12 +58,8 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     made = Server()
-    thread = threading.Thread(target=made.http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
-    thread.join()
+    with web_server(made.answer) as made.url:
+        yield made
 
 
 def command(server: Server, target: str, *flags: str) -> list[str]:
@@ -123,12 +100,11 @@ def test_a_file_is_there_while_there_is_a_page_and_until_the_end(server: Server,
 def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> None:
     group = "/metrics/job/training/instance/node7"
     with pushing(server, server.url + group) as process:
-        wait_until(lambda: server.groups)
+        wait_until(lambda: server.groups == {group: PAGE})
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10 * PATIENCE)
 
-    assert process.returncode == 0
-    assert server.groups == {}
+    assert (process.returncode, server.groups) == (0, {})
 
 
 def test_once_leaves_it_there_and_takes_it_away_where_there_is_none(server: Server, tmp_path: Path) -> None:
@@ -180,28 +156,23 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
     assert steps == [(True, True), (False, False)]
 
 
-WRONG_TARGETS = (
-    "ftp://x/y",
-    "http://gateway:99999/metrics/job/x",
-    "http://gateway:9091/",
-    "/no/such/x.prom",
-    "/tmp",
-)
-
-
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        *(([target], "metrics/job") for target in WRONG_TARGETS),
-        *(([flag, "/tmp/x.prom"], flag.partition("=")[0]) for flag in ("--interval=0s", "--from=foo")),
-        (["--name", "x.prom"], "TARGET"),
-        (["a", "b"], "is no target"),
-        ([], "TARGET"),
+        ("ftp://x/y", "metrics/job"),
+        ("http://gateway:99999/metrics/job/x", "metrics/job"),
+        ("http://gateway:9091/", "metrics/job"),
+        ("/no/such/x.prom", "metrics/job"),
+        ("/tmp", "metrics/job"),
+        ("--interval=0s /tmp/x.prom", "--interval"),
+        ("--from=foo /tmp/x.prom", "--from"),
+        ("--name x.prom", "TARGET"),
+        ("a b", "is no target"),
     ],
 )
-def test_a_wrong_command_line_is_told_at_the_start(wrong: list[str], told: str) -> None:
+def test_a_wrong_command_line_is_told_at_the_start(wrong: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        main(wrong)
+        main(wrong.split())
 
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
@@ -224,11 +195,16 @@ def receiver(server: Server) -> Server:
     pytest.importorskip(
         "opentelemetry.exporter.otlp.proto.http", reason="pip install 'training-exporter[otlp]'"
     )
+    server.page = b"# TYPE x gauge\nx 1\n"
     return server
 
 
 def labels_of(point: Any) -> dict[str, str]:
     return {each.key: each.value.string_value for each in point.attributes}
+
+
+def push_once(receiver: Server) -> int:
+    return main(["--once", f"--from={receiver.url}/metrics", "otlp", receiver.url])
 
 
 def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None:
@@ -241,7 +217,7 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
         seconds.labels("0").observe(value)
     receiver.page = generate_latest(registry)
 
-    assert main(["--once", f"--from={receiver.source}", "otlp", receiver.url]) == 0
+    assert push_once(receiver) == 0
     found = receiver.metrics()
     (steps,) = found["steps_total"].sum.data_points
     (step,) = found["step_seconds"].histogram.data_points
@@ -258,7 +234,8 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
 
 
 def test_what_is_not_on_the_page_is_not_sent(receiver: Server) -> None:
-    push = Push(receiver.source, target_of(["otlp", receiver.url], receiver.source))
+    source = f"{receiver.url}/metrics"
+    push = Push(source, target_of(["otlp", receiver.url], source))
     receiver.page = b'# TYPE loss gauge\nloss{rank="0"} 1.0\nloss{rank="1"} 2.0\n'
     push.step()
     receiver.page = b'# TYPE loss gauge\nloss{rank="1"} 3.0\n'
@@ -275,7 +252,7 @@ def test_what_is_not_on_the_page_is_not_sent(receiver: Server) -> None:
 def test_a_histogram_whose_sum_is_not_known_has_none(receiver: Server) -> None:
     receiver.page = b'# TYPE x histogram\nx_bucket{le="1.0"} 1\nx_bucket{le="+Inf"} 2\nx_count 2\n'
 
-    assert main(["--once", f"--from={receiver.source}", "otlp", receiver.url]) == 0
+    assert push_once(receiver) == 0
     (point,) = receiver.metrics()["x"].histogram.data_points
     assert (point.count, list(point.bucket_counts), point.HasField("sum")) == (2, [1, 1], False)
 
@@ -284,24 +261,23 @@ def test_the_resource_names_the_exporter_unless_the_environment_does(
     receiver: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resource() -> dict[str, str]:
-        assert main(["--once", f"--from={receiver.source}", "otlp", receiver.url]) == 0
+        push_once(receiver)
         return labels_of(receiver.requests[-1].resource_metrics[0].resource)
 
-    receiver.page = b"# TYPE x gauge\nx 1\n"
     own = resource()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "cluster=east")
     given = resource()
 
     assert own["service.name"] == "training-exporter"
-    assert own["service.instance.id"].endswith(f":{receiver.http.server_port}")
+    assert own["service.instance.id"].endswith(receiver.url.rpartition("/")[2].replace("127.0.0.1", ""))
     assert (given["service.name"], given["cluster"]) == ("mine", "east")
 
 
 def test_an_endpoint_that_refuses_is_told(receiver: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    receiver.page, receiver.status = b"# TYPE x gauge\nx 1\n", 400
+    receiver.status = 400
 
-    assert main(["--once", f"--from={receiver.source}", "otlp", receiver.url]) == 1
+    assert push_once(receiver) == 1
     assert "the endpoint did not accept the metrics" in capsys.readouterr().err
 
 

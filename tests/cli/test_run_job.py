@@ -11,16 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from run_support import (
-    FIRST_LINE,
-    REPOSITORY,
-    environment,
-    finished,
-    free_port,
-    run_command,
-    started,
-    supervise_command,
-)
+from run_support import FIRST_LINE, REPOSITORY, environment, finished, run_command, started, supervise_command
 from waiting import wait_until
 
 from exporter.feed import runs
@@ -74,8 +65,7 @@ def test_a_command_that_cannot_be_executed_gives_a_shell_s_status_and_one_line(
         (tmp_path / "program").write_text(content)
         (tmp_path / "program").chmod(mode)
     trace = tmp_path / "sidecar"
-    sidecar = ["/bin/sh", "-c", f"touch {trace}"]
-    ended = finished(supervise_command(tmp_path, [name.format(tmp_path)], sidecar=sidecar))
+    ended = finished(supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(trace)]))
 
     assert (ended.returncode, ended.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
     assert not trace.exists()
@@ -133,7 +123,7 @@ def test_run_reaps_orphans_when_it_is_the_first_process_of_a_container(tmp_path:
 
 
 def test_a_living_launch_names_its_run_and_its_job_and_a_killed_one_does_not(tmp_path: Path) -> None:
-    command = run_command(tmp_path, ["sleep", "60"], "--run.name=llama", port=free_port())
+    command = run_command(tmp_path, ["sleep", "60"], "--run.name=llama")
     with started(command, tmp_path) as run:
         wait_until(lambda: runs.jobs(tmp_path))
         (job,) = runs.jobs(tmp_path)
@@ -201,32 +191,20 @@ def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp
 
 
 def test_the_job_is_told_where_to_record_and_under_which_name(tmp_path: Path) -> None:
-    show = "echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_RUN"
-
-    def shown(*flags: str, **more: str) -> str:
-        return finished(run_command(tmp_path, ["sh", "-c", show], *flags), env=environment(**more)).stdout
-
-    assert shown() == f"{tmp_path} 1\n"
-    assert shown("--run.name=llama") == f"{tmp_path} 1 llama\n"
-    assert shown(EXPORTER_RUN="mine", EXPORTER_AUTO="0") == f"{tmp_path} 0 mine\n"
-
-
-def test_everything_that_one_launch_starts_shares_its_name_and_another_launch_has_its_own(
-    tmp_path: Path,
-) -> None:
     script = tmp_path / "train.sh"
-    script.write_text("for i in 1 2; do sh -c 'echo $EXPORTER_LAUNCH'; done; sleep 0.2")
+    script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
-    def names() -> list[str]:
-        ended = finished(run_command(tmp_path, ["bash", str(script)], "--run.linger=0s"))
-        assert ended.stdout.splitlines()[0] in ended.stderr.splitlines()[0]
-        return ended.stdout.splitlines()
+    def told(*flags: str, **more: str) -> list[str]:
+        ended = finished(run_command(tmp_path, ["bash", str(script)], *flags), env=environment(**more))
+        words = ended.stdout.split()
+        assert f"exporter: run {words[-1]}" in ended.stderr
+        return words
 
-    first, again = names()
-    other, _ = names()
-
-    assert first == again != other
-    assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", first)
+    (*_, launch), (*_, other) = told(), told()
+    assert launch != other
+    assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", launch)
+    assert told("--run.name=llama")[::3] == [str(tmp_path), "llama"]
+    assert told(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
 
 
 @pytest.mark.parametrize(("auto", "watched"), [("1", True), ("0", False)])

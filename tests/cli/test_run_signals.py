@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -47,10 +47,12 @@ time.sleep(30)
 
 
 @contextlib.contextmanager
-def noting(tmp_path: Path, *before: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A job under `run` that notes its signals, ready."""
+def noting(
+    tmp_path: Path, *, before: Sequence[str] = (), within: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A job under `run` that notes its signals, ready; programs may stand before `run`, and before the job."""
     notes = tmp_path / "notes"
-    command = [*before, *supervise_command(tmp_path, noting_job(notes))]
+    command = [*before, *supervise_command(tmp_path, [*within, *noting_job(notes)])]
     with started(command, tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: "ready" in lines(notes))
         yield process, notes
@@ -79,38 +81,29 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
             os.close(person)
 
 
-@pytest.mark.parametrize("number", PASSED_ON)
-def test_a_signal_to_run_reaches_the_job_once(tmp_path: Path, number: signal.Signals) -> None:
-    with noting(tmp_path) as (run, notes):
-        run.send_signal(number)
+@pytest.mark.parametrize(
+    ("send", "number", "within"),
+    [
+        *((os.kill, number, []) for number in PASSED_ON),
+        *((os.killpg, number, []) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
+        pytest.param(os.killpg, signal.SIGTERM, ["setsid"], id="a job that left the group"),
+    ],
+)
+def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, within: list[str]
+) -> None:
+    with noting(tmp_path, within=within) as (run, notes):
+        send(run.pid, number)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
         assert run.wait() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_process_group_reaches_the_job_once(tmp_path: Path, number: signal.Signals) -> None:
-    with noting(tmp_path) as (run, notes):
-        os.killpg(run.pid, number)
-
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
-
-
 def test_timeout_which_signals_its_child_and_then_the_group_reaches_the_job_once(tmp_path: Path) -> None:
-    with noting(tmp_path, "timeout", "--signal=TERM", "5") as (timeout, notes):
+    with noting(tmp_path, before=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
         names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
         assert names == ["SIGTERM"]
-
-
-def test_a_signal_reaches_a_job_that_left_the_process_group(tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
-    command = supervise_command(tmp_path, ["setsid", *noting_job(notes)])
-    with started(command, tmp_path) as run:
-        wait_until(lambda: "ready" in lines(notes))
-        os.killpg(run.pid, signal.SIGTERM)
-
-        assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGTERM"]
 
 
 def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
@@ -177,7 +170,8 @@ def typed(keyboard: int, line: str, result: Path) -> None:
     for _ in range(60):
         os.write(keyboard, f"{line}\n".encode())
         with contextlib.suppress(AssertionError):
-            return wait_until(lambda: lines(result), 0.5)
+            wait_until(lambda: lines(result), 0.5)
+            return
     raise AssertionError(f"nothing came of {line}")
 
 

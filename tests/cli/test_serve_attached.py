@@ -6,7 +6,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,39 +33,22 @@ def test_it_yields_without_a_word_where_another_serves(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
-@pytest.mark.parametrize("asked", [[], ["/metrics", "/"]], ids=["nobody", "a client that came once"])
 def test_it_ends_with_the_last_run_when_no_scraper_came_regularly(
-    tmp_path: Path, run: subprocess.Popen[str], asked: list[str]
+    tmp_path: Path, run: subprocess.Popen[str]
 ) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
-        for path in asked:
-            running.ask(path)
+        running.ask("/metrics")
         alive = running.process.poll() is None
         run.communicate()
-        status = running.process.wait(10)
 
-    assert alive
-    assert status == 0
-
-
-def test_it_waits_no_longer_than_told(tmp_path: Path, run: subprocess.Popen[str]) -> None:
-    with sidecar(tmp_path, "--run.attached", "--run.linger=200ms") as running:
-        running.ask("/metrics")
-        time.sleep(3)
-        running.ask("/metrics")
-        run.communicate()
-        status = running.process.wait(2.5 * PATIENCE)
-
-    assert status == 0
+        assert alive
+        assert running.process.wait(10 * PATIENCE) == 0
 
 
 class Stages:
-    """The feed and the scrapes of a sidecar, as a test moves them on."""
+    """The feed and the scrapes of a sidecar at a time."""
 
-    due: float | None = 10.0
-    feed_passes = 0
-    time = 0.0
-    active = False
+    due, time, feed_passes = 10.0, 0.0, 0
 
     def next_expected_scrape(self) -> float | None:
         return self.due
@@ -75,47 +57,27 @@ class Stages:
         pass
 
 
-@pytest.fixture
-def stages() -> Stages:
-    return Stages()
-
-
-@pytest.fixture
-def lingering(stages: Stages) -> Lingering:
-    return Lingering(stages, active=lambda: stages.active, linger_seconds=30.0, monotonic=lambda: stages.time)
-
-
-def test_only_a_scrape_of_the_final_values_counts(stages: Stages, lingering: Lingering) -> None:
-    before = lingering.is_over()
-    stages.due = 20.0  # it came, and the pass that has the final values was not over
-    early = lingering.is_over()
-    stages.feed_passes = 2
-    fresh = lingering.is_over()
-    stages.due = 30.0
-
-    assert (before, early, fresh) == (False, False, False)
-    assert lingering.is_over()
-
-
-def test_a_scraper_that_does_not_come_is_waited_for_a_little_beyond_its_time(
-    stages: Stages, lingering: Lingering
+@pytest.mark.parametrize(
+    ("passes", "moments"),
+    [
+        pytest.param(2, [(5.0, 10.0, False), (11.0, 10.0, False), (12.5, 10.0, True)], id="it does not come"),
+        pytest.param(0, [(1.0, 20.0, False), (2.0, 20.0, False)], id="it came before the page was final"),
+        pytest.param(0, [(6.0, 10.0, False), (10.5, 20.0, True)], id="the feed hangs"),
+        pytest.param(0, [(29.0, 90.0, False), (30.0, 90.0, True)], id="no longer than told"),
+    ],
+)
+def test_a_scrape_of_the_final_values_is_waited_for_a_little_beyond_its_time(
+    passes: int, moments: list[tuple[float, float, bool]]
 ) -> None:
+    stages = Stages()
+    lingering = Lingering(stages, active=lambda: False, linger_seconds=30.0, monotonic=lambda: stages.time)
     lingering.is_over()
-    stages.feed_passes = 2
-    waited = []
-    for stages.time in (5.0, 11.0, 12.5):
-        waited.append(lingering.is_over())
+    stages.feed_passes = passes
+    found = []
+    for stages.time, stages.due, _ in moments:
+        found.append(lingering.is_over())
 
-    assert waited == [False, False, True]
-
-
-def test_a_feed_that_hangs_does_not_hold_it_for_ever(stages: Stages, lingering: Lingering) -> None:
-    lingering.is_over()
-    stages.time = 6.0
-    lingering.is_over()
-    stages.time, stages.due = 10.5, 20.0
-
-    assert lingering.is_over()
+    assert found == [over for _, _, over in moments]
 
 
 JOB = """

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 from places import PROJECT
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
+from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
 from serve_support import sidecar
+from waiting import wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
 from exporter.errors import CollectError
@@ -53,7 +54,7 @@ def address() -> Iterator[str]:
         [PROGRAM or "", f"--web.listen-address={listening}"], stderr=subprocess.DEVNULL
     )
     try:
-        wait_for(lambda: fetch(f"http://{listening}/metrics"), told="node_exporter does not answer")
+        wait_until(lambda: fetch(f"http://{listening}/metrics"), 15)
         yield listening
     finally:
         process.terminate()
@@ -147,7 +148,7 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
             tmp_path / "p", {"ours": running.address, "theirs": address}, scrape_seconds=0.5
         ) as server,
     ):
-        wait_for(
+        wait_until(
             lambda: (
                 (server.value("count_over_time(host_boot_time_seconds[30s])") or 0) >= 16
                 and (server.value("count_over_time(node_boot_time_seconds[30s])") or 0) >= 16

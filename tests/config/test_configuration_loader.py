@@ -16,10 +16,10 @@ from exporter.config.loader import MAX_BYTES, load, load_file, parse
 from exporter.config.options import (
     Duration,
     Glob,
+    Hidden,
     Keys,
     Range,
     Ratio,
-    Secret,
     format_duration,
     parse_duration,
 )
@@ -51,7 +51,7 @@ class Leaf:
 @dataclass(frozen=True, slots=True)
 class Named:
     name: str
-    secret: Secret = ""
+    secret: Annotated[str, Hidden()] = ""
     low: float = 0.0
     high: float = 1.0
     pattern: Glob = "*"
@@ -60,13 +60,6 @@ class Named:
         if self.low > self.high:
             yield "low", "is above high"
             yield "high", "is below low"
-
-
-def outcome(text: str | bytes) -> object:
-    try:
-        return load(text, "f.yaml", Root)
-    except ConfigurationError as error:
-        return error
 
 
 KNOWN = {"cpu": Leaf(number=9), "memory": Leaf(number=8)}
@@ -149,15 +142,11 @@ def test_a_mapping_is_laid_over_the_default_of_its_field() -> None:
         ("leaf: {share: .nan}", "expected a number from 0 to 1, found .nan"),
         ("leaf: {flag: 1}", "expected true or false, found 1"),
         ("leaf: {text: yes}", "expected a text, found yes; put text in quotes"),
-        ("leaf: {text: 5}", "expected a text, found 5; put text in quotes"),
         ("leaf: {text: [a]}", "expected a text, found a list; put text in quotes"),
-        (
-            "leaf: {wait: 15}",
-            "expected a duration such as 500ms, 15s, 1m30s or 1h from 100ms to 1m, found 15",
-        ),
+        ("leaf: {wait: 15}", "1m30s or 1h from 100ms to 1m, found 15"),
         ("leaf: {wait: 1s1m}", 'found "1s1m"'),
         ("leaf: {colour: bleu}", 'expected one of red, blue, found "bleu", did you mean "blue"?'),
-        ("leaf: {mode: fats}", 'expected one of fast, slow, found "fats", did you mean "fast"?'),
+        ("leaf: {mode: fats}", 'did you mean "fast"?'),
         ("leaf: {words: a}", 'expected a list, found "a"; write it as a list, [...]'),
         ("leaf: {colours: [red, red]}", "1:23: leaf.colours[1]: is listed twice"),
         ("leaf: {either: 1.5}", "expected a whole number or a text, found 1.5"),
@@ -166,11 +155,9 @@ def test_a_mapping_is_laid_over_the_default_of_its_field() -> None:
         ("leaf:", "1:6: leaf: no value is given; write {}, or remove the key for its default"),
         ("names:", "1:7: names: no value is given; write [], or remove the key for its default"),
         ("leaf: {number: }", "leaf.number: no value is given; expected a whole number from 1 to 100"),
-        ("leaf: 3", "1:7: leaf: expected a mapping, found 3"),
         ("- leaf", "1:1: expected a mapping, found a list"),
         ("free: {1: a}", "1:8: free: a key must be a text, found 1; put it in quotes"),
         ("? [a]\n: b", "1:3: a key must be a text, found a list"),
-        ("~: b", "1:1: a key must be a text, found nothing"),
         ("<<: {}", '1:1: "<<": unknown key "<<", expected one of leaf'),
         ("leaf: *x", "1:7: alias *x: aliases are not supported, write the value out"),
         ("leaf: !!python/object/apply:os.system [ls]", "1:7: leaf: expected a mapping, found a list"),
@@ -187,22 +174,14 @@ def test_a_mapping_is_laid_over_the_default_of_its_field() -> None:
 def test_a_problem_is_told_with_its_place(text: str | bytes, expected: str) -> None:
     found = problems(text)
 
-    assert len(found) == 1
-    assert found[0].startswith("f.yaml:")
-    assert expected in found[0]
+    assert [(each.startswith("f.yaml:"), expected in each) for each in found] == [(True, True)]
 
 
 def test_all_problems_come_at_once_and_in_order() -> None:
     found = problems("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: {}\n")
 
-    assert [problem.split(":")[1:3] for problem in found][:4] == [
-        ["2", "9"],
-        ["3", "3"],
-        ["5", "5"],
-        ["5", "13"],
-    ]
-    assert len(found) == 5
-    assert found[-1].startswith("f.yaml:6:")
+    places = [":".join(problem.split(":")[1:3]) for problem in found]
+    assert places == ["2:9", "3:3", "5:5", "5:13", "6:1"]
 
 
 def test_fields_that_do_not_fit_together_are_told_at_each_of_them() -> None:
@@ -264,11 +243,13 @@ YAML_LIKE = st.text(
 @example("! a")
 @example('"\\x')
 def test_any_text_gives_a_value_or_the_one_error(text: str) -> None:
-    found = outcome(text)
+    found: Root | ConfigurationError
+    try:
+        found = load(text, "f.yaml", Root)
+    except ConfigurationError as error:
+        found = error
 
-    if isinstance(found, ConfigurationError):
-        assert found.problems
-        assert all(problem.message.isprintable() for problem in found.problems)
-        assert all(problem.line is None or problem.line >= 1 for problem in found.problems)
-    else:
-        assert isinstance(found, Root)
+    for problem in () if isinstance(found, Root) else found.problems:
+        assert problem.message.isprintable()
+        assert problem.line is None or problem.line >= 1
+    assert isinstance(found, Root) or found.problems

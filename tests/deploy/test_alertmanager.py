@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
-import re
 import shutil
-import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_support import Prometheus, fetch, free_port, needs_prometheus, wait_for
-from rules_support import PROMETHEUS, RULES
+from prometheus_support import Prometheus, fetch, free_port, needs_prometheus
+from rules_support import PROMETHEUS, in_a_hurry
+from run_support import started, web_server
 from serve_support import sidecar
+from waiting import wait_until
 
 pytestmark = [
     needs_prometheus,
@@ -41,38 +39,16 @@ timeline:
 """
 
 
-def in_a_hurry(directory: Path) -> None:
-    """Our rules, evaluated twice a second, and firing at once."""
-    directory.mkdir()
-    for path in RULES:
-        text = re.sub(
-            r"^    interval: .*", "    interval: 500ms", path.read_text(encoding="utf-8"), flags=re.MULTILINE
-        )
-        (directory / path.name).write_text(
-            re.sub(r"^        (for|keep_firing_for): .*\n", "", text, flags=re.MULTILINE)
-        )
-
-
 class Receiver:
     """A webhook: what Alertmanager sends, by path."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.messages: list[tuple[str, list[dict[str, Any]]]] = []
-        messages = self.messages
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                messages.append((self.path, json.loads(body)["alerts"]))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def answer(self, _method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        self.messages.append((path, json.loads(body)["alerts"]))
+        return 200, b""
 
     def alert(self, name: str, status: str) -> tuple[str, dict[str, Any]]:
         """Wait for an alert with this status: the path it came to, and the alert."""
@@ -85,12 +61,15 @@ class Receiver:
                 if (alert["labels"]["alertname"], alert["status"]) == (name, status)
             ]
 
-        path, alert = wait_for(found, seconds=60, told=f"{name} was never {status}")[0]
+        path, alert = wait_until(found, 60)[0]
         return path, alert
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    with web_server(made.answer) as made.url:
+        yield made
 
 
 @contextlib.contextmanager
@@ -106,29 +85,24 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
     address = f"127.0.0.1:{free_port()}"
     command = ["prometheus-alertmanager", f"--config.file={configuration}", f"--web.listen-address={address}"]
     own = [f"--storage.path={directory / 'alerts'}", "--cluster.listen-address=", "--log.level=error"]
-    process = subprocess.Popen([*command, *own])
-    try:
-        wait_for(
-            lambda: fetch(f"http://{address}/-/ready") or process.poll(), told="Alertmanager is not ready"
-        )
+    with started([*command, *own], directory / "alerts") as process:
+        wait_until(lambda: fetch(f"http://{address}/-/ready") or process.poll(), 15)
         yield address
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
-def test_a_switch_that_is_lost_is_one_page_for_all_its_nodes_and_a_lost_run_another(tmp_path: Path) -> None:
+def test_a_switch_that_is_lost_is_one_page_for_all_its_nodes_and_a_lost_run_another(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     nodes = [f"node{number}:20909" for number in range(64)]
     links = [{"alertname": "IbLinkDown", "severity": "critical", "instance": node} for node in nodes]
     flaps = [{"alertname": "IbErrors", "severity": "warning", "instance": node} for node in nodes]
     hang = {"alertname": "TrainingHang", "severity": "critical", "run": "a"}
-    receiver = Receiver()
-    with contextlib.closing(receiver), alertmanager(tmp_path, receiver) as address:
+    with alertmanager(tmp_path, receiver) as address:
         body = json.dumps([{"labels": labels} for labels in [*links, *flaps, hang]]).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"http://{address}/api/v2/alerts", body, headers)
         urllib.request.urlopen(request, timeout=10).close()
-        wait_for(lambda: len(receiver.messages) >= 3, seconds=30)
+        wait_until(lambda: len(receiver.messages) >= 3, 30)
         time.sleep(2)
         told = [(path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages]
 
@@ -139,25 +113,19 @@ def test_a_switch_that_is_lost_is_one_page_for_all_its_nodes_and_a_lost_run_anot
     ]
 
 
-def test_a_gpu_that_is_lost_reaches_the_pager_and_is_called_off_when_it_returns(tmp_path: Path) -> None:
+def test_a_gpu_that_is_lost_reaches_the_pager_and_is_called_off_when_it_returns(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     machine, options = (tmp_path / name for name in ("machine.yaml", "config.yaml"))
     machine.write_text(MACHINE)
     options.write_text("gpu: {retry: 500ms}\n")
-    receiver = Receiver()
-    rules = tmp_path / "rules"
-    in_a_hurry(rules)
+    more = f"rule_files: ['{in_a_hurry(tmp_path / 'rules', 0.5, at_once=True)}/*.yml']\n"
     with (
-        contextlib.closing(receiver),
         alertmanager(tmp_path, receiver) as address,
         sidecar(tmp_path, f"--gpu.replay={machine}", f"--config.file={options}") as exporter,
     ):
-        prometheus = Prometheus(tmp_path / "prometheus", {"training": exporter.address})
-        with (tmp_path / "prometheus/prometheus.yml").open("a") as configuration:
-            configuration.write(f"rule_files: ['{rules}/*.yml']\n")
-            configuration.write(
-                f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
-            )
-        with prometheus:
+        more += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
+        with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, more=more):
             path, lost = receiver.alert("GpuLost", "firing")
             _, xid = receiver.alert("GpuXidCritical", "firing")
             _, back = receiver.alert("GpuLost", "resolved")

@@ -7,19 +7,17 @@ A query gives data, or stands on the list below with the reason why it cannot he
 from __future__ import annotations
 
 import contextlib
-import http.server
 import shutil
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import yaml
 from dashboards_support import MODELS, Served, asked, filled
-from prometheus_support import Prometheus
+from prometheus_support import Prometheus, fetch
+from run_support import web_server
 
 from dashboards.scenario import Timeline
 from dashboards.scenario.cluster import RUN, Cluster
@@ -109,29 +107,16 @@ MISSED = (0.8, 0.84)
 """When no scrape of one of the Prometheus servers succeeds; all that happens happened before."""
 
 
-class Proxy(http.server.ThreadingHTTPServer):
-    """Stands between a Prometheus and what it scrapes, and refuses for a while, in Unix seconds."""
+def refusing(begin: float, end: float) -> Callable[[str, str, bytes], tuple[int, bytes]]:
+    """What stands between a Prometheus and what it scrapes, and refuses for a while, in Unix seconds."""
 
-    def __init__(self, begin: float, end: float) -> None:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if begin <= time.time() < end:
-                    self.send_error(503)
-                    return
-                with urllib.request.urlopen(self.path, timeout=5) as answer:
-                    body = answer.read()
-                self.send_response(200)
-                self.send_header("Content-Type", answer.headers["Content-Type"])
-                self.end_headers()
-                self.wfile.write(body)
+    def answer(_method: str, path: str, _body: bytes) -> tuple[int, bytes]:
+        if begin <= time.time() < end:
+            return 503, b""
+        found = fetch(path)
+        return (502, b"") if found is None else (200, found.encode())
 
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        # What is dead answers nothing, and so does the proxy.
-        self.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+    return answer
 
 
 def over_a_missed_scrape(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
@@ -183,14 +168,13 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     with contextlib.ExitStack() as stack:
         playing = stack.enter_context(Cluster(work, Timeline(seconds=SECONDS)))
         played = Played(playing)
-        proxy = Proxy(*(playing.started + playing.timeline.at(share) for share in MISSED))
-        stack.callback(proxy.server_close)
-        stack.callback(proxy.shutdown)
+        missed = (playing.started + playing.timeline.at(share) for share in MISSED)
+        proxy = stack.enter_context(web_server(refusing(*missed)))
         for scrapes in SCRAPES:
             other = Prometheus(work / scrapes.__name__, {})
             configuration = yaml.safe_load((work / "prometheus/prometheus.yaml").read_text())
             [job] = configuration["scrape_configs"]
-            configuration["scrape_configs"] = scrapes(job, f"http://127.0.0.1:{proxy.server_port}")
+            configuration["scrape_configs"] = scrapes(job, proxy)
             (work / scrapes.__name__ / "prometheus.yml").write_text(yaml.safe_dump(configuration))
             played.others[scrapes.__name__] = stack.enter_context(other)
         playing.wait()

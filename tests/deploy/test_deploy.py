@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -17,10 +16,9 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it brings no types
 import pytest
 import yaml
-from prometheus_support import free_port
-from rules_support import ROOT, alerts, promtool, rules
+from rules_support import ROOT, alerts, known, promtool, rules
+from run_support import environment, finished, free_port
 from serve_support import exporter, sidecar
-from test_rules import known
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -29,6 +27,9 @@ SCHEMAS = yaml.safe_load((ROOT / "tests/data/deploy/schemas.yaml").read_text(enc
 OVERLAYS = sorted(
     path.parent for path in KUBERNETES.rglob("kustomization.yaml") if path.parent.name != "dashboards"
 )
+DOCKERFILE = (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text(encoding="utf-8"))
+UNIT = (DEPLOY / "systemd/training-exporter.service").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 VERSION = "1.34"
 """Of Kubernetes: the first with resource.k8s.io/v1, which the overlay of claims is written in."""
@@ -42,14 +43,8 @@ def program(name: str, package: str) -> str:
     return found
 
 
-def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return finished([str(word) for word in command], env=environment(**more))
 
 
 def load(path: Path) -> Any:
@@ -65,10 +60,8 @@ def check(document: Any, kind: str) -> None:
 
 
 def test_yaml_is_clean() -> None:
-    yamllint = program("yamllint", "the extra `test`")
-    told = run(
-        yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", DEPLOY, ROOT / "dashboards/provisioning"
-    )
+    yamllint, folders = program("yamllint", "the extra `test`"), (DEPLOY, ROOT / "dashboards/provisioning")
+    told = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
 
     assert told.returncode == 0, told.stdout
 
@@ -84,13 +77,9 @@ def test_shell_scripts_are_clean() -> None:
 # --- the image -----------------------------------------------------------------------------------------------
 
 
-def dockerfile() -> str:
-    return (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-
-
 def test_the_image_is_clean_to_hadolint_and_runs_as_nobody() -> None:
     told = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
-    final = dockerfile().rpartition("\nFROM ")[2]
+    final = DOCKERFILE.rpartition("\nFROM ")[2]
 
     assert (told.returncode, told.stdout) == (0, "")
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", final, re.MULTILINE)
@@ -99,7 +88,7 @@ def test_the_image_is_clean_to_hadolint_and_runs_as_nobody() -> None:
 
 def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
     ignore = (DEPLOY / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
-    copied: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", dockerfile(), re.MULTILINE)
+    copied: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
 
     assert copied
     assert [name for name in copied if not (ROOT / name).exists()] == []
@@ -131,28 +120,23 @@ def test_the_health_check_tells_a_living_exporter_from_none(tmp_path: Path) -> N
 # --- compose and Grafana -------------------------------------------------------------------------------------
 
 
-def compose() -> dict[str, Any]:
-    found: dict[str, Any] = load(DEPLOY / "compose/compose.yaml")
-    return found
-
-
 def test_what_the_demo_mounts_is_there_and_what_it_needs_is_a_service() -> None:
-    check(compose(), "compose")
-    services = compose()["services"]
+    check(COMPOSE, "compose")
+    services = COMPOSE["services"]
     mounts = [each.split(":") for service in services.values() for each in service.get("volumes", [])]
     files = [DEPLOY / "compose" / source for source, *_ in mounts if source.startswith(".")]
     needed = {name for service in services.values() for name in service.get("depends_on", [])}
 
     assert files
     assert [str(path) for path in files if not path.exists()] == []
-    assert {source for source, *_ in mounts if not source.startswith(".")} <= set(compose()["volumes"])
+    assert {source for source, *_ in mounts if not source.startswith(".")} <= set(COMPOSE["volumes"])
     assert needed <= set(services)
     # It listens on this machine only.
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
 
 
 def test_grafana_of_the_demo_finds_its_source_and_its_dashboards() -> None:
-    grafana = compose()["services"]["grafana"]
+    grafana = COMPOSE["services"]["grafana"]
     source = load(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
     provider = load(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
     scrapes = load(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
@@ -187,9 +171,8 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
     copy = tmp_path / path.name
     copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
 
-    told = promtool(
-        "check", "config", "--syntax-only", *(["--agent"] if path.name == "agent.yaml" else []), copy
-    )
+    agent = ["--agent"] if path.name == "agent.yaml" else []
+    told = promtool("check", "config", "--syntax-only", *agent, copy)
 
     assert told.returncode == 0, told.stdout + told.stderr
 
@@ -220,18 +203,13 @@ def test_scrape_jobs_have_the_names_that_the_alerts_go_by() -> None:
     assert [name for name in names | monitored for each in asked if not re.fullmatch(each, name)] == []
 
 
-def test_amtool_accepts_the_configuration_of_alertmanager() -> None:
-    told = run(
-        program("amtool", "prometheus-alertmanager"), "check-config", DEPLOY / "prometheus/alertmanager.yaml"
-    )
-
-    assert told.returncode == 0, told.stdout + told.stderr
-
-
-def test_alertmanager_inhibits_alerts_that_exist() -> None:
-    text = (DEPLOY / "prometheus/alertmanager.yaml").read_text(encoding="utf-8")
+def test_amtool_accepts_the_configuration_of_alertmanager_whose_alerts_exist() -> None:
+    file = DEPLOY / "prometheus/alertmanager.yaml"
+    told = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
+    text = file.read_text(encoding="utf-8")
     named = {name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")}
 
+    assert told.returncode == 0, told.stdout + told.stderr
     assert named
     assert named <= {alert.name for alert in alerts()}
 
@@ -423,37 +401,21 @@ def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator() -> None:
 # --- systemd -------------------------------------------------------------------------------------------------
 
 
-def unit() -> str:
-    return (DEPLOY / "systemd/training-exporter.service").read_text(encoding="utf-8")
-
-
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
     copy = tmp_path / "training-exporter.service"
-    copy.write_text(unit().replace("/opt/training-exporter/bin/python", sys.executable))
+    copy.write_text(UNIT.replace("/opt/training-exporter/bin/python", sys.executable))
 
-    told = run(program("systemd-analyze", "systemd"), "verify", "--man=no", copy)
+    analyze = program("systemd-analyze", "systemd")
+    told = run(analyze, "verify", "--man=no", copy)
+    closed = run(analyze, "security", "--offline=true", "--threshold=19", copy)
 
     assert (told.returncode, told.stderr) == (0, "")
-
-
-def test_the_unit_is_as_closed_as_it_says() -> None:
-    told = run(
-        program("systemd-analyze", "systemd"),
-        "security",
-        "--offline=true",
-        "--threshold=19",
-        DEPLOY / "systemd/training-exporter.service",
-    )
-    found = re.search(r"exposure level for \S+ ([\d.]+)", told.stdout)
-    assert found is not None, told.stdout + told.stderr
-
-    assert "DeviceAllow=char-nvidia* rw" in unit()  # whatever the driver calls them in /proc/devices
-    assert f"gives it {found[1]} of 10" in unit()
-    assert f"{found[1]} of 10" in (DEPLOY / "README.md").read_text(encoding="utf-8")
+    assert closed.returncode == 0, closed.stdout
+    assert "DeviceAllow=char-nvidia* rw" in UNIT  # whatever the driver calls them in /proc/devices
 
 
 def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -> None:
-    line = re.search(r"^ExecStart=\S+ -m exporter (.*)$", unit(), re.MULTILINE)
+    line = re.search(r"^ExecStart=\S+ -m exporter (.*)$", UNIT, re.MULTILINE)
     assert line is not None
     (tmp_path / "config.yaml").write_text("")
     flags = line[1].replace("/etc/training-exporter", str(tmp_path))
@@ -467,25 +429,6 @@ def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -
 
 DOCUMENTS = [ROOT / "docs/operations.md", ROOT / "docs/runbook.md", DEPLOY / "README.md"]
 SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
-
-
-def anchors(path: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_of_a_document_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
-    dead = []
-    for link in links:
-        name, _, anchor = link.partition("#")
-        target = (document.parent / name).resolve() if name else document
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            dead.append(link)
-
-    assert links
-    assert dead == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

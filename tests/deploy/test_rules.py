@@ -6,8 +6,8 @@ import functools
 import json
 import os
 import re
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,17 +18,14 @@ from rules_support import (
     Rule,
     alerts,
     fill_annotations,
+    known,
     labels_grouped,
+    needs_promtool,
     promtool,
     records,
     rules,
-    script,
     selectors,
     thresholds,
-)
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="install Prometheus: apt-get install prometheus"
 )
 
 OF_TARGETS = frozenset({"cluster", "job", "instance"})
@@ -42,36 +39,9 @@ MADE = {
 """Labels that a rule makes with label_replace, or that a job gives itself with exporter.configure(labels=...)."""
 
 
-def known() -> dict[str, frozenset[str]]:
-    """Every name that a rule may ask for, with its labels."""
-    names = {"up": frozenset[str]()}
-    specs = [
-        (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
-        for listed in script(ROOT / "docs/generate_metrics.py").specs_by_module().values()
-        for spec in listed
-    ]
-    for name, distribution, labels in specs:
-        if distribution:
-            names |= {f"{name}_sum": labels, f"{name}_count": labels, f"{name}_bucket": labels | {"le"}}
-        else:
-            names[name] = labels
-    names |= {rule.name: frozenset[str]() for rule in thresholds()}
-    for rule in records():
-        made = labels_grouped(rule.expr).union(*(names[each.name] for each in selectors(rule.expr)))
-        names[rule.name] = frozenset(made)
-    return names
-
-
-@pytest.fixture(scope="module")
-def names() -> dict[str, frozenset[str]]:
-    return known()
-
-
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: f"{rule.file}:{rule.name}")
-def test_a_rule_asks_only_for_families_and_labels_that_exist(
-    rule: Rule, names: dict[str, frozenset[str]]
-) -> None:
-    found = list(selectors(rule.expr))
+def test_a_rule_asks_only_for_families_and_labels_that_exist(rule: Rule) -> None:
+    names, found = known(), list(selectors(rule.expr))
     labels = frozenset().union(*(names.get(each.name, frozenset()) for each in found)) | OF_TARGETS
     grouped = labels_grouped(rule.expr) - labels - MADE.get(rule.file, set())
 
@@ -101,32 +71,24 @@ def test_every_case_comes_out(path: Path) -> None:
 
 
 @functools.cache
-def cases() -> list[dict[str, object]]:
-    return [case for path in CASES for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
+def checks(kind: str) -> list[dict[str, Any]]:
+    """Every check of a kind in all cases."""
+    cases = (case for path in CASES for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"])
+    return [each for case in cases for each in case.get(kind, [])]
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
 def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alert: Rule) -> None:
-    outcomes = {
-        bool(each["exp_alerts"])
-        for case in cases()
-        for each in case.get("alert_rule_test", [])  # type: ignore[attr-defined]  # YAML is untyped
-        if each["alertname"] == alert.name
-    }
+    found = [each for each in checks("alert_rule_test") if each["alertname"] == alert.name]
 
-    assert outcomes == {True, False}
+    assert {bool(each["exp_alerts"]) for each in found} == {True, False}
 
 
-@pytest.mark.parametrize("record", records(), ids=lambda rule: rule.name)
-def test_a_record_has_a_case_that_knows_its_value(record: Rule) -> None:
-    expressions = [
-        each["expr"]
-        for case in cases()
-        for each in case.get("promql_expr_test", [])  # type: ignore[attr-defined]  # YAML is untyped
-        if each["exp_samples"]
-    ]
+def test_a_record_has_a_case_that_knows_its_value() -> None:
+    told = [each["expr"] for each in checks("promql_expr_test") if each["exp_samples"]]
+    valued = {each.name for text in told for each in selectors(text)}
 
-    assert any(each.name == record.name for text in expressions for each in selectors(text))
+    assert {record.name for record in records()} - valued == set()
 
 
 @functools.cache

@@ -15,8 +15,7 @@ import pytest
 import yaml
 from ledger_support import Clock, Sidecar, a_process, a_snapshot
 from prometheus_client.core import Metric
-from rules_support import RULES, promtool, rules, selectors
-from test_rules import needs_promtool
+from rules_support import RULES, needs_promtool, promtool, rules, selectors
 from training_support import ByHand, entered, left
 
 from exporter.feed.snapshot import ProcessIdentity

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from prometheus_support import Prometheus, fetch, needs_prometheus, wait_for
-from rules_support import RULES, Rule, Selector, records, rules, selectors, thresholds
-from serve_support import environment
-from waiting import wait_until
+from prometheus_support import Prometheus, fetch, needs_prometheus
+from rules_support import Rule, Selector, in_a_hurry, records, rules, selectors, thresholds
+from run_support import started
+from waiting import PATIENCE, wait_until
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(180)]
 
@@ -71,51 +69,30 @@ NOTHING_YET = {"run:training_mttf:seconds": "before the first interruption"}
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus with our rules, evaluated every second, after half a cycle of the demo."""
-    directory = tmp_path_factory.mktemp("live")
-    for path in RULES:
-        text = path.read_text(encoding="utf-8")
-        (directory / path.name).write_text(
-            re.sub(r"^    interval: .*", "    interval: 1s", text, flags=re.MULTILINE)
-        )
+    directory = in_a_hurry(tmp_path_factory.mktemp("live"), 1)
     (directory / "locks").mkdir()
     (directory / "config.yaml").write_text(CONFIGURATION.replace("LOCKS", str(directory / "locks")))
     command = [sys.executable, "-m", "exporter", "demo", "--web.listen-address=127.0.0.1:0"]
     own = ["--gpu.replay=h100", f"--config.file={directory / 'config.yaml'}"]
-    with (directory / "log").open("w") as log:
-        demo = subprocess.Popen([*command, *own], env=environment(), stdout=log, stderr=log)
-    try:
-        address = wait_for(
-            lambda: re.search(r"http://(127\.0\.0\.1:\d+)/metrics", (directory / "log").read_text()),
-            seconds=30,
-        )[1]
-        running = Prometheus(directory / "prometheus", {"training": address}, scrape_seconds=1)
-        with (directory / "prometheus/prometheus.yml").open("a") as configuration:
-            configuration.write(f"rule_files: ['{directory}/*.yml']\n")
-        with running:
-            wait_for(lambda: running.value('up{job="training"}') == 1, seconds=30)
+    said, more = r"http://(127\.0\.0\.1:\d+)/metrics", f"rule_files: ['{directory}/*.yml']\n"
+    streams = (directory / "log").open("w")
+    with streams as log, started([*command, *own], directory, stdout=log, stderr=log) as demo:
+        target = {"training": wait_until(lambda: re.search(said, (directory / "log").read_text()), 30)[1]}
+        with Prometheus(directory / "prometheus", target, scrape_seconds=1, more=more) as running:
+            wait_until(lambda: running.value('up{job="training"}') == 1, 30)
             time.sleep(10)  # for alerts to be awake, had they a reason
             yield running
-    finally:
-        demo.send_signal(signal.SIGTERM)
-        try:
-            demo.wait(20)
-        except subprocess.TimeoutExpired:
-            demo.kill()
-            demo.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+        demo.send_signal(signal.SIGTERM)  # its directory goes with it
+        demo.wait(30 * PATIENCE)
 
 
 def excused(rule: Rule) -> bool:
     """Whether one of its parts may be absent; records are followed to their families."""
     by_name = {each.name: each for each in records()}
-    for each in selectors(rule.expr):
-        if (
-            each.name in ABSENT
-            or each.name in NOTHING_YET
-            or (each.name in by_name and excused(by_name[each.name]))
-        ):
-            return True
-    return False
+    names = [each.name for each in selectors(rule.expr)]
+    return any(
+        name in {**ABSENT, **NOTHING_YET} or (name in by_name and excused(by_name[name])) for name in names
+    )
 
 
 def nothing_after_a_while(lacking: Callable[[], list[str]]) -> list[str]:

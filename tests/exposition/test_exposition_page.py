@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
-import subprocess
 import threading
 from collections.abc import Sequence
 
@@ -201,23 +199,6 @@ def test_names_that_run_away_share_one_count_and_do_not_fill_the_log(
     )
     assert dropped(page, "<other>", "value") == 800
     assert 0 < len(caplog.records) <= 20
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_wrong_with_a_page() -> None:
-    latency = FamilySpec("training_latency_seconds", "histogram", "Time of a batch.", ("rank",), "seconds")
-    page = page_of(
-        gauge("training_loss", {'"\\\n é\0\r': -1e300, "1": float("inf")}),
-        latency.family({("0",): Distribution(3, 1.5, ((0.5, 1), (1.0, 2)))}),
-        gauge("training_nothing", {"0": float("nan")}),
-    )
-    page.watch("self", page.families)
-    text_of(page)
-
-    body = page.render(Format.TEXT)
-    answer = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
-
-    assert (answer.returncode, answer.stdout, answer.stderr) == (0, b"", b"")
 
 
 def _churn(page: Page, name: str, stop: threading.Event, failures: list[BaseException]) -> None:

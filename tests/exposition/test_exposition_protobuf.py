@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.core import Metric
-from prometheus_support import Prometheus, free_port, needs_prometheus, wait_for
+from prometheus_support import Prometheus, needs_prometheus
+from serve_support import recording, sidecar
+from waiting import wait_until
 
 from exporter.exposition.negotiation import Format
 from exporter.families import Distribution, FamilySpec
@@ -163,45 +161,35 @@ def test_a_histogram_without_buckets_for_all_its_samples_stays_classic(distribut
 
 
 JOB = """
-import sys, time
+import sys
 from exporter import Stat
 latency = Stat("fetch.latency", ["histogram"], unit="seconds", buckets=[0.1, 1.0])
-for _ in range(int(sys.argv[1])):
+for _ in range(SAMPLES):
     latency.add(0.25)
 latency.add(3.0)
-time.sleep(600)
+print("recording", flush=True)
+sys.stdin.readline()
 """
 
 
 @needs_prometheus
 @pytest.mark.timeout(120)
 def test_prometheus_stores_native_and_classic_and_both_go_on_over_a_kill(tmp_path: Path) -> None:
-    feed, port = tmp_path / "feed", free_port()
-    feed.mkdir(mode=0o700)
-    environment = os.environ | {"EXPORTER_FEED_DIR": str(feed), "EXPORTER_RUN": "r", "RANK": "0"}
-    sidecar = subprocess.Popen(
-        [sys.executable, "-m", "exporter", f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}"],
-        env=environment,
-        stderr=subprocess.DEVNULL,
-    )
-    jobs = []
-    target = {"training": f"127.0.0.1:{port}"}
-    try:
-        with Prometheus(tmp_path / "prometheus", target, features="native-histograms") as prometheus:
-            for samples, total in ((9, 10), (29, 40)):
-                jobs.append(subprocess.Popen([sys.executable, "-c", JOB, str(samples)], env=environment))
-                for count in ("histogram_count(fetch_latency_seconds)", "fetch_latency_seconds_count"):
-                    wait_for(lambda of=count, n=total: prometheus.value(of) == n, seconds=30, told=count)  # type: ignore[misc]
-                jobs[-1].send_signal(signal.SIGKILL)
-                jobs[-1].wait()
-            median = prometheus.value("histogram_quantile(0.5, fetch_latency_seconds)")
-            assert median == pytest.approx(0.25, rel=0.05)
-            assert prometheus.value("histogram_sum(fetch_latency_seconds)") == pytest.approx(
-                38 * 0.25 + 2 * 3.0
-            )
-            assert prometheus.value('fetch_latency_seconds_bucket{le="1.0"}') == 38
-            assert prometheus.value("exporter_series_limit") is not None
-    finally:
-        for process in (*jobs, sidecar):
-            process.kill()
-            process.wait()
+    native, classic = "histogram_count(fetch_latency_seconds)", "fetch_latency_seconds_count"
+    with (
+        sidecar(tmp_path) as running,
+        Prometheus(
+            tmp_path / "prometheus", {"training": running.address}, features="native-histograms"
+        ) as prometheus,
+    ):
+        for samples, total in ((9, 10), (29, 40)):
+            with recording(tmp_path, JOB.replace("SAMPLES", str(samples)), rank=0) as job:
+                for count in (native, classic):
+                    wait_until(lambda of=count, n=total: prometheus.value(of) == n, 30)  # type: ignore[misc]  # defaults
+                job.kill()
+        median = prometheus.value("histogram_quantile(0.5, fetch_latency_seconds)")
+
+        assert median == pytest.approx(0.25, rel=0.05)
+        assert prometheus.value("histogram_sum(fetch_latency_seconds)") == pytest.approx(38 * 0.25 + 2 * 3.0)
+        assert prometheus.value('fetch_latency_seconds_bucket{le="1.0"}') == 38
+        assert prometheus.value("exporter_series_limit") is not None

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,9 @@ def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_re
 
 
 def test_connections_that_trickle_a_byte_at_a_time_are_cut_at_the_same_deadline() -> None:
-    with Child(limits={"head_seconds": 2}) as child, Crowd(child.port, 1000) as crowd:
-        crowd.trickle(HALF, interval_seconds=0.3)
+    child = Child(limits={"head_seconds": 2})
+    with child, Crowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as aside:
+        aside.submit(crowd.trickle, HALF[:20], 0.2)
         scrapes(child.port)
         wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
         scrapes(child.port, 1)

@@ -95,27 +95,7 @@ def test_answers_are_read_back_by_a_client_one_after_the_other(
     ],
 )
 def test_the_path_is_taken_from_every_form_of_target(target: bytes, path: str) -> None:
-    request = exchanges(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").request()
+    request = exchanges(b"\r\n\r\nGET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").request()
 
     assert request is not None
     assert request.path == path
-
-
-@pytest.mark.parametrize(
-    ("head", "goes_on"),
-    [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", True),
-        (b"\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n", True),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", False),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Close\r\n\r\n", False),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", True),
-        (b"GET / HTTP/1.0\r\n\r\n", False),
-    ],
-)
-def test_a_connection_goes_on_as_its_version_and_header_say(head: bytes, goes_on: bool) -> None:
-    talk = exchanges(head)
-    talk.request()
-    parts, found = talk.answer(Answer(200, b"x"), close=False)
-
-    assert found is goes_on
-    assert (b"Connection: close" in b"".join(parts)) is not goes_on

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-import time
-import urllib.request
 
 import pytest
-from waiting import wait_until
-from web_child import Page
-from web_support import fetch, port_of, serving
+from run_support import fetch
+from web_support import serving
 
 from exporter.errors import ListenError
 from exporter.web.counts import MAX_CLIENTS, Scrapers
 from exporter.web.listen import bind, parse_address
-from exporter.web.server import Server
 
 
 def has_ipv6() -> bool:
@@ -28,8 +24,7 @@ def has_ipv6() -> bool:
 
 
 def healthy(place: str) -> bool:
-    with urllib.request.urlopen(f"{place}/-/healthy", timeout=5) as answer:
-        return bool(answer.read() == b"healthy\n")
+    return fetch(f"{place}/-/healthy") == "healthy\n"
 
 
 @pytest.mark.parametrize(
@@ -65,28 +60,6 @@ def test_several_addresses_are_served_at_once_and_known_by_their_ports() -> None
         assert len(set(server.urls)) == len(listen)
         assert all(healthy(place) for place in server.urls)
         assert not has_ipv6() or healthy(f"http://[::1]:{everywhere}")
-
-
-def test_a_taken_port_is_one_line_that_names_it_and_the_remedy() -> None:
-    with serving() as first:
-        taken = f"127.0.0.1:{port_of(first)}"
-        second = Server(Page(), listen=["127.0.0.1:0", taken], web_config=None)
-        with pytest.raises(ListenError) as caught:
-            second.start()
-
-    assert caught.value.address == taken
-    assert str(caught.value).count("\n") == 0
-    assert taken in str(caught.value)
-    assert "--web.listen-address" in str(caught.value)
-    assert second.urls == ()
-
-
-def test_a_port_can_be_taken_over_right_after_a_stop() -> None:
-    with serving() as first:
-        port = port_of(first)
-        healthy(first.urls[0])
-    with serving(listen=[f"127.0.0.1:{port}"]) as second:
-        assert healthy(second.urls[0])
 
 
 @pytest.mark.parametrize("text", ["203.0.113.7:0", "no-such-host.invalid:0", "a" * 70 + ".x:0"])
@@ -127,21 +100,3 @@ def test_many_clients_that_come_once_do_not_push_a_scraper_out() -> None:
         scrapers.note("10.0.0.2", f"made up {place}", 116.0)
 
     assert scrapers.next_expected(117.0) == 130.0
-
-
-def test_a_server_expects_who_scraped_it_twice_and_not_who_looked_at_its_page() -> None:
-    agent = {"User-Agent": "Prometheus/3"}
-    with serving() as server:
-        port = port_of(server)
-        fetch(port, "/")
-        fetch(port, "/")
-        fetch(port, headers=agent)
-        once = server.next_expected_scrape()
-        time.sleep(0.3)
-        fetch(port, headers=agent)
-        wait_until(lambda: server.next_expected_scrape() is not None)  # counted once it is sent
-        expected = server.next_expected_scrape()
-
-    assert once is None
-    assert expected is not None
-    assert 0 < expected - time.monotonic() + 0.3 < 5

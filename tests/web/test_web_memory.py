@@ -6,7 +6,6 @@ and come back to about the memory that it had.
 
 from __future__ import annotations
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,32 +73,20 @@ def test_clients_that_do_not_read_cost_a_bounded_amount_which_comes_back(tmp_pat
     options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
     context = authority.client() if tls else None
     # A body of 1.2 MB, made anew for each of those who come one after the other.
-    with Child(
-        series=60_000, limits={"write_seconds": 60, "render_seconds": 30}, **options, **LIMIT
-    ) as child:
+    limits = {"write_seconds": 60, "render_seconds": 30}
+    with Child(series=60_000, limits=limits, **options, **LIMIT) as child:
         fetch(child.port, context=context)
         before = child.command()["resident"]
-        peak = 0
-        after = []
+        peaks: list[float] = []
+        after: list[float] = []
         for _ in range(3):
-            members: list[socket.socket] = []
-            for _ in range(40 if tls else 120):
-                member = socket.socket()
-                member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                member.settimeout(15)
-                member.connect(("127.0.0.1", child.port))
-                if context is not None:
-                    member = context.wrap_socket(member, server_hostname="127.0.0.1")
-                member.sendall(WHOLE)
-                members.append(member)
-            scrapes(child.port, 1, context=context)
-            peak = max(peak, child.command()["resident"])
-            for member in members:
-                member.close()
+            with Crowd(child.port, 40 if tls else 120, WHOLE, receive_bytes=4096, context=context):
+                scrapes(child.port, 1, context=context)
+                peaks.append(child.command()["resident"])
             wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 0)
             after.append(child.command()["resident"])
 
-    assert peak < before + (96 << 20)
+    assert max(peaks) < before + (96 << 20)
     assert after[-1] < after[0] + (8 << 20)
     assert after[-1] < before + (64 << 20)
 

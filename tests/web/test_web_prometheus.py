@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import bcrypt
@@ -12,30 +11,13 @@ from prometheus_support import Prometheus, needs_prometheus
 from waiting import wait_until
 from web_support import Authority, Child
 
-pytestmark = [needs_prometheus, pytest.mark.timeout(60)]
-
-
-@pytest.fixture
-def targets(tmp_path: Path) -> Iterator[tuple[Prometheus, Child, Child]]:
-    authority = Authority(tmp_path)
-    secret = bcrypt.hashpw(b"good", bcrypt.gensalt(4)).decode()
-    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
-    lines += f"basic_auth_users: {{prometheus: {secret}}}\n"
-    client = authority.authority.issue_cert("prometheus")
-    client.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
-    with Child() as plain, Child(web_config=str(authority.config(lines))) as protected:
-        pem = tmp_path / "client.pem"
-        prometheus = Prometheus(tmp_path / "prometheus", {"plain": f"127.0.0.1:{plain.port}"})
-        with (tmp_path / "prometheus/prometheus.yml").open("a") as configuration:
-            configuration.write(f"""\
+PROTECTED = """\
   - job_name: protected
     scheme: https
-    tls_config: {{ca_file: {tmp_path / "ca.pem"}, cert_file: {pem}, key_file: {pem}}}
+    tls_config: {{ca_file: {directory}/ca.pem, cert_file: {directory}/client.pem, key_file: {directory}/client.pem}}
     basic_auth: {{username: prometheus, password: good}}
-    static_configs: [{{targets: ["127.0.0.1:{protected.port}"]}}]
-""")
-        with prometheus:
-            yield prometheus, plain, protected
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
 
 
 def peers(child: Child) -> set[int]:
@@ -44,20 +26,30 @@ def peers(child: Child) -> set[int]:
     return {entry.raddr.port for entry in found if entry.raddr and entry.laddr.port == child.port}
 
 
-def test_prometheus_finds_every_scrape_good_and_keeps_one_connection(
-    targets: tuple[Prometheus, Child, Child],
-) -> None:
-    prometheus, plain, protected = targets
+@needs_prometheus
+@pytest.mark.timeout(60)
+def test_prometheus_finds_every_scrape_good_and_keeps_one_connection(tmp_path: Path) -> None:
+    authority, secret = Authority(tmp_path), bcrypt.hashpw(b"good", bcrypt.gensalt(4)).decode()
+    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    config = authority.config(lines + f"basic_auth_users: {{prometheus: {secret}}}\n")
+    client = authority.authority.issue_cert("prometheus")
+    client.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
     seen: dict[str, set[int]] = {"plain": set(), "protected": set()}
+    with Child() as plain, Child(web_config=str(config)) as protected:
+        more = PROTECTED.format(directory=tmp_path, port=protected.port)
+        targets = {"plain": f"127.0.0.1:{plain.port}"}
 
-    def enough() -> bool:
-        seen["plain"] |= peers(plain)
-        seen["protected"] |= peers(protected)
-        return all((prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8 for job in seen)
+        def enough() -> bool:
+            for name, child in (("plain", plain), ("protected", protected)):
+                seen[name] |= peers(child)
+            return all(
+                (prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8 for job in seen
+            )
 
-    wait_until(enough, 40)
+        with Prometheus(tmp_path / "prometheus", targets, more=more) as prometheus:
+            wait_until(enough, 40)
 
-    for job, ports in seen.items():
-        assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
-        assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == 2000
-        assert len(ports) == 1
+            for job, ports in seen.items():
+                assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1
+                assert prometheus.value(f'scrape_samples_scraped{{job="{job}"}}') == 2000
+                assert len(ports) == 1

@@ -68,13 +68,10 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
     ("text", "place", "message"),
     [
         ("tls_server_confg: {}\n", "1:1", 'did you mean "tls_server_config"'),
-        ("tls_server_config:\n  cert_file: a\n  key_fil: b\n", "3:3", 'did you mean "key_file"'),
         ("tls_server_config:\n  cert_file: a\n", "2:3", 'missing key "key_file"'),
-        ("tls_server_config: {min_version: TLS13}\n", "1:20", 'missing key "cert_file"'),
         ("http_server_config:\n  headers:\n    Server: x\n", "3:5", 'unknown key "Server"'),
-        ("http_server_config:\n  headers:\n    X-Frame-Options: maybe\n", "3:22", "maybe"),
         ('http_server_config:\n  headers:\n    X-XSS-Protection: "a\\nb"\n', "3:23", "printable"),
-        ("basic_auth_users:\n  alice: plain-text\n", "2:10", "bcrypt hash"),
+        ("basic_auth_users:\n  alice: hunter2\n", "2:10", "bcrypt hash"),
         (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$31$')}\n", "2:10", "cost 4 to 18"),
         *(
             (f"tls_server_config:\n  cert_file: a\n  key_file: b\n  {line}\n", f"4:{column}", message)
@@ -99,20 +96,7 @@ def test_what_is_wrong_has_its_place(tmp_path: Path, text: str, place: str, mess
 
     assert f"web.config.yml:{place}: " in str(caught.value)
     assert message in str(caught.value)
-
-
-def test_all_problems_are_told_at_once_and_no_secret_is_shown(tmp_path: Path) -> None:
-    text = "basic_auth_users:\n  alice: hunter2\nbasic_auth: {}\nhttp_server_config: {http2: maybe}\n"
-    with pytest.raises(ConfigurationError) as caught:
-        load(tmp_path, text)
-
-    assert [problem.line for problem in caught.value.problems] == [2, 3, 4]
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_an_error_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"), serving(web_config=tmp_path / "none.yml"):
-        pass
 
 
 def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
@@ -133,19 +117,14 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def start(config: Path) -> None:
-    """Start a server that must not come up."""
-    server = Server(Page(), listen=["127.0.0.1:0"], web_config=config)
-    try:
-        server.start()
-    finally:
-        server.stop()
-
-
 def certificate_of(port: int, context: ssl.SSLContext) -> bytes | None:
     peer = socket.create_connection(("127.0.0.1", port), timeout=5)
     with context.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
         return wrapped.getpeercert(binary_form=True)
+
+
+def reloaded(server: Server) -> float:
+    return numbers(server)["exporter_web_config_last_reload_successful"]
 
 
 def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
@@ -233,23 +212,17 @@ def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authorit
 
 
 def test_a_certificate_that_does_not_fit_is_refused_at_the_start(authority: Authority) -> None:
-    config = authority.config()
-    (authority.directory / "key.pem").unlink()
-    with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
-        start(config)
-
-    key = authority.authority.issue_cert("other").private_key_pem.bytes()
-    (authority.directory / "key.pem").write_bytes(key)
-    with pytest.raises(ConfigurationError, match="tls_server_config"):
-        start(config)
-
-
-def test_an_encrypted_key_is_an_error_and_no_question(authority: Authority) -> None:
-    key = authority.directory / "key.pem"
+    config, key = authority.config(), authority.directory / "key.pem"
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
-    key.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
-    with pytest.raises(ConfigurationError, match=r"tls_server_config\.cert_file"):
-        start(authority.config())
+    encrypted = subprocess.run(command, capture_output=True, check=True).stdout
+    key.unlink()
+    with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
+        Server(Page(), listen=["127.0.0.1:0"], web_config=config)
+
+    for other in (authority.authority.issue_cert("other").private_key_pem.bytes(), encrypted):
+        key.write_bytes(other)
+        with pytest.raises(ConfigurationError, match=r"tls_server_config\.cert_file"):
+            Server(Page(), listen=["127.0.0.1:0"], web_config=config)
 
 
 def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> None:
@@ -258,10 +231,9 @@ def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> 
         before = certificate_of(port_of(server), authority.client())
         new = authority.issue()
         wait_until(lambda: certificate_of(port_of(server), authority.client()) == new)
-        after = numbers(server)
+        after = reloaded(server)
 
-    assert before == old
-    assert after["exporter_web_config_last_reload_successful"] == 1
+    assert (before, after) == (old, 1)
 
 
 def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
@@ -269,24 +241,19 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
 ) -> None:
     config = authority.config()
     with serving(web_config=config, limits=QUICK) as server, caplog.at_level(logging.ERROR):
+        port = port_of(server)
         config.write_text("tls_server_config: {cert_fil: cert.pem}\n")
         statuses = []
         for _ in range(5):
-            statuses.append(fetch(port_of(server), context=authority.client()).status)
+            statuses.append(fetch(port, context=authority.client()).status)
             time.sleep(0.1)
-        broken = numbers(server)
+        broken = reloaded(server)
         authority.config()
-        wait_until(
-            lambda: (
-                fetch(port_of(server), context=authority.client()).status == 200
-                and numbers(server)["exporter_web_config_last_reload_successful"] == 1
-            )
-        )
+        wait_until(lambda: fetch(port, context=authority.client()).status == 200 and reloaded(server))
 
     assert statuses == [200] * 5
-    assert broken["exporter_web_config_last_reload_successful"] == 0
-    assert len(caplog.records) == 1
-    assert "cert_fil" in caplog.text
+    assert not broken
+    assert (len(caplog.records), "cert_fil" in caplog.text) == (1, True)
 
 
 @pytest.mark.parametrize("text", ["", "http_server_config: {}\n", None], ids=["empty", "without", "missing"])
@@ -301,7 +268,7 @@ def test_a_changed_file_cannot_switch_protection_off(authority: Authority, text:
             config.write_text(text)
         time.sleep(0.1)
         known = fetch(port, context=authority.client("c")).status
-        wait_until(lambda: numbers(server)["exporter_web_config_last_reload_successful"] == 0)
+        wait_until(lambda: not reloaded(server))
         with pytest.raises(OSError):
             fetch(port, context=authority.client())
         plain = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
