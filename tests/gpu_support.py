@@ -39,7 +39,7 @@ UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
 QUICK = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, most_backoff=1.0)
 """A supervisor that does not let a test wait, on a machine that is busy with other tests."""
 
-SMALL = """
+SMALL = """{head}
 models:
   small:
     name: Small
@@ -52,22 +52,22 @@ models:
       memory_reserved: 100000
       sample_buffers: 1
       power: 100000
-      energy: {idle: 100000, counter_from: 5000}
+      energy: {{idle: 100000, counter_from: 5000}}
       temperature: 40
       clock_sm: 1500
       event_types: 0xC11F
+    {model}
 gpus:
-  - {model: small, count: 2}
+  - {{model: small, count: {count}}}
+timeline:
 """
-"""Two GPUs that do the same all the time."""
+"""GPUs that do the same all the time."""
 
-DIVIDED = SMALL.replace(
-    "gpus:",
-    """    gpm: {"2": 60, "5": 30, "10": 40}
-    mig: [{gi: 1, profile: 1g.10gb, memory: 1000}, {gi: 2, profile: 1g.10gb, memory: 1000}]
-gpus:""",
-).replace("event_types:", "mig_mode: 1\n      event_types:")
-"""The same with performance counters, each divided into two instances."""
+DIVIDED = (
+    "set: {mig_mode: 1}, "
+    "mig: [{gi: 1, profile: 1g.10gb, memory: 1000}, {gi: 2, profile: 1g.10gb, memory: 1000}]"
+)
+"""Happens to a machine whose GPUs are divided into two instances each."""
 
 
 @dataclass
@@ -94,6 +94,11 @@ class Replayed:
             if entry["index"] == gpu and name in entry.get("values", {})
         ]
 
+    def values(self, name: str, gpu: str | None = None) -> dict[tuple[str, ...], float]:
+        """The samples of a family by label values; of one GPU by those that it does not share."""
+        found = values(self.families(), name)
+        return found if gpu is None else {key[2:]: number for key, number in found.items() if key[0] == gpu}
+
     def families(self, *, reason: str | None = None, **options: Any) -> Collected:
         """What the sidecar would show now."""
         if reason is None:
@@ -106,14 +111,14 @@ def machine(text: str) -> MachineDescription:
     return load(text, "machine.yaml", MachineDescription)
 
 
-def small_text(*timeline: str) -> str:
-    """The small machine, and what happens to it."""
-    entries = "".join(f"  - {{{entry}}}\n" for entry in timeline)
-    return SMALL + ("\ntimeline:\n" + entries if entries else "")
+def small_text(*timeline: str, head: str = "", model: str = "", count: int = 2) -> str:
+    """A small machine, with more about its model, and what happens to it."""
+    entries = "".join(f"  - {{{entry}}}\n" for entry in timeline or ("at: 1h",))
+    return SMALL.format(head=head, model=model, count=count) + entries
 
 
-def small(*timeline: str) -> MachineDescription:
-    return machine(small_text(*timeline))
+def small(*timeline: str, **more: Any) -> MachineDescription:
+    return machine(small_text(*timeline, **more))
 
 
 class VirtualClock(Clock):
@@ -172,14 +177,11 @@ def captured(described: MachineDescription) -> str:
     return str(yaml.safe_dump(capture(library, clock=clock.now, wait=clock.delay)))
 
 
-START_KEYS = ("visible", "skip", "origin")
-
-
 def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:
     """Play a machine through pynvml, on a clock that does not wait; options of GPUs, or parts of the first message."""
     if isinstance(described, str):
         described = load_machine(described)
-    start = {key: more.pop(key) for key in START_KEYS if key in more}
+    start = {key: more.pop(key) for key in ("visible", "origin") if key in more}
     played = Replayed(play(described.plain(), seconds, GpuOptions(**more), **start))
     for message in played.messages:
         if message["kind"] == "machine":
@@ -208,7 +210,7 @@ def watching(name_or_file: str, *, options: GpuOptions | None = None, **more: An
 def described(tmp_path: Path, *timeline: str, head: str = "") -> str:
     """The small machine in a file; gives its name."""
     file = tmp_path / "machine.yaml"
-    file.write_text(head + small_text(*timeline))
+    file.write_text(small_text(*timeline, head=head))
     return str(file)
 
 

@@ -15,10 +15,10 @@ SECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
 RULES = (ENERGY_RULE, INTEGRAL_RULE, SECONDS, CounterRule(), CounterRule(most_per_second=1e12))
 
 
-def run(counter: Counter, numbers: list[float], *, child: int = 1, begin: float = 0) -> float:
+def run(counter: Counter, numbers: list[float], *, begin: float = 0) -> float:
     """Feed one number a second; the total at the end."""
     for place, number in enumerate(numbers):
-        counter.advance(number, begin + place, child)
+        counter.advance(number, begin + place, 1)
     return counter.total
 
 
@@ -40,14 +40,10 @@ def test_a_total_never_falls_whatever_comes(
         before = counter.total
 
 
-def test_energy_begins_at_zero_and_other_counters_where_the_driver_is() -> None:
-    assert run(Counter(ENERGY_RULE), [5_000_000, 5_100_000]) == 100_000
-    assert run(Counter(CounterRule()), [7, 9]) == 9
-
-
 @pytest.mark.parametrize(
     ("numbers", "total", "resets"),
     [
+        ([5_000_000, 5_100_000], 100_000, {}),  # energy begins at zero
         # A register of 32 bits.
         ([2**32 - 100_000, 2**32 - 1, 99_999], 199_999, {"wrap": 1}),
         # A driver that is loaded anew: energy after the load is counted, that before it cannot be known.
@@ -57,7 +53,7 @@ def test_energy_begins_at_zero_and_other_counters_where_the_driver_is() -> None:
         ([10**13, 10**13 + 500, 10**12, 10**12 + 500], 1000, {"reset": 1}),
         ([1000, 2000, 10**18, 4000, 5000], 4000, {"glitch": 1}),
     ],
-    ids=["wrap", "reset", "jump", "backwards", "glitch"],
+    ids=["order", "wrap", "reset", "jump", "backwards", "glitch"],
 )
 def test_numbers_that_do_not_follow_on_are_corrected(
     numbers: list[float], total: float, resets: dict[str, int]
@@ -69,95 +65,72 @@ def test_numbers_that_do_not_follow_on_are_corrected(
 
 
 def test_seconds_that_run_faster_than_the_clock_are_not_shown() -> None:
-    counter = Counter(SECONDS)
-    run(counter, [0, 1e9, 2e9])
-    assert counter.value() == 2.0
+    counter, shown = Counter(SECONDS), list[float | None]()
+    for begin, numbers in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
+        run(counter, numbers, begin=begin)
+        shown.append(counter.value())
 
-    run(counter, [40e9, 80e9, 120e9], begin=3)
-    assert counter.value() is None
-
-    run(counter, [120.5e9, 121e9], begin=6)
-    assert counter.value() == 3.0
+    assert shown == [2.0, None, 3.0]
 
 
 def test_a_new_child_counts_from_zero_and_the_driver_goes_on() -> None:
-    of_child, of_driver = Counter(INTEGRAL_RULE), Counter(ENERGY_RULE)
-    for counter in (of_child, of_driver):
+    totals = []
+    for rule, raw in ((INTEGRAL_RULE, 50), (ENERGY_RULE, 5000)):
+        counter = Counter(rule)
         run(counter, [100, 200])
+        counter.advance(raw, 10, 2)
+        totals.append(counter.total)
 
-    of_child.advance(50, 10, 2)
-    of_driver.advance(5000, 10, 2)
-
-    assert of_child.total == 250
-    assert of_driver.total == 4900
+    assert totals == [250, 4900]
 
 
 @given(st.lists(st.integers(0, 500_000), min_size=2, max_size=20), st.integers(1, 18))
 def test_a_counter_that_was_kept_goes_on(steps: list[int], cut: int) -> None:
-    numbers = [1000 + sum(steps[:count]) for count in range(len(steps) + 1)]
-    whole = Counter(ENERGY_RULE)
-    run(whole, [float(number) for number in numbers])
-    first, second = Counter(ENERGY_RULE), Counter(ENERGY_RULE)
+    numbers = [float(1000 + sum(steps[:count])) for count in range(len(steps) + 1)]
     cut = min(cut, len(numbers) - 1)
-    run(first, [float(number) for number in numbers[:cut]])
+    whole, first, second = (Counter(ENERGY_RULE) for _ in range(3))
+    run(first, numbers[:cut])
     kept = first.keep()
     assert kept is not None
-
     second.resume(kept[0], kept[1], 995.0)
-    run(second, [float(number) for number in numbers[cut:]], begin=1001.0)
 
-    assert second.total == whole.total
+    assert run(second, numbers[cut:], begin=1001.0) == run(whole, numbers)
 
 
 # The driver's sample buffers: integrals of what came between two passes ------------------------------
 
-
-def take(ring: Ring, samples: list[tuple[float, float]], at: float, moment: float | None = None) -> None:
-    """Let a ring take samples, whose times are seconds."""
-    ring.take(
-        [(int(time * 1e6), value) for time, value in samples],
-        wall_microseconds=int(at * 1e6),
-        moment=moment,
-    )
+Look = tuple[float, list[tuple[float, float]]]
+"""When, and the samples with their times."""
 
 
-def test_a_ring_counts_what_is_newer_than_the_first_look() -> None:
+@pytest.mark.parametrize(
+    ("looks", "integral"),
+    [
+        # What is newer than the first look counts.
+        (
+            [(100, [(90, 1.0), (95, 1.0), (99.9, 1.0)]), (101, [(99.9, 1.0), (100.5, 0.5), (101, 1.0)])],
+            0.5 * 0.5 + 1.0 * 0.5,
+        ),
+        # A gap that nobody measured is not bridged.
+        ([(100, []), (160.5, [(160, 1.0), (160.5, 1.0)])], 0.5),
+        # A clock that was set back begins the ring anew.
+        (
+            [
+                *((10_000, []), (10_001, [(10_001, 1.0)])),
+                *((9001, [(9000.5, 1.0)]), (9002, [(9001.5, 1.0), (9002, 1.0)])),
+            ],
+            2.0,
+        ),
+    ],
+    ids=["first look", "gap", "clock set back"],
+)
+def test_a_ring_adds_up_what_was_measured_since_the_last_look(looks: list[Look], integral: float) -> None:
     ring = Ring()
+    for at, samples in looks:
+        microseconds = [(int(time * 1e6), number) for time, number in samples]
+        ring.take(microseconds, wall_microseconds=int(at * 1e6), moment=None)
 
-    take(ring, [(90, 1.0), (95, 1.0), (99.9, 1.0)], at=100)
-    take(ring, [(99.9, 1.0), (100.5, 0.5), (101, 1.0)], at=101)
-
-    assert ring.integral == pytest.approx(0.5 * 0.5 + 1.0 * 0.5)
-
-
-def test_the_reading_of_the_moment_stands_in_when_the_ring_is_dry() -> None:
-    ring = Ring()
-    take(ring, [], at=100, moment=0.2)
-
-    for second in range(102, 112, 2):
-        take(ring, [], at=second, moment=0.2)
-
-    assert ring.integral == pytest.approx(0.2 * 10)
-
-
-def test_a_gap_that_nobody_measured_is_not_bridged() -> None:
-    ring = Ring()
-    take(ring, [], at=100)
-
-    take(ring, [(160, 1.0), (160.5, 1.0)], at=160.5)
-
-    assert ring.integral == pytest.approx(0.5)
-
-
-def test_a_clock_that_was_set_back_begins_the_ring_anew() -> None:
-    ring = Ring()
-    take(ring, [], at=10_000)
-    take(ring, [(10_001, 1.0)], at=10_001)
-
-    take(ring, [(9000.5, 1.0)], at=9001)
-    take(ring, [(9001.5, 1.0), (9002, 1.0)], at=9002)
-
-    assert ring.integral == pytest.approx(2.0)
+    assert ring.integral == pytest.approx(integral)
 
 
 @settings(max_examples=60)

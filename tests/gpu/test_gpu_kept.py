@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from gpu_support import QUICK, described, values
+from gpu_support import QUICK, described, values, watching
 from waiting import wait_until
 
 from exporter.cli.wiring import KeptGpus
@@ -25,7 +25,7 @@ BUSY = "gpu_utilization_busy_seconds_total"
 
 
 @contextmanager
-def kept(tmp_path: Path, pages: StateStore, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
+def kept(tmp_path: Path, pages: Keeper, counts: Callable[[], bool] = lambda: True) -> Iterator[KeptGpus]:
     arguments = collector_arguments(described(tmp_path, head="shared: true\n"))
     gpus = KeptGpus(GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), pages, counts=counts)
     try:
@@ -67,54 +67,38 @@ def test_a_restart_beside_another_exporter_does_not_count_the_time_between(tmp_p
 
 
 def test_counters_that_another_sidecar_keeps_are_taken_over_when_it_has_ended(tmp_path: Path) -> None:
-    class Taken(Page):
-        """A page that another sidecar keeps for a while."""
+    class Taken(Keeper, Page):
+        """A keeper whose page another sidecar keeps for a while."""
 
-        page, free = StateStore(tmp_path).page("gpu"), False
+        kept, free = StateStore(tmp_path).page("gpu"), False
+
+        def page(self, subject: str, name: str = "") -> Page:
+            return self
 
         def load(self) -> Rows | None:
-            return self.page.load() if self.free else None
+            return self.kept.load() if self.free else None
 
         def save(self, rows: Rows) -> None:
-            self.page.save(rows)
+            self.kept.save(rows)
 
-    class OneTaken(Keeper):
-        taken = Taken()
-
-        def page(self, subject: str, name: str = "") -> Taken:
-            return self.taken
-
-    arguments = collector_arguments(described(tmp_path))
-    keeper = OneTaken()
-    gpus = KeptGpus(
-        GpuCollector(GpuOptions(period=0.1), **arguments, timings=QUICK), keeper, counts=lambda: True
-    )
-    try:
+    keeper = Taken()
+    with kept(tmp_path, keeper) as gpus:
         wait_until(lambda: shown(gpus, "gpu_power_watts"))
         before = shown(gpus, BUSY)
-        keeper.taken.free = True
+        keeper.free = True
         wait_until(lambda: shown(gpus, BUSY))
-    finally:
-        gpus.close()
 
     assert before == []
 
 
 def test_a_long_period_is_no_hang(tmp_path: Path) -> None:
     # The deadline of QUICK is 1.5 s.
-    gpus = GpuCollector(GpuOptions(period=3.0), **collector_arguments(described(tmp_path)), timings=QUICK)
-    gpus.start()
-    try:
+    with watching(described(tmp_path), options=GpuOptions(period=3.0)) as gpus:
         wait_until(lambda: values(gpus.collect(), "gpu_power_watts"))
         until = time.monotonic() + 3
-        seen = set()
         while time.monotonic() < until:
-            seen |= set(values(gpus.collect(), "gpu_nvml_up").values())
+            assert values(gpus.collect(), "gpu_nvml_up") == {(): 1.0}
             time.sleep(0.1)
-    finally:
-        gpus.stop()
-
-    assert seen == {1.0}
 
 
 def test_a_child_that_fails_is_tried_ever_more_seldom() -> None:

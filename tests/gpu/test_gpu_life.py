@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_support import QUICK, described, gpus_up, small, value, values, watching
+from run_support import lives
 from waiting import wait_until
 
 from exporter.collectors.gpu.child_process import command_of
@@ -38,14 +37,6 @@ def reason(collector: GpuCollector) -> str:
     return next(iter(found), ("",))[0]
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def nvml_children() -> list[int]:
     """The NVML children of this process that live."""
     tasks = Path("/proc/self/task").glob("*/children")
@@ -53,50 +44,43 @@ def nvml_children() -> list[int]:
     return [
         pid
         for pid in pids
-        if is_alive(pid) and b"exporter.replay.library" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if lives(pid) and b"exporter.replay.library" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 
-@contextlib.contextmanager
-def running(collector: GpuCollector) -> Iterator[GpuCollector]:
-    collector.start()
-    try:
-        yield collector
-    finally:
-        collector.stop()
-
-
-def saying(program: str) -> list[str]:
+def saying(said: str, then: str) -> list[str]:
     """The command of a child that does something else."""
-    return [sys.executable, "-c", f"from exporter.collectors.gpu.nvml import encode; {program}"]
-
-
-@pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
-def test_without_the_library_everything_else_goes_on() -> None:
-    with running(GpuCollector(timings=QUICK)) as collector:
-        wait_until(lambda: reason(collector) == "library_not_found")
-        collected = collector.collect()
-
-    assert collected.problems == []
-    (about,) = collected.unsupported
-    assert "libnvidia-ml.so.1" in about
-    assert "--gpus all" in about
-    assert values(collected, "gpu_nvml_up") == {(): 0.0}
+    program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {said}); {then}"
+    return [sys.executable, "-c", program]
 
 
 @pytest.mark.skipif(HAS_LIBRARY, reason="this machine has NVIDIA's driver")
 @pytest.mark.parametrize(
-    ("mode", "visible", "ready"), [("required", None, False), ("auto", "0,1", True), ("auto", "", None)]
+    ("mode", "visible", "problems", "ready"),
+    [
+        ("auto", None, [], True),
+        ("auto", "", [], True),
+        ("auto", "0,1", ["nvml_down"], True),
+        ("required", None, ["nvml_down"], False),
+    ],
 )
-def test_where_gpus_are_expected_their_absence_is_a_failure(
-    mode: Any, visible: str | None, *, ready: bool | None
+def test_without_the_library_everything_else_goes_on_and_where_gpus_are_expected_it_is_a_failure(
+    mode: Any, visible: str | None, problems: list[str], *, ready: bool
 ) -> None:
-    with running(GpuCollector(GpuOptions(mode=mode), visible=visible, timings=QUICK)) as collector:
+    collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=QUICK)
+    collector.start()
+    try:
         wait_until(lambda: reason(collector) == "library_not_found")
         collected = collector.collect()
+    finally:
+        collector.stop()
 
-    assert [name for name, _ in collected.problems] == ([] if ready is None else ["nvml_down"])
-    assert (collector.not_ready() is None) == (ready is not False)
+    (about,) = [*collected.unsupported, *(message for _, message in collected.problems)]
+    assert "libnvidia-ml.so.1" in about
+    assert "--gpus all" in about
+    assert [name for name, _ in collected.problems] == problems
+    assert (collector.not_ready() is None) == ready
+    assert values(collected, "gpu_nvml_up") == {(): 0.0}
     assert values(collected, "gpu_devices_expected") == ({(): 2} if visible else {})
 
 
@@ -132,11 +116,11 @@ def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) 
 
             assert values(hung, "gpu_power_watts") == {}
             assert values(hung, "gpu_up") == {}  # no GPU is known to be at fault
-            assert is_alive(first)
+            assert lives(first)
             assert value(collector, RESTARTS, "hung") == 1
         finally:
             os.kill(first, signal.SIGCONT)
-        wait_until(lambda: not is_alive(first))
+        wait_until(lambda: not lives(first))
         assert nvml_up(collector)
 
 
@@ -241,13 +225,8 @@ def test_nvml_is_released_on_request_and_taken_again(tmp_path: Path) -> None:
         pid = collector.child_pid
         assert pid is not None
         collector.release()
-        wait_until(
-            lambda: reason(collector) == "released" and not is_alive(pid) and collector.child_pid is None
-        )
-
-        assert reason(collector) == "released"
+        wait_until(lambda: reason(collector) == "released" and not lives(pid) and collector.child_pid is None)
         assert collector.collect().problems == []
-        assert collector.child_pid is None
 
         collector.release(released=False)
         wait_until(lambda: nvml_up(collector))
@@ -327,7 +306,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     parent.wait()
     parent.stdout.close()
 
-    wait_until(lambda: not is_alive(pid), seconds=5)
+    wait_until(lambda: not lives(pid), seconds=5)
 
 
 @pytest.mark.parametrize(
@@ -335,40 +314,30 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
     [
         (["/nonexistent/python"], "cannot be started"),
         ([sys.executable, "-c", "raise SystemExit('no way')"], "ended with status 1: no way"),
+        # Half a message is none.
         (
-            saying(
-                "import os; os.write(1, encode({'kind': 'sample', 'gpus': []})[:-3]); os.kill(os.getpid(), 9)"
-            ),
-            "was killed by SIGKILL",  # and half a message is none
+            saying("encode({'kind': 'sample', 'gpus': []})[:-3]", "os.kill(os.getpid(), 9)"),
+            "was killed by SIGKILL",
+        ),
+        *(
+            (saying(said, "time.sleep(30)"), "says what cannot be")
+            for said in (
+                "b'HTTP/1.1 200 OK\\n'",
+                "encode({'kind': 'sample'})",
+                "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
+                "encode({'kind': 'sample', 'time': 10**400, 'gpus': []})",
+                "encode({'kind': 'sample', 'time': 1, 'gpus': [{'index': 0, 'uuid': 'u', 'number': 0, 'values': [3]}]})",
+            )
         ),
     ],
-    ids=["absent", "complains", "killed"],
 )
-def test_a_child_that_does_not_start_is_a_state_and_no_exception(
+def test_a_child_that_does_not_start_or_says_what_cannot_be_is_a_state_and_no_exception(
     tmp_path: Path, command: list[str], words: str
 ) -> None:
     with watching(described(tmp_path), command=command) as collector:
         wait_until(lambda: reason(collector) == "crashed")
 
         assert words in collector.collect().unsupported[0]
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "b'HTTP/1.1 200 OK\\n'",
-        "encode({'kind': 'sample'})",
-        "encode({'kind': 'sample', 'time': 'noon', 'gpus': 5})",
-        "encode({'kind': 'sample', 'time': 10**400, 'gpus': []})",
-        "encode({'kind': 'sample', 'time': 1, 'gpus': [{'index': 0, 'uuid': 'u', 'number': 0, 'values': [3]}]})",
-    ],
-)
-def test_a_child_that_says_what_cannot_be_is_replaced(tmp_path: Path, said: str) -> None:
-    command = saying(f"import os, time; os.write(1, {said}); time.sleep(30)")
-    with watching(described(tmp_path), command=command) as collector:
-        wait_until(lambda: reason(collector) == "crashed")
-
-        assert "says what cannot be" in collector.collect().unsupported[0]
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import SMALL, machine, replay, values
+from gpu_support import machine, replay, small, small_text
 
 
 def test_processes_are_values_and_no_labels() -> None:
@@ -20,80 +20,63 @@ def test_processes_are_values_and_no_labels() -> None:
 
 
 def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
-    idle_now = SMALL.replace(
-        "    values:",
-        "    load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}\n    values:",
-    ).replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")
-
-    played = replay(machine(idle_now), 1, origin=-40.0)
+    idle_now = "load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}"
+    described = small("processes: [{pid: 5, memory: 100, sm: 90}]", model=idle_now)
+    played = replay(described, 1, origin=-40.0)
 
     # It worked until ten seconds ago; what is asked for is the last five.
     assert played.registry.processes()[0].ratios["sm"] == 0.0
 
 
 def test_processes_come_and_go() -> None:
-    described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100}]\ngpus:")
-    change = "\ntimeline:\n  - {at: 8s, gpus: [0], processes: []}\n"
-    change += "  - {at: 20s, gpus: [0], processes: [{pid: 77, memory: 300}, {pid: 78}]}\n"
+    described = small(
+        "processes: [{pid: 5, memory: 100}]",
+        "at: 8s, gpus: [0], processes: []",
+        "at: 20s, gpus: [0], processes: [{pid: 77, memory: 300}, {pid: 78}]",
+    )
+    counts = [replay(described, seconds).values("gpu_processes", "0") for seconds in (7, 15, 25)]
 
-    counts = [
-        values(replay(machine(described + change), seconds).families(), "gpu_processes")
-        for seconds in (7, 15, 25)
-    ]
-
-    assert [next(n for labels, n in found.items() if labels[0] == "0") for found in counts] == [1, 0, 2]
+    assert [number for found in counts for number in found.values()] == [1, 0, 2]
 
 
 @pytest.mark.parametrize("answer", ["SUCCESS", "NOT_FOUND"])
 def test_no_new_samples_of_processes_are_no_error(answer: str) -> None:
-    described = SMALL.replace("gpus:", "    processes: [{pid: 5, memory: 100, sm: 90}]\ngpus:")
-    quiet = f"\ntimeline:\n  - {{errors: {{nvmlDeviceGetProcessUtilization: {answer}}}}}\n"
-    played = replay(machine(described + quiet), 12)
+    quiet = f"errors: {{nvmlDeviceGetProcessUtilization: {answer}}}"
+    played = replay(small("processes: [{pid: 5, memory: 100, sm: 90}]", quiet), 12)
 
     assert played.registry.processes()[0].memory_bytes == 100
     assert played.registry.processes()[0].ratios == {}
-    assert values(played.families(), "exporter_nvml_errors_total") == {}
+    assert played.values("exporter_nvml_errors_total") == {}
 
 
-LINKED = SMALL.replace(
-    "event_types:",
-    "nvlinks: 4\n      nvlinks_active: 3\n      nvlink_errors: 2\n"
-    "      nvlink_transmit_kib: {idle: 1000, counter_from: 0}\n      event_types:",
-)
+LINKS = "nvlinks: 4, nvlinks_active: 3"
+SENT = "set: {nvlink_transmit_kib: {idle: 1000, counter_from: 0}}"
 
 
 def test_a_link_that_is_not_in_use_disables_nothing() -> None:
-    families = replay(machine(LINKED), 65).families()
+    played = replay(small(f"set: {{{LINKS}}}", SENT), 65)
 
-    links = {labels[2]: n for labels, n in values(families, "gpu_nvlink_links").items() if labels[0] == "0"}
-    assert links == {"active": 3, "inactive": 1}
-    sent = values(families, "gpu_nvlink_transmit_bytes_total")
-    assert all(60 <= number / (3 * 1000 * 1024) <= 65 for number in sent.values())
-    assert len(sent) == 2
+    assert played.values("gpu_nvlink_links", "0") == {("active",): 3, ("inactive",): 1}
+    for gpu in ("0", "1"):
+        (sent,) = played.values("gpu_nvlink_transmit_bytes_total", gpu).values()
+        assert 60 <= sent / (3 * 1000 * 1024) <= 65
 
 
 def test_a_sum_over_links_does_not_fall_when_one_goes_down() -> None:
-    down = LINKED + "\ntimeline:\n  - {at: 30s, set: {nvlinks_active: 2}}\n"
-    played = replay(machine(down), 20)
-    before = values(played.families(), "gpu_nvlink_errors_total")
-    played = replay(machine(down), 130)
-    after = values(played.families(), "gpu_nvlink_errors_total")
+    down = small(f"set: {{{LINKS}, nvlink_errors: 2}}", "at: 30s, set: {nvlinks_active: 2}")
+    before, after = (replay(down, seconds).values("gpu_nvlink_errors_total", "0") for seconds in (20, 130))
 
-    assert next(number for labels, number in before.items() if labels[2] == "replay") == 3 * 2
-    assert all(after[labels] >= number for labels, number in before.items())
+    assert before["replay",] == 3 * 2
+    assert all(after[kind] >= number for kind, number in before.items())
 
 
 def test_the_fifth_generation_has_fields_of_its_own() -> None:
-    described = LINKED.replace("hopper", "blackwell").replace(
-        "nvlink_transmit_kib: {idle: 1000, counter_from: 0}",
-        "nvlink_transmit_kib: 0\n      nvlink_transmit_bytes: {idle: 5000, counter_from: 100}\n"
-        "      nvlink_errors_fifth: 1",
-    )
-    families = replay(machine(described), 65).families()
+    sent = "nvlink_transmit_kib: 0, nvlink_transmit_bytes: {idle: 5000, counter_from: 100}"
+    text = small_text(f"set: {{{LINKS}, {sent}, nvlink_errors_fifth: 1}}").replace("hopper", "blackwell")
+    played = replay(machine(text), 65)
 
-    sent = values(families, "gpu_nvlink_transmit_bytes_total")
-    assert all(60 <= (number / 3 - 100) / 5000 <= 65 for number in sent.values())
-    assert len(sent) == 2
-    kinds = {labels[2] for labels in values(families, "gpu_nvlink_errors_total")}
-    assert "malformed_packet" in kinds
-    assert "crc_flit" not in kinds
+    (sent_bytes,) = played.values("gpu_nvlink_transmit_bytes_total", "0").values()
+    assert 60 <= (sent_bytes / 3 - 100) / 5000 <= 65
+    kinds = played.values("gpu_nvlink_errors_total", "0").keys()
+    assert ("malformed_packet",) in kinds
+    assert ("crc_flit",) not in kinds

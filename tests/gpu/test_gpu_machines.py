@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client import generate_latest
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
 from exporter.replay.machines import machine_names
@@ -26,22 +25,7 @@ PLAYS = {
 """Machine: how long it is played, and which of its GPUs are shown."""
 
 
-class Shown(CollectorRegistry):
-    """A registry of families that are there."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        super().__init__()
-        self._shown = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._shown
-
-
-def test_every_machine_is_played() -> None:
-    assert sorted(PLAYS) == sorted(machine_names())
-
-
-@pytest.mark.parametrize("name", PLAYS)
+@pytest.mark.parametrize("name", machine_names())
 def test_a_machine_gives_the_expected_exposition(name: str) -> None:
     seconds, visible = PLAYS[name]
     played = replay(name, seconds, visible=visible)
@@ -49,7 +33,7 @@ def test_a_machine_gives_the_expected_exposition(name: str) -> None:
         played.registry.forget_readings(hanging=4)
     families = played.families(reason="hung" if name == "h100-hang" else None)
     assert_sound(families)
-    text = generate_latest(Shown(families)).decode()
+    text = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
 
     golden = DATA / f"{name}.metrics"
     if UPDATE:
@@ -71,13 +55,8 @@ def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> Non
 
 
 def test_every_reading_of_the_child_has_its_family() -> None:
-    known = {each.reading for each in GPU_FAMILIES} | {
-        "energy_millijoules",
-        "power_joules",
-        "power_samples",
-        "process_use",
-        "mig",
-    }
+    others = {"energy_millijoules", "power_joules", "power_samples", "process_use", "mig"}
+    known = {each.reading for each in GPU_FAMILIES} | others
     played = replay("h100", 12, details=True)
 
     for message in played.samples:
@@ -98,51 +77,23 @@ def test_details_can_be_asked_for() -> None:
 def test_gpm_can_be_switched_off() -> None:
     played = replay("h100", 15, gpm=False)
 
-    assert values(played.families(), "gpu_sm_activity_ratio") == {}
-    assert ("nvmlGpmSampleGet",) not in values(played.families(), "exporter_nvml_calls_total")
+    assert played.values("gpu_sm_activity_ratio") == {}
+    assert ("nvmlGpmSampleGet",) not in played.values("exporter_nvml_calls_total")
 
 
-def test_slow_calls_are_rare(h100: Replayed) -> None:
-    calls = values(h100.families(), "exporter_nvml_calls_total")
-    # Of one GPU; the first pass asks everything.
-    a_minute = {call: number / 8 for (call,), number in calls.items()}
-
-    for call, most in (
-        ("nvmlDeviceGetSamples", 3 * 31),
-        ("nvmlDeviceGetTotalEnergyConsumption", 8),
-        ("nvmlGpmSampleGet", 14),
-        ("nvmlDeviceGetProcessUtilization", 14),
-        ("nvmlDeviceGetMarginTemperature", 8),
-        ("nvmlDeviceGetMemoryErrorCounter", 2 * 4),
-        ("nvmlDeviceGetMigMode", 8),
-    ):
-        assert 1 <= a_minute[call] <= most, call
-    assert a_minute.keys().isdisjoint({"nvmlDeviceGetPcieThroughput", "nvmlDeviceGetPowerManagementLimit"})
-
-
-def test_the_calls_of_a_card_cost_0_15_percent_of_a_core_at_most() -> None:
+def test_the_calls_of_a_card_cost_0_15_percent_of_a_core_at_most(h100: Replayed) -> None:
     """By what each costs on the hardware; the rest of the budget of 0.25 % is Python's."""
     before, after = (
-        sum(values(replay("h100", seconds).families(), "exporter_nvml_call_seconds_total").values())
-        for seconds in (65, 185)
+        sum(played.values("exporter_nvml_call_seconds_total").values())
+        for played in (h100, replay("h100", 185))
     )
 
     assert 0.0005 < (after - before) / 120 / 8 < 0.0015
 
 
 def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
-    busy = h100.readings("utilization_busy_seconds_total")
-    together = [
-        (values["power_joules"], values["energy_millijoules"] / 1000)
-        for message in h100.samples
-        for values in [message["gpus"][0]["values"]]
-        if "energy_millijoules" in values
-    ]
-    (first, begin), (last, end) = together[0], together[-1]
-
     # 92 % of 30 s and 25 % of 4 s, over and over.
-    assert busy[-1] == pytest.approx(65 * 0.84, rel=0.05)
-    assert last - first == pytest.approx(end - begin, rel=0.02)
+    assert h100.readings("utilization_busy_seconds_total")[-1] == pytest.approx(65 * 0.84, rel=0.05)
 
 
 def test_the_real_h100_shows_what_was_read_from_it() -> None:

@@ -15,9 +15,12 @@ READ_EVERY_SECONDS = 2.0
 COUNTER_EVERY_SECONDS = 10.0
 LAST_READ = 18.01
 
+Played = tuple[GpuRegistry, dict[float, float]]
+"""The sidecar's registry, and the watts by time that it has had."""
+
 
 @pytest.fixture(scope="module")
-def played() -> tuple[GpuRegistry, dict[float, float]]:
+def played() -> Played:
     """The trace at its pace, through the child's reader, the pipe and the sidecar's registry."""
     card, samples = Card(), dict[float, float]()
     now, counted_at = 0.01, -COUNTER_EVERY_SECONDS
@@ -30,9 +33,7 @@ def played() -> tuple[GpuRegistry, dict[float, float]]:
     return card.registry, samples
 
 
-def test_the_mean_power_of_phases_of_100_ms_is_theirs(
-    played: tuple[GpuRegistry, dict[float, float]],
-) -> None:
+def test_the_mean_power_of_phases_of_100_ms_is_theirs(played: Played) -> None:
     _, found = played
     joules, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, begin, end in TRACE["marks"]:
@@ -48,9 +49,7 @@ def test_the_mean_power_of_phases_of_100_ms_is_theirs(
     assert watts["gemm_40ms"] > 2 * watts["idle_40ms"]  # blurred with their neighbours
 
 
-def test_samples_are_handed_over_once_and_remembered_for_a_while(
-    played: tuple[GpuRegistry, dict[float, float]],
-) -> None:
+def test_samples_are_handed_over_once_and_remembered_for_a_while(played: Played) -> None:
     registry, found = played
     remembered = [at for at, _ in registry.power_samples({})["GPU-a"]]
 
@@ -58,28 +57,18 @@ def test_samples_are_handed_over_once_and_remembered_for_a_while(
     assert len(found) == sum(at <= LAST_READ for at, _ in TRACE["power_samples_watts"])
 
 
-def test_the_energy_is_the_counters_with_samples_in_between(
-    played: tuple[GpuRegistry, dict[float, float]],
-) -> None:
+def test_the_energy_is_the_counters_with_samples_in_between_which_it_corrects(played: Played) -> None:
     registry, _ = played
-    (energy,) = registry.energies()
-    counted = counter_at(LAST_READ) - counter_at(0.01)
-
-    # Read at 0 and at 10 s, the rest is integrated.
-    assert energy.joules == pytest.approx(counted, rel=0.01)
-    assert energy.source == "nvml_counter"
-
-
-def test_the_counter_corrects_what_was_integrated(
-    played: tuple[GpuRegistry, dict[float, float]],
-) -> None:
-    registry, _ = played
+    (integrated,) = registry.energies()
     values = {"energy_millijoules": 1000 * counter_at(19.6)}
     entry = {"index": 0, "uuid": "GPU-a", "number": 0, "values": values}
     registry.take_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
+    (corrected,) = registry.energies()
 
-    (energy,) = registry.energies()
-    assert energy.joules == pytest.approx(counter_at(19.6) - counter_at(0.01), rel=0.003)
+    # Read at 0 and at 10 s, the rest is integrated.
+    assert integrated.joules == pytest.approx(counter_at(LAST_READ) - counter_at(0.01), rel=0.01)
+    assert integrated.source == "nvml_counter"
+    assert corrected.joules == pytest.approx(counter_at(19.6) - counter_at(0.01), rel=0.003)
 
 
 def test_the_samples_of_a_new_child_go_on_where_those_of_the_last_one_ended() -> None:

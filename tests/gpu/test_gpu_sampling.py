@@ -5,50 +5,33 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gpu_support import SMALL, Replayed, assert_sound, machine, replay, small, values
+from gpu_support import assert_sound, machine, replay, small, small_text, values
 
 from exporter.config.options import UNCHANGED
 from exporter.replay.machines import load_machine
 
-
-def seconds_of(played: Replayed, reason: str) -> float | None:
-    found = values(played.families(), "gpu_clocks_event_seconds_total")
-    return next(
-        (number for labels, number in found.items() if labels[0] == "0" and labels[2] == reason), None
-    )
-
-
-THERMAL = """
-timeline:
-  - set:
-      throttle_sw_power_cap: {idle: 500000000, counter_from: 3000000000}
-      throttle_hw_thermal: {idle: 100000000, counter_from: 0}
-      power_smoothing: 1
-"""
+THROTTLED = """set: {
+    throttle_sw_power_cap: {idle: 500000000, counter_from: 3000000000},
+    throttle_hw_thermal: {idle: 100000000, counter_from: 0},
+    power_smoothing: 1,
+  }"""
 
 
-@pytest.mark.parametrize("driver", ["575.51.03", "580.65.06", "580.82.07", "590.44.01"])
-def test_throttle_counters_are_read_under_the_id_of_the_driver(driver: str) -> None:
-    played = replay(machine(f'driver: "{driver}"\n{SMALL}{THERMAL}'), 21)
+@pytest.mark.parametrize(
+    ("driver", "has_thermal"),
+    [
+        *((driver, True) for driver in ("575.51.03", "580.65.06", "580.82.07", "590.44.01")),
+        # The id is another setting there.
+        *((driver, False) for driver in ("535.129.03", "550.90.07", "570.148.08", "580.70.01")),
+    ],
+)
+def test_throttle_counters_are_read_under_the_id_of_the_driver(driver: str, has_thermal: bool) -> None:
+    played = replay(small(THROTTLED, head=f'driver: "{driver}"'), 21)
+    seconds = played.values("gpu_clocks_event_seconds_total", "0")
 
     # Nanoseconds: half a second in each, and a tenth.
-    assert seconds_of(played, "sw_power_cap") == pytest.approx(3 + 0.5 * 21)
-    assert seconds_of(played, "hw_thermal") == pytest.approx(0.1 * 21)
-
-
-@pytest.mark.parametrize("driver", ["535.129.03", "550.90.07", "570.148.08", "580.70.01"])
-def test_where_an_id_is_another_setting_nothing_is_asked(driver: str) -> None:
-    played = replay(machine(f'driver: "{driver}"\n{SMALL}{THERMAL}'), 21)
-
-    assert seconds_of(played, "sw_power_cap") == pytest.approx(13.5)
-    assert seconds_of(played, "hw_thermal") is None
-
-
-def test_a_counter_of_seconds_that_is_another_metric_is_not_shown() -> None:
-    wrong = small("set: {throttle_sw_power_cap: {idle: 40000000000, counter_from: 0}}")
-    played = replay(wrong, 20)
-
-    assert seconds_of(played, "sw_power_cap") is None
+    assert seconds["sw_power_cap",] == pytest.approx(3 + 0.5 * 21)
+    assert seconds.get(("hw_thermal",)) == (pytest.approx(0.1 * 21) if has_thermal else None)
 
 
 def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
@@ -58,11 +41,10 @@ def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
         "set: {utilization: 0}",
     )
     played = replay(broken, 10)
-    errors = values(played.families(), "exporter_nvml_errors_total")
 
     # Unsupported is no error; forbidden is asked once in ten minutes; what failed costs no other.
     assert_sound(played.families())
-    assert errors == {
+    assert played.values("exporter_nvml_errors_total") == {
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,
         ("nvmlDeviceGetPcieReplayCounter", "no_permission"): 2,
     }
@@ -71,12 +53,11 @@ def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
 
 
 def test_what_is_not_there_is_asked_again_after_ten_minutes() -> None:
-    late = small("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}")
-    played = replay(late, 610)
+    played = replay(small("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
+    calls = played.values("exporter_nvml_calls_total")
 
     assert played.readings("power_watts")[-12:] == [None, *[100.0] * 11]
-    calls = values(played.families(), "exporter_nvml_calls_total")
-    assert calls[("nvmlDeviceGetPowerUsage",)] <= 2 * (1 + 12)  # once, and since it is there
+    assert calls["nvmlDeviceGetPowerUsage",] <= 2 * (1 + 12)  # once, and since it is there
 
 
 @pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
@@ -108,20 +89,18 @@ def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
 
 
 def test_text_that_is_none_costs_only_itself() -> None:
-    played = replay(machine(SMALL.replace("    name: Small", '    name: "Sm\\xe9ll"')), 20)
-    families = played.families()
+    played = replay(machine(small_text().replace("name: Small", 'name: "Sm\\xe9ll"')), 20)
 
     # pynvml decodes a name that is not UTF-8.
-    assert values(families, "exporter_nvml_errors_total")["nvmlDeviceGetName", "garbage"] == 2
-    assert len(values(families, "gpu_info")) == 2
+    assert played.values("exporter_nvml_errors_total")["nvmlDeviceGetName", "garbage"] == 2
+    assert len(played.values("gpu_info")) == 2
 
 
 def test_process_ids_that_cannot_be_are_garbage() -> None:
-    described = SMALL.replace("gpus:", "    processes: [{pid: 4294967290, memory: 1}]\ngpus:")
-    played = replay(machine(described), 10)
+    played = replay(small("processes: [{pid: 4294967290, memory: 1}]"), 10)
 
     assert played.registry.processes() == ()
-    errors = values(played.families(), "exporter_nvml_errors_total")
+    errors = played.values("exporter_nvml_errors_total")
     assert set(errors) == {("nvmlDeviceGetComputeRunningProcesses_v3", "garbage")}
 
 
@@ -130,22 +109,20 @@ def test_where_there_is_no_energy_counter_power_is_integrated_however_seldom_the
     period: float,
 ) -> None:
     played = replay(small("set: {energy: null}"), 600, period=period)
-    families = played.families()
 
-    assert {labels[2] for labels in values(families, "gpu_energy_joules_total")} == {"nvml_power"}
     # 100 W, and busy half of the time; the driver's buffers hold a few seconds.
-    for name, expected in (("gpu_energy_joules_total", 60_000), ("gpu_utilization_busy_seconds_total", 300)):
-        found = values(families, name)
-        assert len(found) == 2
-        assert all(number == pytest.approx(expected, rel=0.12) for number in found.values()), name
+    joules = played.values("gpu_energy_joules_total", "0")
+    assert joules == {("nvml_power",): pytest.approx(60_000, rel=0.12)}
+    busy = played.values("gpu_utilization_busy_seconds_total", "0")
+    assert busy == {(): pytest.approx(300, rel=0.12)}
 
 
 def test_a_symbol_that_the_driver_lacks_is_a_lack_and_no_error() -> None:
-    missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]\n"
-    families = replay(machine(missing + SMALL), 10).families()
+    missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
+    played = replay(small(head=missing), 10)
 
     # The first version counts what the driver reserves as used, and has no name for it.
-    assert set(values(families, "gpu_memory_used_bytes").values()) == {500000}
-    assert set(values(families, "gpu_temperature_celsius").values()) == {40.0}
-    assert set(values(families, "gpu_utilization_busy_seconds_total").values()) == {5.0}
-    assert values(families, "exporter_nvml_errors_total") == {}
+    assert set(played.values("gpu_memory_used_bytes").values()) == {500000}
+    assert set(played.values("gpu_temperature_celsius").values()) == {40.0}
+    assert set(played.values("gpu_utilization_busy_seconds_total").values()) == {5.0}
+    assert played.values("exporter_nvml_errors_total") == {}
