@@ -33,7 +33,7 @@ def _callbacks(bridge: str, package: str) -> list[Any]:
     try:
         from importlib import import_module  # noqa: PLC0415  # see above
 
-        return [import_module(f"exporter.bridges.{bridge}").automatic(package)]
+        return [import_module(f"exporter.bridges.{bridge}").callback(package)]
     except Exception:  # noqa: BLE001  # see above
         return []
 

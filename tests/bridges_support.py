@@ -9,9 +9,30 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from elastic_support import REPOSITORY, child, page_of, series
+from places import TESTS
+
+STEPS, VALIDATED, SAMPLES = (
+    "steps_total mode=train",
+    "steps_total mode=validation",
+    "samples_total mode=train",
+)
+SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
+"""Numbers of a run, as `Job.number` has them."""
+
+AUTO: Mapping[str, str] = {"EXPORTER_AUTO": "1"}
+"""As `python -m exporter run` has it."""
+
+QUIET: Mapping[str, str] = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""What keeps the frameworks from the network and from telling what nobody reads."""
 
 ENTRY_POINTS = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:[^\[\n].*\n)+)', re.MULTILINE)
 
@@ -19,7 +40,7 @@ GAUGES = """
 import json
 import exporter
 def gauges():
-    '''Tell the last values of this process's gauges: they end with it.'''
+    '''The last values of this process's gauges: they end with it.'''
     from exporter.training.recording import TRAINING
     exporter.flush()
     found = {}
@@ -27,13 +48,50 @@ def gauges():
         definition = reading.definition
         if definition.kind == "gauge":
             key = ",".join([definition.name, *(f"{name}={value}" for name, value in definition.labels)])
-            found[key] = reading.value
-    return json.dumps(found)
+            found[key.removeprefix("training.")] = reading.value
+    return found
 def begin(run):
     '''Give what comes a run of its own.'''
+    from exporter.bridges.sources import ACTIVE
+    ACTIVE.fallback.yields()
     exporter.flush()
     exporter.configure(run=run)
 """
+
+PRINT_PAGE = """
+import os, pathlib
+from elastic_support import page_of
+exporter.flush()
+print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
+"""
+"""Has a process that lives print its page, with `TESTS` in its path."""
+
+LIGHTNING = """
+import logging, warnings
+warnings.simplefilter("ignore")
+import torch
+import lightning.pytorch as pl
+for name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.125)
+
+def loader(samples, size=4, **options):
+    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=size, **options)
+
+def bare_trainer(**options):
+    return pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
+                      default_root_dir=".", **{"devices": 1, **options})
+"""
+"""What a job with Lightning begins with."""
 
 
 def wanted(*modules: str) -> pytest.MarkDecorator:
@@ -53,45 +111,8 @@ def installed_distribution(directory: Path) -> Path:
     return directory
 
 
-QUIET: Mapping[str, str] = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""What keeps the frameworks from the network and from telling what nobody reads."""
-
-LIGHTNING = """
-import logging, warnings
-warnings.simplefilter("ignore")
-import torch
-import lightning.pytorch as pl
-for name in ("lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
-from torch.utils.data import DataLoader, TensorDataset
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch[0]).pow(2).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.125)
-"""
-"""What a job with Lightning begins with."""
-
-AUTO = {"EXPORTER_AUTO": "1"}
-"""As `python -m exporter run` has it."""
-
-
 class Job:
-    """A job that has ended: its page, and what it printed.
-
-    Args:
-        done: The process.
-        page: What a sidecar serves of it.
-    """
+    """A job that has ended: `page` is what a sidecar serves of it."""
 
     def __init__(self, done: subprocess.CompletedProcess[str], page: str) -> None:
         self.done = done
@@ -101,41 +122,32 @@ class Job:
         """The sum of the family's series that have these labels; None where there is none."""
         if run is not None:
             labels["run"] = run
-        wanted_labels = [f'{label}="{value}"' for label, value in labels.items()]
+        pairs = [f'{label}="{value}"' for label, value in labels.items()]
         found = [
-            value
-            for key, value in series(self.page, name).items()
-            if all(each in key for each in wanted_labels)
+            value for key, value in series(self.page, name).items() if all(pair in key for pair in pairs)
         ]
         return sum(found) if found else None
 
-    def phases(self, run: str | None = None) -> dict[str, int]:
-        """How often each phase was entered."""
-        found: dict[str, int] = {}
-        for key, value in series(self.page, "training_phase_entries_total").items():
-            if run is None or f'run="{run}"' in key:
-                phase = re.search(r'phase="(\w+)"', key)
-                assert phase is not None
-                found[phase[1]] = found.get(phase[1], 0) + int(value)
-        return found
-
-    def number(self, run: str | None, what: str) -> float | None:
+    def number(self, what: str, run: str | None = None) -> float | None:
         """A number of a run: `FAMILY LABEL=VALUE…`, without `training_`; `phase NAME`, its entries; `gauge NAME`, printed."""
         name, *rest = what.split()
         if name == "phase":
-            return self.phases(run).get(rest[0], 0)
+            return self.value("training_phase_entries_total", run, phase=rest[0]) or 0
         if name == "gauge":
-            return self.told()[run or ""][f"training.{rest[0]}"]
+            return self.gauges(run)[rest[0]]
         return self.value(f"training_{name}", run, **dict(label.split("=") for label in rest))
 
-    def numbers(self, run: str, wanted: Mapping[str, float | None]) -> dict[str, float | None]:
-        """The numbers of a run that are wanted."""
-        return {what: self.number(run, what) for what in wanted}
+    def unlike(self, wanted: Mapping[str, float | None], run: str | None = None) -> dict[str, float | None]:
+        """The numbers that are other than wanted."""
+        found = {what: self.number(what, run) for what in wanted}
+        return {what: number for what, number in found.items() if number != wanted[what]}
 
-    def told(self) -> dict[str, dict[str, float]]:
-        """The lines `NAME {gauges}` that it printed."""
-        lines = [line.partition(" ") for line in self.done.stdout.splitlines() if " {" in line]
-        return {name: json.loads(text) for name, _, text in lines}
+    def gauges(self, run: str | None = None) -> dict[str, float]:
+        """What it printed of a run, or first of any."""
+        lines = (line.partition(" ") for line in self.done.stdout.splitlines())
+        texts = (text for name, _, text in lines if text.startswith("{") and run in {name, None})
+        found: dict[str, float] = json.loads(next(texts))
+        return found
 
 
 def job(
@@ -145,7 +157,7 @@ def job(
     *,
     check: bool = True,
 ) -> Job:
-    """Run a program to its end, with this distribution installed."""
+    """Run a program to its end, with this distribution installed; it begins in the directory."""
     site = directory / "site"
     if not site.exists():
         installed_distribution(site)
@@ -155,6 +167,33 @@ def job(
         GAUGES + program,
         check=check,
         timeout=150,
-        **{"PYTHONPATH": f"{site}:{REPOSITORY}", **QUIET, **environment},
+        **{"PYTHONPATH": f"{site}:{REPOSITORY}:{TESTS}", **QUIET, **environment},
     )
     return Job(done, page_of(feed))
+
+
+def script(directory: Path, text: str, launch: str = "subprocess.run([sys.executable, 'train.py'])") -> Job:
+    """Run a program as a file, which another process starts; with `EXPORTER_AUTO=1`."""
+    (directory / "train.py").write_text(text)
+    return job(directory, f"import subprocess, sys\n{launch}", AUTO)
+
+
+def loops(prelude: str, text: str) -> Any:
+    """A fixture: every function `def loop():` of a text, one after another in one process, each as a run of its own.
+
+    The gauges of each are printed; nothing is told out of order, and no notice is given.
+    """
+
+    @pytest.fixture(scope="module")
+    def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+        calls = [
+            f"begin({name!r})\n{name}()\nprint({name!r}, json.dumps(gauges()))\n"
+            for name in re.findall(r"^def (\w+)\(\):$", text, re.MULTILINE)
+        ]
+        found = job(tmp_path_factory.mktemp("loops"), f"{prelude}{text}{''.join(calls)}begin('over')\n")
+
+        assert "training_misuse_total" not in found.page
+        assert "exporter" not in found.done.stderr
+        return found
+
+    return told

@@ -1,9 +1,7 @@
-"""Bridges: what other libraries do in the job, recorded without any change to the job.
+"""Bridges: what other libraries do in the job, recorded without any change to the job; docs/bridges.md describes them.
 
-Used in the training process and in torchrun's agent. `exporter.bridges.install()` installs them, and so does
-`EXPORTER_AUTO=1` at `import torch` (see `exporter_auto`). A bridge costs nothing before its library is loaded, never
-raises, takes no lock on the job's path and writes nothing to its output. When a library is not there, or is of a version
-that has become different, its bridge is left out.
+Used in the training process and in torchrun's agent. A bridge costs nothing before its library is loaded, never raises,
+takes no lock on the job's path and writes nothing to its output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The bridge to Hugging Face Accelerate: its job's own loop, what it leaves to the Accelerator, and what it logs.
 
-Used in the training process. An Accelerate loop is reported as one without a framework (`exporter.bridges.torch_loop`), with
-the ranks, the loss before it is divided by the accumulated batches, what is written and read as a checkpoint, and what the
-job gives to `Accelerator.log`.
+Used in the training process. The loop is reported as one without a framework (`exporter.bridges.torch_loop`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The bridge to Lightning Fabric, of `lightning.fabric` and `lightning_fabric`: a callback, and its job's own loop.
 
-Used in the training process. With `EXPORTER_AUTO=1` every Fabric has a callback by Lightning's own entry points (see
-`exporter_auto`). Its loop is reported as one without a framework (`exporter.bridges.torch_loop`), with the ranks, and what
-is written and read as a checkpoint.
+Used in the training process. The loop is reported as one without a framework (`exporter.bridges.torch_loop`).
 """
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -36,22 +33,18 @@ class _FabricCallback:
             )
 
 
-def callback(package: str | None = None, *, courteous: bool = False) -> Any:
+def callback(package: str | None = None) -> Any:
     """Make a callback for Fabric, of one of its packages or of those that are loaded.
 
-    A job that uses `exporter.training` itself is left to it, where `courteous`. Raises ImportError: It is not installed.
+    Raises ImportError: It is not installed.
     """
-    torch_loop.install_source(courteous=courteous)
+    torch_loop.install()
     for each in PACKAGES:
         if each == package or (package is None and each in sys.modules):
             fabric: Any = import_module(each).Fabric
             torch_loop.watch(fabric, "save", _save)
             torch_loop.watch(fabric, "load", lambda source, *_, **__: source.load())
     return _FabricCallback()
-
-
-automatic = partial(callback, courteous=True)
-"""Makes one that nobody has asked for."""
 
 
 def _save(source: Any, _fabric: Any, _path: Any = None, state: Any = None, *_: Any, **given: Any) -> Around:

@@ -1,9 +1,7 @@
 """The bridge to Keras 3: a callback for `fit` and `evaluate`.
 
-Used in the training process, on the thread that trains; with the torch backend. The callback has no hooks for batches: with
-one, Keras would wait for the device after each. Where a batch begins and ends is seen by the function that Keras makes for
-one, which is patched on the model while it is trained. An iteration goes from the end of one batch to the end of the next;
-what is not in that function is waiting for data.
+Used in the training process, on the thread that trains; with the torch backend. Batches are seen by the function that Keras
+makes for one, patched while the model is trained: with hooks for batches, Keras would wait for the device after each.
 """
 
 from __future__ import annotations

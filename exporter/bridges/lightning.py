@@ -1,9 +1,7 @@
-"""The bridge to PyTorch Lightning: a callback for its Trainer.
+"""The bridge to PyTorch Lightning: a callback for the Trainer of `lightning` and of `pytorch_lightning`.
 
-Used in the training process, with the packages `lightning` and `pytorch_lightning` alike. With `EXPORTER_AUTO=1` every
-Trainer gets one by Lightning's own entry points (see `exporter_auto`). It keeps nothing in checkpoints. An iteration is an
-optimizer step, from the fetch of its first batch on; in manual optimization it is a batch, as it is for Lightning's own
-loggers: what several optimizers mean to each other is known to the job alone.
+Used in the training process. An iteration is an optimizer step, from the fetch of its first batch on; in manual optimization
+it is a batch: what several optimizers mean to each other is known to the job alone.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partialmethod
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
@@ -24,6 +22,9 @@ from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
 from exporter.patching import Around, never_raises, patch, patch_existing, version_of
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+_handed_over: deque[AsyncSave] = deque()
+"""What a thread of Lightning's is to write, in order."""
 
 
 def callback(package: str | None = None) -> Any:
@@ -37,39 +38,32 @@ def callback(package: str | None = None) -> Any:
     bases = [import_module(each).Callback for each in found]
     for each in found:
         _watch(each)
-    return type("ExporterCallback", (_Hooks, *bases), {"package": package})()
-
-
-automatic = callback
-"""Makes one that nobody has asked for."""
+    return type("ExporterCallback", (_Callback, *bases), {"package": package})()
 
 
 def _part(phase: str) -> Callable[..., None]:
     return lambda source, *_: source.part_of_batch(phase)
 
 
-class _TrainerSource(Source):
+class _Callback(Source):
     """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
 
     strength = LEADING
-    _handed_over: ClassVar[deque[AsyncSave]] = deque()  # what a thread of Lightning's is to write, in order
+    trainer: Any = None
+    package: str | None = None
 
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.tracker = LoopTracker()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be made anew there: a Trainer is sent to the processes that it starts."""
+        return callback, (self.package,)
+
+    @never_raises
+    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if ACTIVE.source is self or not ACTIVE.take(self):
+            return
+        self.trainer, self.tracker = trainer, LoopTracker()
         self._manual = not trainer.lightning_module.automatic_optimization
         self._in_batch = False
         self._batches_in_turn = self._step_at_turn = 0
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps so far, those of earlier processes included; in manual optimization, batches."""
-        if self._manual:
-            return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
-        return int(self.trainer.global_step)
-
-    def describe(self) -> None:
-        trainer = self.trainer
         set_rank(int(trainer.global_rank))
         training.describe(
             framework="lightning",
@@ -79,17 +73,26 @@ class _TrainerSource(Source):
             world_size=int(trainer.world_size),
         )
 
+    def teardown(self, *_: Any, **__: Any) -> None:
+        ACTIVE.release(self)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps so far, those of earlier processes included; in manual optimization, batches."""
+        if self._manual:
+            return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+        return int(self.trainer.global_step)
+
     # A batch ----------------------------------------------------------------------------------------------------
 
     def gradient_norm_is(self, norm: Any) -> None:
         self.tracker.record("grad_norm", norm)
 
-    def on_after_backward(self) -> None:
-        after = "forward" if self._manual else None  # in manual optimization anything may come next
-        self.part_of_batch(after)
+    def optimizer_ends(self, *_optimizer: Any) -> None:
+        # In manual optimization anything may come next.
+        self.part_of_batch("forward" if self._manual else None)
 
-    def optimizer_ends(self, _optimizer: Any) -> None:
-        self.on_after_backward()
+    on_after_backward = optimizer_ends
 
     def part_of_batch(self, phase: str | None) -> None:
         if self._in_batch:
@@ -108,11 +111,12 @@ class _TrainerSource(Source):
         self._turns_end()
         self.tracker.end_all()
 
-    def fails(self, error: BaseException) -> None:
+    def on_exception(self, error: BaseException) -> None:
         """An exception ends whatever is open; a step that is made stays made, if only a callback failed after it."""
         self._in_batch = self._in_batch and self._manual
         self._turn_ends()
         self.tracker.end_all(error)
+        ACTIVE.release(self)
 
     def on_train_epoch_start(self) -> None:
         training.record(epoch=int(self.trainer.current_epoch))
@@ -213,74 +217,38 @@ class _TrainerSource(Source):
         self.tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
         if not at_once:
-            patch(writer, "save_checkpoint", _write)
-            self._handed_over.append(save)
+            patch(writer, "save_checkpoint", _written)
+            _handed_over.append(save)
         _, error = yield
         self.tracker.end(SAVE, error)
         save.returned()
-        if error is not None and save in self._handed_over:
-            self._handed_over.remove(save)  # nothing is written, or what was written before has failed
+        if error is not None and save in _handed_over:
+            _handed_over.remove(save)  # nothing is written, or what was written before has failed
             save.report(ok=False)
 
-    @classmethod
-    def written(cls) -> Around:
-        """A checkpoint that was handed over is written, on Lightning's thread."""
-        if cls._handed_over:
-            save = cls._handed_over.popleft()
-            with training.background("checkpoint_finalize"):
-                _, error = yield
-            save.report(ok=error is None)
+
+def _written(*_args: Any, **_kwargs: Any) -> Around:
+    """A checkpoint that was handed over is written, on Lightning's thread."""
+    if _handed_over:
+        save = _handed_over.popleft()
+        with training.background("checkpoint_finalize"):
+            _, error = yield
+        save.report(ok=error is None)
 
 
-def _write(*_args: Any, **_kwargs: Any) -> Around:
-    return _TrainerSource.written()
-
-
-def _told(name: str) -> Callable[..., None]:
-    """Make a hook that tells the source that is active; it gets what Lightning gives after the module."""
+def _while_active(method: Callable[..., None]) -> Callable[..., None]:
+    """Make a hook of Lightning's; the method gets what comes after the Trainer and the module."""
 
     @never_raises
-    def hook(self: _Hooks, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
-        if self.source is not None:
-            getattr(self.source, name)(*given, *named.values())
+    def hook(self: _Callback, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
+        if ACTIVE.source is self:
+            method(self, *given, *named.values())
 
     return hook
 
 
-class _Hooks:
-    """What Lightning calls."""
-
-    source: _TrainerSource | None = None  # reports the Trainer while it runs, unless another source is active
-    last: _TrainerSource | None = None  # that of its last run
-    package: str | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Be made anew there: a Trainer is sent to the processes that it starts."""
-        return callback, (self.package,)
-
-    @never_raises
-    def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
-        source = _TrainerSource(trainer)
-        if ACTIVE.take(source):
-            self.source = self.last = source
-            source.describe()
-
-    @never_raises
-    def on_exception(self, _trainer: Any, _module: Any, exception: BaseException) -> None:
-        if self.source is not None:
-            self.source.fails(exception)
-        self.teardown()
-
-    @never_raises
-    def teardown(self, *_: Any, **__: Any) -> None:
-        if self.source is not None:
-            ACTIVE.release(self.source)
-            self.source = None
-
-
-for _name in vars(_TrainerSource):
-    if _name.startswith("on_"):
-        setattr(_Hooks, _name, _told(_name))
+for _name in [each for each in vars(_Callback) if each.startswith("on_")]:
+    setattr(_Callback, _name, _while_active(getattr(_Callback, _name)))
 
 
 # What no hook reports: saves as a whole, the reading of a checkpoint, and fetches -------------------------------
@@ -297,35 +265,32 @@ def _watch(package: str) -> None:
     patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # likewise
 
 
-def _hooks_of(trainer: Any) -> _Hooks:
-    return next((each for each in trainer.callbacks if isinstance(each, _Hooks)), _Hooks())
-
-
-def _source_of(trainer: Any) -> _TrainerSource | None:
-    """Return the source of a Trainer; after its run, the one it had, if no other is active now."""
-    hooks = _hooks_of(trainer)
-    if hooks.source is None and hooks.last is not None and ACTIVE.take(hooks.last):
-        return hooks.last
-    return hooks.source
+def _active(trainer: Any) -> _Callback | None:
+    """Return the callback of a Trainer while it reports."""
+    source = ACTIVE.source
+    return source if isinstance(source, _Callback) and source.trainer is trainer else None
 
 
 def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
-    source = _source_of(trainer)
+    """A save, which may come after the Trainer's run too, if no other source is active then."""
+    active = _active(trainer)
+    ours = (each for each in trainer.callbacks if isinstance(each, _Callback) and each.trainer is trainer)
+    source = active or next((each for each in ours if ACTIVE.take(each)), None)
     if source is not None:
         yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))
-        if _hooks_of(trainer).source is None:
+        if active is None:
             ACTIVE.release(source)
 
 
 def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
-    source = _source_of(connector.trainer)
+    source = _active(connector.trainer)
     if source is None or kwargs.get("checkpoint_path", checkpoint_path) is None:
         return None
     return source.tracker.load()
 
 
 def _fetch_begins(loop: Any) -> None:
-    source = _hooks_of(loop.trainer).source
+    source = _active(loop.trainer)
     if source is not None:
         source.fetch_begins()
 
@@ -333,6 +298,6 @@ def _fetch_begins(loop: Any) -> None:
 def _fetch_ends(loop: Any) -> Around:
     """The batch is there; where the module itself has asked for it, the module goes on."""
     yield
-    source = _hooks_of(loop.trainer).source
+    source = _active(loop.trainer)
     if source is not None:
         source.part_of_batch("forward")

@@ -1,8 +1,7 @@
 """The loop tracker: spans of `exporter.training` opened and closed from what hooks see of a training loop.
 
-Used in the training process, on the thread that trains. Hooks see begins and ends one by one and miss some: when an
-exception passes, when an epoch is cut short, when another version calls them in another order. So the tracker keeps what
-is open, innermost last, and whatever ends closes what is still open inside of it.
+Used in the training process, on the thread that trains. Hooks miss some begins and ends: when an exception passes, when an
+epoch is cut short. So the tracker keeps what is open, innermost last, and whatever ends closes what is open inside of it.
 """
 
 from __future__ import annotations
@@ -143,12 +142,6 @@ class LoopTracker:
         self._due[field] = now + DEVICE_SECONDS
         return True
 
-    def job_reports(self, *, until_now: bool = False) -> bool:
-        """Tell whether the job itself has begun a loop or an iteration, or has reported steps."""
-        if until_now:
-            TRAINING.drain()
-        return TRAINING.job_tells
-
     def _close(self, error: BaseException | None) -> str:
         kind, _, span = self._open.pop()
         leave(span, error)
@@ -164,11 +157,7 @@ def leave(block: AbstractContextManager[Any], error: BaseException | None = None
 
 
 class TurnLoss:
-    """The loss of one turn, from what its backward passes begin from; docs/bridges.md says how.
-
-    With `(loss / 4).backward()` a pass begins from the divided loss. The divisor is in the graph, and undone where it is the
-    number of passes in this turn or in the longest one before: the last turn of an epoch may be shorter.
-    """
+    """The loss of one turn, from what its backward passes begin from; docs/bridges.md says how a divisor is undone."""
 
     def __init__(self) -> None:
         self._most_passes = 1

@@ -1,9 +1,7 @@
 """The bridge from NVIDIA's one-logger: a job that is instrumented with it, as NeMo and Megatron are, is recorded here too.
 
-Used in the training process, on the threads that call one-logger. Exporters are not shown iterations, so that its recorder
-is listened to, which `OneLoggerExporter` asks for, too. Spans become spans of `exporter.training`, whose names are the same,
-and the configuration is taken over. The application and its initialisation are told in any case, the training only while no
-framework's bridge tells it.
+Used in the training process, on the threads that call one-logger, whose recorder is listened to: exporters are not shown
+iterations. The application and its initialisation are told in any case, the training only while no framework's bridge is.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """The bridge to OpenTelemetry: a job's spans as OTLP, through any span exporter of the SDK.
 
-Used in the training process, on the exporter's own thread. Each span goes out once, when it has ended, with its events
-in it; one that is still open when the job ends goes out then. The job's own tracing is left alone: no context is
-attached, and the tracer provider is none of its. A span that the backend refuses is kept, within a bound, and offered
-again with the next.
+Used in the training process, on the exporter's own thread. Each span goes out once, when it has ended; one that is open when
+the job ends goes out then. The job's own tracing is left alone: no context is attached, the tracer provider is none of its.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -48,7 +47,6 @@ class OTelExporter(BaseExporter):
         self._resource = resource
         self._ended: deque[SdkSpan] = deque(maxlen=MOST_KEPT)
         self._open: dict[UUID, SdkSpan] = {}
-        self._made: Any = None
 
     def export_start(self, span: Span) -> None:
         """Begin the span, in the parent that is exported too."""
@@ -84,7 +82,7 @@ class OTelExporter(BaseExporter):
         """Send a span of its own, without a length: the application's may have ended, or not be exported."""
         super().export_telemetry_data_error(error)
         when = _nanoseconds(error.timestamp)
-        begun = self._tracer().start_span(error.name_str, context={}, start_time=when)
+        begun = self._tracer.start_span(error.name_str, context={}, start_time=when)
         begun.set_attributes(_attributes(error.attributes))
         begun.set_status(Status(StatusCode.ERROR, error.error_message))
         self._end(begun, when)
@@ -113,23 +111,20 @@ class OTelExporter(BaseExporter):
         begun.end(when)
         self._ended.append(begun)
 
+    @cached_property
     def _tracer(self) -> Any:
-        """Give a tracer of its own; made at the first record, when the provider knows the application's name."""
-        if self._made is None:
-            limits = SpanLimits(max_events=MOST_EVENTS)
-            # atexit would end it before the job's last spans have arrived; `close` does it.
-            provider = TracerProvider(
-                resource=self._resource or _resource(), span_limits=limits, shutdown_on_exit=False
-            )
-            self._made = provider.get_tracer("training-exporter")
-        return self._made
+        """A tracer of its own; made at the first record, when the provider knows the application's name."""
+        resource, limits = self._resource or _resource(), SpanLimits(max_events=MOST_EVENTS)
+        # atexit would end it before the job's last spans have arrived; `close` does it.
+        provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
+        return provider.get_tracer("training-exporter")
 
     def _of(self, span: Span) -> SdkSpan:
         begun = self._open.get(span.id)
         if begun is None:
             around = span.exported_parent
             parent = None if around is None else self._open.get(around.id)
-            begun = self._open[span.id] = self._tracer().start_span(
+            begun = self._open[span.id] = self._tracer.start_span(
                 span.name_str,
                 context={} if parent is None else set_span_in_context(parent, {}),  # never the job's own
                 start_time=_nanoseconds(span.start_event.timestamp),

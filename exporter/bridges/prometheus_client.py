@@ -1,9 +1,7 @@
 """The bridge from prometheus_client: the job's own metrics, by the feed, under its run and rank.
 
-Used in the training process, where the job has loaded that library. Of the default registry, and of those given to `export`,
-every collector is asked every few seconds and at exit, on a thread of the bridge. One that raises costs itself that look; one
-that hangs is left alone from then on, and its gauges go. Counters, histograms and summaries go on over restarts as the
-exporter's own do, and a forked child counts from zero.
+Used in the training process, where the job has loaded that library. A thread of the bridge asks every collector again and
+again, and at exit. One that raises costs itself that look; one that hangs is left alone from then on, and its gauges go.
 """
 
 from __future__ import annotations

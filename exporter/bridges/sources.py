@@ -1,10 +1,7 @@
-"""Sources: the bridges that can report a training, and which of them does.
+"""Sources: the bridges that can report a training, which of them does, and what is done when the process ends.
 
 Used in the training process. A Lightning job steps torch's optimizers and reads torch's loaders, so that two bridges see
 each of its steps. One source is active at a time; a stronger one takes over, a weaker one keeps silent until none is.
-
-The exit hooks close what is open when the process ends. The first loop that a bridge reports begins an application,
-unless the job has one; it ends with the process. A loop that is still open then was not finished.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
 
@@ -47,12 +43,13 @@ class Source:
         trains(module)              a module has been set to train, while the source `is_evaluating`
         save(saved, at_once=)       torch writes something; where not at once, the result is a thread's future
         yields()                    a stronger source takes over: what is open is to be closed
+        exits(error)                the process ends, perhaps by what was raised
     """
 
     strength = WATCHING
     is_evaluating = False
     fetch = backward = optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
-    gradients_cleared = loss_is = gradient_norm_is = evaluates = trains = save = yields = _ignore
+    gradients_cleared = loss_is = gradient_norm_is = evaluates = trains = save = yields = exits = _ignore
 
     def has_phases(self) -> bool:
         """Tell whether phases of the main thread, such as torch's compiling, belong to the training."""
@@ -94,26 +91,21 @@ ACTIVE = ActiveSource()
 
 
 class ExitHooks:
-    """What is done when the process ends: one hook, with the exception that has ended the program, if one has."""
+    """What is done when the process ends: the fallback is told, and the application that a bridge has begun ends."""
 
     def __init__(self) -> None:
-        self._hook: Callable[[BaseException | None], object] = _ignore
         self._began = self._registered = False
-
-    def call(self, hook: Callable[[BaseException | None], object]) -> None:
-        """Have a hook called, once."""
-        self._hook = hook
-        self._register()
 
     def begin_application(self) -> None:
         """Begin an application, once; not in a job that has configured telemetry and reports its own."""
         if not self._began:
             self._began = True
-            self._register()
+            self.register()
             if not _reports_itself():
                 training.on_app_start()
 
-    def _register(self) -> None:
+    def register(self) -> None:
+        """Be called at the end of the process; again is harmless."""
         if not self._registered:
             self._registered = True
             # After the recorder's, hence called before it: what is recorded then is published.
@@ -138,8 +130,7 @@ class ExitHooks:
             error = getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        hook, self._hook = self._hook, _ignore
-        hook(error if isinstance(error, BaseException) else None)
+        ACTIVE.fallback.exits(error if isinstance(error, BaseException) else None)
         if self._began and not _reports_itself():
             training.on_app_end()
         self._began = False
@@ -153,10 +144,7 @@ EXIT = ExitHooks()
 
 
 def set_rank(rank: int) -> None:
-    """Record under the rank that a framework knows, where the environment says nothing or something else.
-
-    Rank 0 of a process that has none yet is left to the moment at which it trains.
-    """
+    """Record under the rank that a framework knows; rank 0 of a process that has none is left to when it trains."""
     if identity().rank != rank and (rank or identity().rank is not None):
         import exporter  # noqa: PLC0415  # the root of the process, which knows the bridges' parts
 

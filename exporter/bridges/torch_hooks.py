@@ -1,8 +1,7 @@
 """Hooks on torch, which call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
 Used in the training process, on the thread that does it. Nothing is read from a device, and nothing is done while torch
-compiles or captures. A step that a gradient scaler skips is seen by the optimizer not being stepped; a fused optimizer
-skips inside of its kernel, which cannot be seen without waiting for the device.
+compiles or captures.
 """
 
 from __future__ import annotations

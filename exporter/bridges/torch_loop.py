@@ -1,8 +1,7 @@
 """The bridge to a training loop without a framework: what can be concluded from what it asks torch to do.
 
-Used in the training process, on the thread that trains. Nobody says where this loop's turns, validations and checkpoints
-begin and end, nor what its loss is; what they are concluded from is in docs/bridges.md. A job that reports its loop itself,
-or uses a framework with a bridge of its own, is left to them.
+Used in the training process, on the thread that trains. What turns, validations, checkpoints and losses are concluded from
+is in docs/bridges.md. A job that reports its loop itself, or uses a framework with a bridge of its own, is left to them.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from exporter.bridges.loop import (
 )
 from exporter.bridges.sources import ACTIVE, EXIT, Source
 from exporter.patching import Around, never_raises, patch_existing, version_of
+from exporter.training.recording import TRAINING
 
 MOST_FETCHED = 64
 """Batches that are kept until something is trained."""
@@ -42,12 +42,12 @@ WITHIN_BACKWARD = 0
 
 
 class _LoopSource(Source):
-    """Reports the loop of a job's own; a job that uses `exporter.training` itself is left to it, where courteous."""
+    """Reports the loop of a job's own; with `EXPORTER_AUTO=1` a job that uses `exporter.training` itself is left to it."""
 
     batches_ahead = 0  # that the job's loaders fetch before they are trained on
 
-    def __init__(self, *, courteous: bool = False) -> None:
-        self.courteous = courteous
+    def __init__(self) -> None:
+        self._courteous = os.environ.get("EXPORTER_AUTO") == "1"
         self.forget()
 
     def forget(self) -> None:
@@ -71,12 +71,12 @@ class _LoopSource(Source):
         if self._silent:
             return None
         if self._tracker is None:
-            self._tracker = LoopTracker(guesses=self.courteous)
+            self._tracker = LoopTracker(guesses=self._courteous)
             world_size = _world_size()
             training.describe(
                 framework="pytorch", framework_version=version_of("torch"), world_size=world_size
             )
-        elif self.courteous and self._tracker.job_reports():
+        elif self._courteous and TRAINING.job_tells:
             self._silent = True
             self._tracker.end_all(Discarded())
             return None
@@ -282,8 +282,9 @@ class _LoopSource(Source):
             if not training:
                 return self.tracker if threading.current_thread() is threading.main_thread() else None
             self._thread = here
-            known = self.tracker
-            self._silent = self.courteous and known is not None and known.job_reports(until_now=True)
+            if self.tracker is not None and self._courteous:
+                TRAINING.drain()
+                self._silent = TRAINING.job_tells
         return self.tracker if self._thread == here else None
 
     def _training_goes_on(self, tracker: LoopTracker) -> None:
@@ -344,6 +345,7 @@ class _LoopSource(Source):
             runs = any(thread.ident == self._thread for thread in threading.enumerate())
             if error is None and not runs and tracker.is_open(LOOP):
                 training.on_train_end()
+                self.forget()
             return
         if error is None:
             tracker.end(EVALUATION)
@@ -364,23 +366,13 @@ def _world_size() -> int | None:
 
 
 def install() -> None:
-    """Report the job's own loop whenever no other source does; with `EXPORTER_AUTO=1` unless the job does itself.
-
-    Raises ImportError: There is no torch.
-    """
-    install_source(courteous=os.environ.get("EXPORTER_AUTO") == "1")
-
-
-def install_source(*, courteous: bool = False) -> None:
-    """Report it, for whoever has asked for it; not a job that reports itself, where all were courteous."""
+    """Report the job's own loop whenever no other source does. Raises ImportError: There is no torch."""
     torch_hooks.install()
-    source = ACTIVE.fallback
-    if isinstance(source, _LoopSource):
-        source.courteous = source.courteous and courteous
+    if isinstance(ACTIVE.fallback, _LoopSource):
         return
-    source = _LoopSource(courteous=courteous)
+    source = _LoopSource()
     ACTIVE.fall_back_to(source)
-    EXIT.call(source.exits)
+    EXIT.register()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=never_raises(source.forget))
 

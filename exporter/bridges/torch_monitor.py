@@ -1,9 +1,7 @@
-"""The bridge to torch.monitor: its events, and the windows of its Stats.
+"""The bridge to torch.monitor: its events, and the windows of its Stats, which become what docs/torchelastic.md says.
 
-Used in the training process. torch calls handlers on the thread that logs, under locks of its own, and a handler in
-Python can make two threads wait for each other forever. So the handler is `deque.append`, which runs no Python; a thread
-of the bridge takes the events out. The handler is unregistered once, before the interpreter ends: torch crashes the
-process otherwise. What becomes of the windows is in docs/torchelastic.md.
+Used in the training process. torch calls handlers under locks of its own, where a handler in Python can make two threads
+wait for each other forever: so the handler is `deque.append`, and a thread of the bridge takes the events out.
 """
 
 from __future__ import annotations
@@ -136,6 +134,8 @@ def install() -> None:
         bridge.look,
         seconds=0.0,  # at every tick of the recording thread, four times a second
         after_fork=bridge.queue.clear,
-        at_exit=lambda: monitor.unregister_event_handler(handle),
+        at_exit=lambda: monitor.unregister_event_handler(
+            handle
+        ),  # once, or torch crashes the exiting process
         exit_seconds=15.0,
     )

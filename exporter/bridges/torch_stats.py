@@ -1,8 +1,7 @@
-"""The bridges to torch's own counters: its allocator of GPU memory, and its wait counters.
+"""The bridges to torch's own counters: its allocator of GPU memory, and its wait counters (stores, process groups, …).
 
 Used in the training process, and the latter in torchrun's agent. Threads of the bridges ask from time to time; nothing is
-hooked, nothing waits for the GPU, and no peak is reset. The wait counters (calls and times of stores, process groups and
-compilation) come as an answer of torch's control plane.
+hooked, nothing waits for the GPU, and no peak is reset.
 """
 
 from __future__ import annotations

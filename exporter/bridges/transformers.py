@@ -1,8 +1,7 @@
 """The bridge to Hugging Face Transformers: a callback for its Trainer.
 
 Used in the training process. Callbacks do not report where a fetch, a save or an evaluation begins, nor that training has
-failed; for these the Trainer's own methods are patched. Where a version or a subclass has them differently, what the
-callbacks report remains.
+failed: for these the Trainer's methods are patched. Where a version or a subclass has others, the callbacks remain.
 """
 
 from __future__ import annotations
@@ -47,22 +46,29 @@ def _class(trainer_module: Any, name: str) -> type[Any]:
         (_evaluation_of("test"), "predict"),
     ):
         patch_existing(trainer_module.Trainer, methods, hook)
-    return type(name, (_Hooks, trainer_module.TrainerCallback), {})
+    return type(name, (_Callback, trainer_module.TrainerCallback), {})
 
 
-class _TrainerSource(Source):
-    """Reports one call of a Trainer's `train`, `evaluate` or `predict`; where patched, its end will be seen."""
+class _Callback(Source):
+    """Reports a Trainer while it trains, evaluates or predicts; methods `on_…` are its own hooks, of which each gets the state."""
 
     strength = LEADING
 
-    def __init__(self, *, is_patched: bool) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be made anew where it is sent to."""
+        return callback, (type(self).__name__,)
+
+    def begins(self) -> bool:
+        """Begin to report a Trainer, unless another source is active."""
+        if ACTIVE.source is self or not ACTIVE.take(self):
+            return False
         self.tracker = LoopTracker()
-        self.is_patched = is_patched
         self._batches_are_seen = False  # the work on each, and not only what is logged
         self._norms_are_seen = False  # since gradients are clipped, before they are logged
         self._in_batch = False
         self._loss: Any = None
         self._mode, self._evaluated_at = "validation", 0.0
+        return True
 
     def describe(self, args: Any, model: Any) -> None:
         set_rank(int(args.process_index))
@@ -87,19 +93,26 @@ class _TrainerSource(Source):
         self._norms_are_seen = True
         self.tracker.record("grad_norm", norm)
 
+    @never_raises
+    def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
+        if ACTIVE.source is self or self.begins():
+            self.describe(args, model)
+            target = int(state.max_steps) if state.max_steps > 0 else None
+            self.tracker.begin_loop(int(state.global_step), target)
+
     def on_train_end(self, _state: Any) -> None:
-        """The training loop is over; the Trainer may still go on."""
         self.tracker.discard_iteration()
         self.tracker.end(LOOP)
-        if not self.is_patched:
-            ACTIVE.release(self)
+        ACTIVE.release(self)
 
-    def on_epoch_begin(self, state: Any) -> None:
+    def _record_epoch(self, state: Any) -> None:
         training.record(epoch=int((state.epoch or 0.0) + 0.001))  # a thousandth of one is rounding
 
     def on_epoch_end(self, state: Any) -> None:
         self.tracker.discard_iteration()  # perhaps amid a turn
-        self.on_epoch_begin(state)
+        self._record_epoch(state)
+
+    on_epoch_begin = _record_epoch
 
     def on_step_begin(self, _state: Any) -> None:
         self.tracker.begin_iteration()
@@ -123,8 +136,11 @@ class _TrainerSource(Source):
         seconds = self._evaluated_at - before if self.tracker.is_open(EVALUATION) else None
         training.step(mode=self._mode, seconds=seconds)
 
-    def logs(self, logs: Any) -> None:
+    @never_raises
+    def on_log(self, *_args_state_and_control: Any, logs: Any = None, **_others: Any) -> None:
         """Take numbers that the Trainer has computed anyway."""
+        if ACTIVE.source is not self or not logs:
+            return
         if "eval_loss" in logs:
             training.record(loss=logs["eval_loss"], mode="validation")
         if not self._batches_are_seen:
@@ -172,62 +188,32 @@ class _TrainerSource(Source):
         self.tracker.end(EVALUATION, error)
 
 
-def _told(name: str) -> Callable[..., None]:
-    """Make a hook that tells the source that is active; it gets the Trainer's state."""
-
+def _while_active(method: Callable[..., None]) -> Callable[..., None]:
     @never_raises
-    def hook(_self: _Hooks, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
-        source = _active()
-        if source is not None:
-            getattr(source, name)(state)
+    def hook(self: _Callback, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
+        if ACTIVE.source is self:
+            method(self, state)
 
     return hook
 
 
-class _Hooks:
-    """What the Trainer calls."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Be made anew where it is sent to."""
-        return callback, (type(self).__name__,)
-
-    @never_raises
-    def on_train_begin(self, args: Any, state: Any, _control: Any, model: Any = None, **_others: Any) -> None:
-        source = _active() or _taken(is_patched=False)
-        if source is not None:
-            source.describe(args, model)
-            target = int(state.max_steps) if state.max_steps > 0 else None
-            source.tracker.begin_loop(int(state.global_step), target)
-
-    @never_raises
-    def on_log(self, *_args_state_and_control: Any, logs: Any = None, **_others: Any) -> None:
-        source = _active()
-        if source is not None and logs:
-            source.logs(logs)
+for _name in [each for each in vars(_Callback) if each.startswith("on_")]:
+    if _name not in {"on_train_begin", "on_log"}:
+        setattr(_Callback, _name, _while_active(getattr(_Callback, _name)))
 
 
-for _name in vars(_TrainerSource):
-    if _name.startswith("on_"):
-        setattr(_Hooks, _name, _told(_name))
+def _active() -> _Callback | None:
+    return ACTIVE.source if isinstance(ACTIVE.source, _Callback) else None
 
 
-def _active() -> _TrainerSource | None:
-    return ACTIVE.source if isinstance(ACTIVE.source, _TrainerSource) else None
-
-
-def _taken(*, is_patched: bool) -> _TrainerSource | None:
-    """Begin to report a Trainer, unless another source is active."""
-    source = _TrainerSource(is_patched=is_patched)
-    return source if ACTIVE.take(source) else None
-
-
-def _taken_for(trainer: Any) -> _TrainerSource | None:
-    is_ours = any(isinstance(each, _Hooks) for each in trainer.callback_handler.callbacks)
-    return _taken(is_patched=True) if is_ours else None
+def _begun(trainer: Any) -> _Callback | None:
+    """Return the callback of a Trainer that has begun to report it; None where another source does."""
+    ours = (each for each in trainer.callback_handler.callbacks if isinstance(each, _Callback))
+    return next((each for each in ours if each.begins()), None)
 
 
 def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
-    source = _taken_for(trainer)
+    source = _begun(trainer)
     if source is not None:
         _, error = yield
         source.tracker.end_all(error)
@@ -247,7 +233,7 @@ def _within(name: str) -> Hook:
 def _evaluation_of(mode: str) -> Hook:
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         active = _active()
-        source = active or _taken_for(trainer)
+        source = active or _begun(trainer)
         if source is None or source.tracker.is_open(EVALUATION):
             return
         if active is None:

@@ -1,8 +1,7 @@
 """The bridge to Weights & Biases: the attributes of a job's spans and events as metrics of a run of its own.
 
-Used in the training process, on the exporter's own thread, so that nothing waits for the network; W&B's own process
-does the sending. The run is another than the job's: where the job uses W&B itself, both go on side by side. Closing
-takes at most the time that `exporter.one_logger.delivery` gives at exit.
+Used in the training process, on the exporter's own thread, so that nothing waits for the network. The run is another than
+the job's: where the job uses W&B itself, both go on side by side.
 """
 
 from __future__ import annotations

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bridges_support import installed_distribution
-from elastic_support import REPOSITORY, child, labelled, page_of, tally, total
+from bridges_support import PRINT_PAGE, installed_distribution, job, wanted
+from elastic_support import REPOSITORY, child, labelled, page_of, series, tally, total
 
 import exporter
 from exporter import bridges, patching
@@ -22,26 +20,24 @@ from exporter.bridges.torch_stats import WaitCounters
 from exporter.elastic.bridge import is_launcher
 from exporter.recording.events import EVENTS
 
-torch_wanted = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+torch_wanted = wanted("torch")
 
 
 # Being called when a module is imported -----------------------------------------------------------------------
 
 
 @pytest.fixture
-def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"watched_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text("value = 5\nseen = __spec__.loader, __loader__\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield name
-    sys.modules.pop(name, None)
-    patching._FINDER.hooks.pop(name, None)
+    return name
 
 
 def test_a_hook_is_called_once_after_the_import_whatever_others_do_and_leaves_nothing_behind(
     module_name: str,
 ) -> None:
-    found: list[ModuleType] = []
+    found, finders = list[ModuleType](), list(sys.meta_path)
     patching.when_imported(module_name, lambda module: module.missing)
     patching.when_imported(module_name, found.append)
     assert importlib.util.find_spec(module_name) is not None  # looking is not importing
@@ -52,7 +48,7 @@ def test_a_hook_is_called_once_after_the_import_whatever_others_do_and_leaves_no
     assert found == [module]
     assert module.value == 5
     assert {type(loader).__name__ for loader in module.seen} == {"SourceFileLoader"}
-    assert patching._FINDER not in sys.meta_path
+    assert sys.meta_path == finders
 
 
 def test_a_module_that_cannot_be_imported_yet_is_waited_for(module_name: str, tmp_path: Path) -> None:
@@ -79,17 +75,10 @@ def test_an_unknown_bridge_is_told_so() -> None:
         bridges.install("elastc")
 
 
-def auto(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def bare(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program with nothing but a directory to import from."""
-    return subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        cwd=path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    command = [sys.executable, "-S", "-c", program]
+    return subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_the_entry_point_imports_nothing_unless_it_is_asked_to() -> None:
@@ -101,7 +90,7 @@ exporter_auto.start()
 print(sorted(set(sys.modules) - before))
 """
     for environment in ({}, {"EXPORTER_AUTO": "0"}, {"EXPORTER_AUTO": ""}):
-        assert auto(program, REPOSITORY, **environment).stdout == "[]\n"
+        assert bare(program, REPOSITORY, **environment).stdout == "[]\n"
 
 
 def test_the_entry_point_never_raises(tmp_path: Path) -> None:
@@ -109,7 +98,7 @@ def test_the_entry_point_never_raises(tmp_path: Path) -> None:
     (tmp_path / "exporter/__init__.py").write_text("raise RuntimeError('a broken installation')")
     (tmp_path / "exporter_auto.py").write_text((REPOSITORY / "exporter_auto.py").read_text())
 
-    done = auto("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
+    done = bare("import exporter_auto; exporter_auto.start()", tmp_path, EXPORTER_AUTO="1")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -159,6 +148,14 @@ class Sink(metrics.MetricHandler):
 metrics.configure(Sink(), "my_app")
 metrics.put_metric("train.step_ms", 12)
 metrics.put_metric("loss", 0.5, "my_app")
+class Raising(metrics.MetricHandler):
+    def emit(self, data):
+        raise KeyError("the job's own")
+metrics.configure(Raising(), "raising")
+try:
+    metrics.put_metric("x", 1, "raising")
+except KeyError as error:
+    print("raised", error)
 events.record(events.Event("my.event", events.EventSource.WORKER, metadata={"a": 1}))
 events.record(events.Event("on.console", events.EventSource.WORKER), "console")
 stat = monitor.Stat("train.batch_ms", [monitor.Aggregation.MEAN, monitor.Aggregation.COUNT], 3600.0, 2)
@@ -176,20 +173,22 @@ print("exporter" in sys.modules, [thread.name for thread in threading.enumerate(
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("loglevel", ["INFO", "ERROR"])
 def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path, loglevel: str) -> None:
-    site = installed_distribution(tmp_path / "site")
-    paths = f"{site}:{REPOSITORY}"
+    paths = f"{installed_distribution(tmp_path / 'site')}:{REPOSITORY}"
     plain = child(tmp_path / "nothing", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel)
     done = child(tmp_path / "feed", UNCHANGED, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1")
     page = page_of(tmp_path / "feed")
 
-    assert plain.stdout.splitlines() == ["sink my_app loss 0.5", "False []"]
-    assert done.stdout.splitlines()[0] == "sink my_app loss 0.5"
-    assert done.stdout.splitlines()[1].startswith("True ['exporter-recording'")
+    *lines, last = plain.stdout.splitlines()
+    assert lines == ["sink my_app loss 0.5", 'raised "the job\'s own"']
+    assert last == "False []"
+    assert done.stdout.splitlines()[:-1] == lines
+    assert done.stdout.splitlines()[-1].startswith("True ['exporter-recording'")
     assert done.stderr == plain.stderr
     assert ('"on.console"' in done.stderr) is (loglevel == "INFO")
     assert not list((tmp_path / "nothing").iterdir())
     assert labelled(page, "torchelastic_train_step_seconds_sum") == 0.012
     assert labelled(page, "my_app_loss_sum") == 0.5
+    assert labelled(page, "raising_x_sum") == 1
     for type_ in ("my.event", "on.console", "my.monitor.event", "torch.monitor.Stat"):
         assert labelled(page, "training_events_total", type=type_) == 1
     assert labelled(page, "train_batch_mean_seconds_sum") == pytest.approx(0.015)
@@ -293,28 +292,6 @@ def test_a_forked_child_tells_of_itself_only(tmp_path: Path) -> None:
     assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set") == 1
 
 
-RAISING = """
-import torch.distributed.elastic.metrics as metrics
-from exporter import bridges
-bridges.install("elastic")
-class Raising(metrics.MetricHandler):
-    def emit(self, data):
-        raise KeyError("the job's own")
-metrics.configure(Raising())
-metrics.put_metric("x", 1)
-"""
-
-
-@torch_wanted
-@pytest.mark.timeout(90)
-def test_what_the_jobs_own_handler_raises_is_the_jobs_affair_as_before(tmp_path: Path) -> None:
-    done = child(tmp_path / "feed", RAISING, check=False)
-
-    assert done.returncode == 1
-    assert done.stderr.endswith('KeyError: "the job\'s own"\n')
-    assert labelled(page_of(tmp_path / "feed"), "torchelastic_x_sum") == 1
-
-
 # Who is the agent ---------------------------------------------------------------------------------------------
 
 
@@ -367,3 +344,39 @@ def test_keys_beyond_the_bound_share_one_series() -> None:
 
     assert total("training.torch.wait_calls", key="many199") == 1
     assert total("training.torch.wait_calls", key="other") == before + 100
+
+
+# Torch's allocator of GPU memory: the answers of a real one, written down ------------------------------------
+
+ANSWERS = """
+from exporter.bridges.torch_stats import CudaMemory
+
+def stats(allocated, reserved, retries, ooms):
+    def both(current): return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}
+    return {"allocated_bytes": both(allocated), "reserved_bytes": both(reserved), "num_alloc_retries": retries,
+            "num_ooms": ooms, "max_split_size": -1}
+
+device, other = ("0", "GPU-a"), ("1", "GPU-b")
+answers = [{device: stats(10, 20, 3, 0)}, {device: stats(30, 40, 5, 1), other: stats(1, 2, 0, 0)},
+           {device: stats(5, 40, 1, 0)}]
+memory = CudaMemory(lambda: answers.pop(0))
+exporter.configure(run="mine")
+for _ in range(3):
+    memory.look()
+"""
+
+
+def test_what_the_allocator_says_becomes_the_families_of_the_reference(tmp_path: Path) -> None:
+    page = job(tmp_path, ANSWERS + PRINT_PAGE).done.stdout  # of the living process: memory is a gauge
+
+    retries = "training_gpu_alloc_retries_total"
+    assert series(page, retries).keys() == {
+        '{gpu="0",role="helper",run="mine",uuid="GPU-a"}',
+        '{gpu="1",role="helper",run="mine",uuid="GPU-b"}',
+    }
+    assert labelled(page, retries, gpu="0") == 5 + 1
+    assert labelled(page, "training_gpu_oom_total", gpu="0") == 1
+    assert labelled(page, "training_gpu_oom_total", gpu="1") == 0
+    states = {"allocated": 5, "reserved": 40, "peak_allocated": 10, "peak_reserved": 80}
+    for state, found in states.items():
+        assert labelled(page, "training_gpu_memory_bytes", gpu="0", state=state) == found

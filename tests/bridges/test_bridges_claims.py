@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from bridges_support import job
+from bridges_support import STEPS, job
 
 from exporter.bridges.loop import samples_and_tokens
 from exporter.bridges.sources import INSTRUMENTED, LEADING, WATCHING, ActiveSource, Source
@@ -58,11 +56,9 @@ def test_a_patched_method_gives_and_raises_what_it_did_before(library: type[Libr
         library().work(3, fail=True)
     assert told[:3] == [1, (2, None), 3]
     assert isinstance(told[3][1], KeyError)
-    files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
-    assert files == {Path(__file__).name} or sys.version_info < (
-        3,
-        11,
-    )  # where a bare raise adds the frame again
+    if sys.version_info >= (3, 11):  # before it, a bare raise adds the frame again
+        files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
+        assert files == {Path(__file__).name}
 
 
 @pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
@@ -71,18 +67,6 @@ def test_hooks_that_raise_or_do_not_want_the_end_change_nothing(library: type[Li
 
     assert hasattr(library.work, "__wrapped__")
     assert library().work(1) == 2
-
-
-def test_a_function_that_is_patched_where_it_is_reexported_can_still_be_pickled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    home, face = ModuleType("exporter_test_home"), ModuleType("exporter_test_face")
-    exec("def work(): return 1", vars(home))
-    vars(face)["work"] = vars(home)["work"]
-    monkeypatch.setitem(sys.modules, home.__name__, home)
-    patch(face, "work", lambda: None)
-
-    assert pickle.loads(pickle.dumps(vars(face)["work"])) is vars(face)["work"]
 
 
 # The claim ----------------------------------------------------------------------------------------------------
@@ -133,46 +117,38 @@ class Counted(LoopTracker):
         super().discard_iteration()
         self.completed = before
 
-chance = random.Random(5)
-tracker = Counted()
+chance, tracker = random.Random(5), Counted()
+def error():
+    return ValueError("amid") if chance.random() < 0.2 else None
+actions = [
+    lambda: tracker.begin_loop(chance.randrange(9)),
+    tracker.begin_iteration,
+    tracker.begin_iteration,
+    lambda: tracker.end(ITERATION, error()),
+    lambda: tracker.phase(chance.choice(["forward", "backward", "compile", None])),
+    lambda: tracker.phase(chance.choice(["forward", "backward", "compile", None])),
+    lambda: tracker.phase(None),
+    tracker.discard_iteration,
+    lambda: tracker.is_open(EVALUATION) or tracker.begin(EVALUATION, training.validation_loop()),
+    lambda: tracker.is_open(BATCH) or tracker.begin(BATCH, training.validation_iteration()),
+    lambda: tracker.is_open(SAVE) or tracker.begin_save(3),
+    lambda: tracker.end(chance.choice([BATCH, SAVE, LOAD]), error()),
+]
 for _ in range(300):
     for _ in range(chance.randrange(30)):
-        what = chance.randrange(12)
-        error = ValueError("amid") if chance.random() < 0.2 else None
-        if what == 0:
-            tracker.begin_loop(chance.randrange(9))
-        elif what in (1, 2):
-            tracker.begin_iteration()
-        elif what == 3:
-            tracker.end(ITERATION, error)
-        elif what in (4, 5):
-            tracker.phase(chance.choice(["forward", "backward", "compile", None]))
-        elif what == 6:
-            tracker.discard_iteration()
-        elif what == 7 and not tracker.is_open(EVALUATION):
-            tracker.begin(EVALUATION, training.validation_loop())
-        elif what == 8:
-            tracker.end(chance.choice([BATCH, SAVE, LOAD]), error)
-        elif what == 9 and not tracker.is_open(SAVE):
-            tracker.begin_save(3)
-        elif what == 10 and not tracker.is_open(BATCH):
-            tracker.begin(BATCH, training.validation_iteration())
-        elif what == 11:
-            tracker.phase(None)
+        chance.choice(actions)()
     tracker.end_all(KeyError("end"))
     assert not any(map(tracker.is_open, (LOOP, ITERATION, EVALUATION, BATCH, SAVE, LOAD)))
-exporter.flush()
-print("completed", tracker.completed)
+print(tracker.completed)
 """
 
 
 def test_whatever_order_hooks_have_nothing_stays_open_and_every_step_is_counted(tmp_path: Path) -> None:
     told = job(tmp_path, ANY_ORDER)
+    completed = int(told.done.stdout)
 
-    completed = int(told.done.stdout.rpartition(" ")[2])
     assert completed > 50
-    assert told.value("training_steps_total", mode="train") == completed
-    assert told.value("training_misuse_total") in {None, 0}
+    assert told.unlike({STEPS: completed, "misuse_total": None}) == {}
 
 
 # Batches ------------------------------------------------------------------------------------------------------
@@ -193,13 +169,7 @@ class Shaped:
         ({"image": Shaped(6, 3, 8, 8)}, (6, None)),
         (["a", "b", "c"], (3, None)),
         ([[Shaped(7)], [Shaped(7)]], (7, None)),
-        (Shaped(), (None, None)),
-        (None, (None, None)),
-        (object(), (None, None)),
-        ({}, (None, None)),
-        ([], (None, None)),
-        ("text", (None, None)),
-        (5, (None, None)),
+        *((nothing, (None, None)) for nothing in (Shaped(), None, object(), {}, [], "text", 5)),
         ({"input_ids": Shaped(16)}, (16, None)),
     ],
 )

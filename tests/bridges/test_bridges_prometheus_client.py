@@ -5,24 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_support import child, labelled, page_of, series
-from places import TESTS
+from bridges_support import PRINT_PAGE, job
+from elastic_support import labelled, series
 
-PRELUDE = f"""
-import os, sys, time
-sys.path.insert(0, {str(TESTS)!r})
+PRELUDE = """
+import os, time
 import prometheus_client as prom
-import exporter
 from exporter.bridges import prometheus_client as bridge
 bridge.LOOK_SECONDS, bridge.HANGS_SECONDS = 0.2, 0.5
 exporter.configure(run="mine")
 """
-JOB = (
-    PRELUDE
-    + """
+RECORDING = """
 bridge.install()
-from pathlib import Path
-from elastic_support import page_of
 served = prom.Counter("app_requests", "Requests.", ["path"])
 depth = prom.Gauge("app_queue_depth", "Depth of\\nthe queue.")
 took = prom.Histogram("app_took_seconds", "Time.", buckets=(0.1, 1.0))
@@ -39,17 +33,13 @@ for value in (0.05, 0.5, 5.0):
 size.observe(100)
 exporter.Stat("app.trains").add(1.0)
 time.sleep(1.5)
-exporter.flush()
-print(page_of(Path(os.environ["EXPORTER_FEED_DIR"])))
-served.labels("/a").inc(4)  # in the last moment
 """
-)
 
 
 def test_the_jobs_own_metrics_have_its_run_and_rank_and_go_on_over_a_restart(tmp_path: Path) -> None:
-    living = child(tmp_path / "feed", JOB).stdout
-    child(tmp_path / "feed", JOB)
-    ended = page_of(tmp_path / "feed")
+    program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # in the last moment"
+    living = job(tmp_path, program).done.stdout
+    ended = job(tmp_path, program).page
 
     assert labelled(living, "app_requests_total", run="mine", rank="0", path="/a") == 2.5
     assert labelled(living, "app_queue_depth", rank="0") == 7
@@ -72,9 +62,7 @@ def test_the_jobs_own_metrics_have_its_run_and_rank_and_go_on_over_a_restart(tmp
 
 
 def test_what_a_forked_child_counts_is_its_own_and_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
-    program = (
-        PRELUDE
-        + """
+    program = """
 bridge.install()
 counter = prom.Counter("app_steps", "Steps.")
 counter.inc(5)
@@ -89,16 +77,11 @@ counter.inc(2)
 time.sleep(1)
 counter.inc(1)
 """
-    )
-    child(tmp_path / "feed", program)
-
-    assert labelled(page_of(tmp_path / "feed"), "app_steps_total") == 5 + 100 + 3
+    assert labelled(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
 
 
 def test_a_collector_that_raises_or_hangs_costs_itself(tmp_path: Path) -> None:
-    program = (
-        PRELUDE
-        + """
+    program = """
 class Raising:
     def collect(self):
         raise ValueError("the job's own")
@@ -120,11 +103,9 @@ time.sleep(1)
 print(hanging.calls)
 os.kill(os.getpid(), 9)
 """
-    )
-    done = child(tmp_path / "feed", program, check=False)
-    page = page_of(tmp_path / "feed")
+    told = job(tmp_path, PRELUDE + program, check=False)
 
-    assert done.stdout == "2\n"
-    assert "the collector Raising of prometheus_client has raised" in done.stderr
-    assert "has not answered" in done.stderr
-    assert labelled(page, "app_steps_total") == 9
+    assert told.done.stdout == "2\n"
+    assert "the collector Raising of prometheus_client has raised" in told.done.stderr
+    assert "has not answered" in told.done.stderr
+    assert labelled(told.page, "app_steps_total") == 9

@@ -2,21 +2,80 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bridges_support import installed_distribution
+from bridges_support import installed_distribution, wanted
 from elastic_support import labelled, page_of
-from run_support import answers, environment, free_port, run_command, scrape, started
-from test_bridges import torch_wanted
+from run_support import environment, finished, free_port, page, run_command, started
 from waiting import PATIENCE, wait_until
+
+pytestmark = [wanted("torch"), pytest.mark.timeout(180)]
+
+
+def job_environment(path: Path, **more: str) -> dict[str, str]:
+    """That of a job where the package is installed."""
+    env = environment(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2", **more)
+    env["PYTHONPATH"] = f"{installed_distribution(path / 'site')}:{env['PYTHONPATH']}"
+    return env
+
+
+def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
+    static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    own = [f"--nproc-per-node={ranks}", "--max-restarts=1"]
+    return [sys.executable, "-m", "torch.distributed.run", *static, *own, str(script), *map(str, arguments)]
+
+
+@dataclass
+class Ended:
+    """How a job has ended, what it wrote but for what is another each time, and the last page of the sidecar."""
+
+    status: int
+    out: list[str]
+    err: list[str]
+    page: str
+
+
+def ran(
+    path: Path,
+    job: list[str],
+    env: dict[str, str],
+    *,
+    watched: bool,
+    sigterm_when: Callable[[], bool] | None = None,
+) -> Ended:
+    """Run a job to its end, under `run` or without us."""
+    feed, port, last = path / "feed", free_port(), ""
+    feed.mkdir(exist_ok=True)
+    command = run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if watched else job
+    with (
+        (path / "out").open("w+") as out,
+        (path / "err").open("w+") as err,
+        started(command, path, env=env, stdout=out, stderr=err, cwd=path) as process,
+    ):
+        if sigterm_when is not None:
+            wait_until(lambda: sigterm_when() and (page(port) or not watched), 60)
+            process.send_signal(signal.SIGTERM)
+        while process.poll() is None:
+            last = page(port) or last  # whoever has scraped is waited for at the end
+            time.sleep(0.3)
+    return Ended(process.returncode, written(path / "out"), written(path / "err"), last)
+
+
+def written(path: Path) -> list[str]:
+    """Without the sidecar's log, and without frames: a signal comes wherever the agent happens to be."""
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    return sorted(
+        re.sub(r"\d+", "#", line) for line in lines if not line.startswith((" ", "time=", "exporter:"))
+    )
+
 
 # Two ranks; rank 1 fails once, while rank 0 waits to be ended with it.
 TRAIN = """
@@ -48,66 +107,19 @@ sys.exit(int(os.environ["ENDS_WITH"]))
 """
 
 
-def torchrun(script: Path, store: Path) -> list[str]:
-    static = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    own = ["--nnodes=1", "--nproc-per-node=2", "--max-restarts=1"]
-    return [sys.executable, "-m", "torch.distributed.run", *static, *own, str(script), str(store)]
-
-
-def told(text: str) -> list[str]:
-    """What was written, without what is another each time, and without the sidecar's own log."""
-    lines = [
-        re.sub(r"\d+", "#", line) for line in text.splitlines() if not line.startswith(("time=", "exporter:"))
-    ]
-    return sorted(lines)
-
-
-@torch_wanted
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("ends_with", [0, 3])
 def test_a_restarted_job_ends_and_writes_as_without_us_and_is_told_in_full(
     tmp_path: Path, ends_with: int
 ) -> None:
-    script, feed, port = tmp_path / "train.py", tmp_path / "feed", free_port()
+    script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    feed.mkdir()
-    site = installed_distribution(tmp_path / "site")
-    env = environment(
-        OMP_NUM_THREADS="1",
-        PYTHONWARNINGS="ignore",
-        ENDS_WITH=str(ends_with),
-        EXPORTER_FLUSH_SECONDS="0.2",
-    )
-    env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
-    plain = subprocess.run(
-        torchrun(script, tmp_path / "plain"),
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=tmp_path,
-        check=False,
-    )
+    env = job_environment(tmp_path, ENDS_WITH=str(ends_with))
+    plain = ran(tmp_path, torchrun(2, script, tmp_path / "plain"), env, watched=False)
+    told = ran(tmp_path, torchrun(2, script, tmp_path / "watched"), env, watched=True)
+    page = told.page
 
-    pages = [""]
-    command = run_command(
-        feed, torchrun(script, tmp_path / "watched"), "--run.linger=100s", "--run.name=llama", port=port
-    )
-    with (
-        (tmp_path / "out").open("w+") as out,
-        (tmp_path / "err").open("w+") as err,
-        started(command, tmp_path, env=env, stdout=out, stderr=err, cwd=tmp_path) as run,
-    ):
-        while run.poll() is None:
-            with contextlib.suppress(OSError):  # not up yet, not ready yet, or over
-                pages.append(scrape(port))
-            time.sleep(0.5)
-    page = pages[-1]
-
-    assert run.returncode == plain.returncode
-    assert (plain.returncode == 0) is (ends_with == 0)
-    assert told((tmp_path / "out").read_text()) == told(plain.stdout)
-    assert told((tmp_path / "err").read_text()) == told(plain.stderr)
+    assert (told.status, told.out, told.err) == (plain.status, plain.out, plain.err)
+    assert (plain.status == 0) is (ends_with == 0)
     assert labelled(page, "torchelastic_train_step_seconds_count", rank="0") == 6
     assert labelled(page, "torchelastic_train_step_seconds_count", rank="1") == 6
     assert labelled(page, "training_events_total", type="worker.evt") == 4
@@ -126,6 +138,30 @@ def test_a_restarted_job_ends_and_writes_as_without_us_and_is_told_in_full(
     assert labelled(page, "training_torch_wait_calls_total", key="c10d.init_process_group", rank="0") == 2
     assert labelled(page, "training_torch_wait_calls_total", role="agent") > 0
     assert labelled(page, "exporter_collector_success", collector="feed") == 1
+
+
+# Says that it lives, then waits to be ended; needs no torch.
+WAITING = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+
+
+def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupted(tmp_path: Path) -> None:
+    script, env = tmp_path / "worker.py", job_environment(tmp_path)
+    script.write_text(WAITING)
+    plain, told = (
+        ran(tmp_path, torchrun(1, script, alive), env, watched=watched, sigterm_when=alive.exists)
+        for watched in (False, True)
+        for alive in [tmp_path / f"alive-{watched}"]
+    )
+    page = told.page
+
+    assert (told.status, told.out, told.err) == (plain.status, plain.out, plain.err)
+    assert plain.status != 0
+    assert labelled(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
+    assert labelled(page, "training_elastic_runs_total") == 1
+    calls = {"function": "SimpleElasticAgent.run", "outcome": "failure"}
+    assert labelled(page, "training_elastic_function_calls_total", **calls) == 1
+    assert labelled(page, "training_events_total", type="torchelastic.agent.status.FAILED") == 1
+    assert labelled(page, "training_elastic_restarts_total") == 0
 
 
 # The customisation page's launcher, as torch 2.13 wants it; nothing but its handlers' import lines is changed.
@@ -182,39 +218,28 @@ if __name__ == "__main__":
 """
 
 
-@torch_wanted
-@pytest.mark.timeout(120)
 def test_a_custom_launcher_has_its_handlers_and_is_an_agent(tmp_path: Path) -> None:
     launcher, feed = tmp_path / "my_launcher.py", tmp_path / "feed"
     launcher.write_text(LAUNCHER)
     feed.mkdir()
-    env = environment(EXPORTER_FEED_DIR=str(feed), PYTHONWARNINGS="ignore", OMP_NUM_THREADS="1")
-
-    done = subprocess.run(
-        [sys.executable, str(launcher)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=tmp_path,
-        check=False,
-    )
+    env = job_environment(tmp_path, EXPORTER_FEED_DIR=str(feed))
+    done = finished([sys.executable, str(launcher)], env=env, cwd=tmp_path)
     page = page_of(feed)
 
     assert done.returncode == 0, done.stderr
-    assert "worker 0 return value is: 42" in done.stdout
-    assert "metric SimpleElasticAgent._rendezvous.success" in done.stdout
-    assert "metric workers.trainer.run_success_no_retries" in done.stdout
-    assert "event torchelastic.worker.status.START WORKER True" in done.stdout
-    assert "event torchelastic.worker.status.SUCCEEDED WORKER True" in done.stdout
+    for line in (
+        "worker 0 return value is: 42",
+        "metric SimpleElasticAgent._rendezvous.success",
+        "metric workers.trainer.run_success_no_retries",
+        "event torchelastic.worker.status.START WORKER True",
+        "event torchelastic.worker.status.SUCCEEDED WORKER True",
+    ):
+        assert line in done.stdout
+    succeeded = {"result": "succeeded", "worker_role": "trainer"}
+    rendezvous = {"type": "torchelastic.rendezvous.SUCCEEDED", "role": "agent"}
     assert labelled(page, "training_elastic_runs_total", run="custom", outcome="success_no_retries") == 1
-    assert (
-        labelled(page, "training_elastic_worker_results_total", result="succeeded", worker_role="trainer")
-        == 1
-    )
-    assert (
-        labelled(page, "training_events_total", type="torchelastic.rendezvous.SUCCEEDED", role="agent") >= 1
-    )
+    assert labelled(page, "training_elastic_worker_results_total", **succeeded) == 1
+    assert labelled(page, "training_events_total", **rendezvous) >= 1
 
 
 # Fails once on the node that is told to, else lives for a while; needs no torch.
@@ -229,15 +254,10 @@ time.sleep(8)
 """
 
 
-@torch_wanted
-@pytest.mark.timeout(120)
 def test_a_restart_that_another_node_has_caused_is_seen_by_both_agents(tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
+    script, feeds = tmp_path / "worker.py", [tmp_path / "healthy", tmp_path / "failing"]
     script.write_text(WORKER)
-    feeds = [tmp_path / "healthy", tmp_path / "failing"]
-    site = installed_distribution(tmp_path / "site")
-    env = environment(EXPORTER_AUTO="1", PYTHONWARNINGS="ignore")
-    env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
+    env = job_environment(tmp_path, EXPORTER_AUTO="1")
     own = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
     agent = [sys.executable, "-m", "torch.distributed.run", *own, f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
 
@@ -260,91 +280,12 @@ def test_a_restart_that_another_node_has_caused_is_seen_by_both_agents(tmp_path:
         for process in agents:
             process.kill()
             process.wait()
-    healthy, failing = map(page_of, feeds)
 
     assert statuses == [0, 0]
-    for page, own_failures, outcome in (
-        (healthy, 0, "success_no_retries"),
-        (failing, 1, "success_with_retries"),
+    for feed, own_failures, outcome in zip(
+        feeds, (0, 1), ("success_no_retries", "success_with_retries"), strict=True
     ):
+        page = page_of(feed)
         assert labelled(page, "training_elastic_restarts_total", run="two", role="agent") == 1
         assert labelled(page, "training_elastic_failure_restarts_total") == own_failures
         assert labelled(page, "training_elastic_runs_total", outcome=outcome) == 1
-
-
-# Ended by a signal, with nothing but `EXPORTER_AUTO=1` ---------------------------------------------------------
-
-
-def auto_environment(path: Path, feed: Path | None) -> dict[str, str]:
-    """That of a job where the package is installed; recorded into a feed directory, if there is one."""
-    env = environment(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", EXPORTER_FLUSH_SECONDS="0.2")
-    site = path / "site" if (path / "site").exists() else installed_distribution(path / "site")
-    env["PYTHONPATH"] = f"{site}:{env['PYTHONPATH']}"
-    if feed is not None:
-        feed.mkdir(exist_ok=True)
-        env |= {"EXPORTER_AUTO": "1", "EXPORTER_FEED_DIR": str(feed)}
-    return env
-
-
-# Says that it lives, then waits to be ended; needs no torch.
-WAITING = """
-import pathlib, sys, time
-pathlib.Path(sys.argv[1]).touch()
-time.sleep(60)
-"""
-
-
-@torch_wanted
-@pytest.mark.timeout(150)
-def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupted(tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
-    script.write_text(WAITING)
-    ends = []
-    for feed in (None, tmp_path / "feed"):
-        alive = tmp_path / f"alive-{feed is None}"
-        means = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-        command = [sys.executable, "-m", "torch.distributed.run", *means, "--nproc-per-node=1"]
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
-        with started(
-            [*command, str(script), str(alive)], tmp_path, env=auto_environment(tmp_path, feed), **options
-        ) as agent:
-            wait_until(alive.exists, 60)
-            agent.send_signal(signal.SIGTERM)
-            out, err = agent.communicate(timeout=60 * PATIENCE)
-            # Without the frames: the signal comes wherever the agent happens to be.
-            words = [line for line in told(err) if line.strip() and not line.startswith(" ")]
-            ends.append((agent.returncode, told(out), words))
-    page = page_of(tmp_path / "feed")
-
-    assert ends[0] == ends[1]
-    assert ends[0][0] != 0
-    assert labelled(page, "training_elastic_runs_total", outcome="interrupted") == 1
-    assert labelled(page, "training_elastic_runs_total") == 1
-    ran = {"function": "SimpleElasticAgent.run", "outcome": "failure"}
-    assert labelled(page, "training_elastic_function_calls_total", **ran) == 1
-    assert labelled(page, "training_events_total", type="torchelastic.agent.status.FAILED") == 1
-    assert labelled(page, "training_elastic_restarts_total") == 0
-
-
-@torch_wanted
-@pytest.mark.timeout(150)
-def test_sigterm_to_run_reaches_the_agent_and_its_last_words_are_on_the_page(tmp_path: Path) -> None:
-    script, feed, alive = tmp_path / "worker.py", tmp_path / "feed", tmp_path / "alive"
-    script.write_text(WAITING)
-    feed.mkdir()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    port, pages = free_port(), [""]
-    job = [*torchrun, str(script), str(alive)]
-    command = run_command(feed, job, "--run.name=llama", "--run.linger=100s", port=port)
-
-    with started(command, tmp_path, env=auto_environment(tmp_path, None), cwd=tmp_path) as run:
-        wait_until(lambda: alive.exists() and answers(port), 60)
-        pages.append(scrape(port))  # whoever has scraped once is waited for at the end
-        os.kill(run.pid, signal.SIGTERM)
-        while run.poll() is None:
-            with contextlib.suppress(OSError):  # over
-                pages.append(scrape(port))
-            time.sleep(0.3)
-
-    assert run.returncode != 0
-    assert labelled(pages[-1], "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
