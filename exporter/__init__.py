@@ -1,8 +1,7 @@
 """What training code imports: `from exporter import Aggregation, Stat`.
 
-Loaded in the training process: standard library only. Importing it starts no thread and opens no file; the
-first Stat starts the recording thread, and the first flush makes the feed file. Nothing here raises into the
-job except the construction of a Stat that cannot be, waits on it, or outlives it.
+Loaded in the training process: standard library only. Importing it starts no thread and opens no file. Nothing here raises
+into the job except the construction of a Stat that cannot be, waits on it, or outlives it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Metric families: what a family is, and how a collector hands its families over.
 
 Used in the sidecar only. A collector is what prometheus_client calls one, so that ours can be registered in any registry
-and any other collector runs beside ours. What is added here: a `FamilySpec` says once what a family is (docs/METRICS.md
-is generated from it), and a `Collected` is a list of families that also tells what could not be read. Absent is *no
-sample*: never NaN, never a sentinel, never the last good value.
+and any other runs beside ours. Absent is *no sample*: never NaN, never a sentinel, never the last good value.
 """
 
 from __future__ import annotations

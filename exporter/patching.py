@@ -1,8 +1,7 @@
 """Patching other libraries: hooks around a method, hooks after an import, and the promise that no hook raises.
 
-Used in the training process, on the thread that calls the method or imports the module. The method gets the arguments
-it was given, and its caller gets what it returned or raised, whatever happens in a hook; the signature does not matter,
-so that a library may change it. The frames of the wrappers are taken out of the tracebacks that pass through them.
+Used in the training process. The method gets the arguments it was given, whatever its signature, and its caller what it
+returned or raised, whatever happens in a hook; the wrappers' frames are taken out of the tracebacks that pass through them.
 """
 
 from __future__ import annotations
@@ -90,10 +89,7 @@ def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
 
 
 def drop_frame(error: BaseException) -> None:
-    """Take the calling wrapper's frame, the outermost one so far, out of a traceback that is about to be raised on.
-
-    A bare `raise` does not add it again from Python 3.11 on; 3.10 shows one line of the wrapper.
-    """
+    """Take the calling wrapper's frame out of a traceback that is raised on; in Python 3.10 `raise` adds it again."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 

@@ -1,8 +1,7 @@
 """What a job says to the recording of its process as a whole: who it is, when everything is to be written, who serves it.
 
-Used in the training process. What a training loop calls never raises and never waits for longer than it was told to:
-`Stat.add`, `add_tensor`, `time`, `get`, `exporter.log`, `events.enabled`, `span`, `flush`, `shutdown`. What sets the
-recording up (`Stat(…)`, `Stat.passive`, `configure`, `events.register`, `events.limit`) raises for arguments that cannot be.
+Used in the training process. What a training loop calls never raises and never waits for longer than it was told to; what
+sets the recording up (`Stat(…)`, `configure`, `events.register`, …) raises for arguments that cannot be.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The recorder: one daemon thread that drains buffers, closes windows by the clock and writes the feed.
 
-Runs in the training process; started by the first Stat, event or handler. The root of the training side: recording,
-training and feed do not know each other, and this hands each its neighbour. It runs no user code, and gives the
-interpreter lock away between two pieces of at most a few tenths of a millisecond. Every orderly exit loses nothing;
-`os._exit` and SIGKILL lose what was added since the last flush. After a fork the child begins from zero.
+Runs in the training process; started by the first Stat, event or handler. It runs no user code, and gives the interpreter
+lock away between two pieces of a few tenths of a millisecond. Every orderly exit loses nothing.
 """
 
 from __future__ import annotations
@@ -150,10 +148,7 @@ class Recorder:
             self._alarm.release()
 
     def renew(self) -> None:
-        """Begin anew under another identity: what was recorded so far stays with the old one.
-
-        Where the recording thread is busy with a write it does so itself, as soon as it can.
-        """
+        """Begin anew under another identity, now or when the recording thread has finished what it is at."""
         EVENTS.renew()
         self._renewing = True
         self._guarded(self._renew, RENEW_SECONDS)
@@ -318,10 +313,7 @@ class Recorder:
         return written
 
     def _drain_those(self, wanted: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Empty some of the buffers.
-
-        After `within_seconds` no further one is begun with, and the next time begins there: threads may add faster.
-        """
+        """Empty some of the buffers, and leave the rest to the next time where that takes long: threads may add faster."""
         states, until = REGISTRY.states(), monotonic() + within_seconds
         first, self._first = min(self._first, len(states)), 0
         for position in (*range(first, len(states)), *range(first)):

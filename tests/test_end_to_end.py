@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,13 +55,10 @@ class Rank:
 
     number: int
     directory: Path
+    ends: ExitStack
     lives: list[Path] = field(default_factory=list)
-    process: subprocess.Popen[str] | None = None
 
     def start(self) -> float:
-        self.end()
-        script = self.directory / "rank.py"
-        script.write_text(RANK, encoding="utf-8")
         diary = self.directory / f"rank{self.number}-{len(self.lives)}"
         self.lives.append(diary)
         environment = os.environ | {
@@ -70,51 +68,42 @@ class Rank:
             "RANK": str(self.number),
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(diary)], env=environment, stdin=subprocess.PIPE, text=True
+            [sys.executable, "-c", RANK, str(diary)], env=environment, stdin=subprocess.PIPE, text=True
         )
+        self.ends.callback(self.process.communicate)
+        self.ends.callback(self.process.kill)
         wait_until(lambda: diary.exists() and diary.stat().st_size, 15)
         return self.recorded()[0]
 
     def tell(self, word: str) -> float:
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
+        print(word, file=self.process.stdin, flush=True)
         return time.time()
 
     def send(self, number: signal.Signals) -> float:
-        assert self.process is not None
         self.process.send_signal(number)
         return time.time()
 
-    def end(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-
     def recorded(self, life: int = -1) -> list[float]:
-        return [float(line) for line in self.lives[life].read_text(encoding="utf-8").splitlines() if line]
+        return [float(line) for line in self.lives[life].read_text().splitlines() if line]
 
 
 class Sidecar:
     """The real sidecar on a fixed port, so that it can be killed and started again."""
 
     def __init__(self, directory: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.address = f"127.0.0.1:{free_port()}"
         configuration = directory / "config.yaml"
         configuration.write_text(
-            f"feed: {{interval: 250ms, stale_after: {STALE_SECONDS:.0f}s, linger: {LINGER_SECONDS:.0f}s}}\n",
-            encoding="utf-8",
+            f"feed: {{interval: 250ms, stale_after: {STALE_SECONDS:.0f}s, linger: {LINGER_SECONDS:.0f}s}}\n"
         )
         self._command = [
-            *(sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{self.port}"),
+            *(sys.executable, "-m", "exporter", f"--web.listen-address={self.address}"),
             *(f"--feed.dir={directory / 'feed'}", f"--config.file={configuration}", "--log.level=warn"),
         ]
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command)
-        wait_until(lambda: fetch(f"{self.url}/-/ready"), 15)
+        wait_until(lambda: fetch(f"http://{self.address}/-/ready"), 15)
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> float:
         self.process.send_signal(number)
@@ -137,21 +126,17 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Play the whole piece once; the tests then look at what Prometheus has stored."""
     directory = tmp_path_factory.mktemp("stage")
     (directory / "feed").mkdir()
-    ranks = [Rank(number, directory) for number in range(3)]
-    sidecar = Sidecar(directory)
-    try:
+    with ExitStack() as ends:
+        sidecar = Sidecar(directory)
+        ends.callback(sidecar.end)
         sidecar.start()
-        with Prometheus(
-            directory / "prometheus", {"exporter": f"127.0.0.1:{sidecar.port}"}, scrape_seconds=SCRAPE_SECONDS
-        ) as prometheus:
-            wait_until(lambda: prometheus.query("up == 1"), 15)
-            stage = Stage(ranks, sidecar, prometheus)
-            play(stage)
-            yield stage
-    finally:
-        for rank in ranks:
-            rank.end()
-        sidecar.end()
+        targets = {"exporter": sidecar.address}
+        prometheus = Prometheus(directory / "prometheus", targets, scrape_seconds=SCRAPE_SECONDS)
+        ends.enter_context(prometheus)
+        wait_until(lambda: prometheus.query("up == 1"), 15)
+        stage = Stage([Rank(number, directory, ends) for number in range(3)], sidecar, prometheus)
+        play(stage)
+        yield stage
 
 
 def play(stage: Stage) -> None:
@@ -215,9 +200,8 @@ def test_window_values_are_what_the_rank_recorded(stage: Stage) -> None:
     assert has_points(points, stage.at["begin"] + 2 * WINDOW_SECONDS + 2 * SLACK_SECONDS, stage.at["pause"])
     times = [moment for moment in stage.ranks[0].recorded() if moment < stage.at["pause"]]
     busiest = max(counts)
-    assert (
-        0.5 * len(times) / (stage.at["pause"] - stage.at["begin"]) < busiest <= 75
-    )  # at most 50 a second, and a late window has more
+    # At most 50 a second, and a late window has more.
+    assert 0.5 * len(times) / (stage.at["pause"] - stage.at["begin"]) < busiest <= 75
 
 
 def test_a_rank_that_stops_adding_leaves_a_gap_while_its_totals_stay(stage: Stage) -> None:
@@ -257,7 +241,6 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stag
     lost = len([moment for moment in first if moment > stage.at["kill"] - FLUSH_SECONDS - 0.3])
 
     total = stage.prometheus.value(f'{COUNT}{{rank="1"}}', at=stage.at["end"])
-
     over_restart = stage.prometheus.value(f'increase({COUNT}{{rank="1"}}[15s])', at=stage.at["restart"] + 3)
 
     assert total is not None

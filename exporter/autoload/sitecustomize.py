@@ -1,8 +1,7 @@
 """Loaded by every Python that a job of `training-exporter run` starts, since its folder is the first of PYTHONPATH.
 
-Torch and Lightning find `exporter_auto` by entry points. One-logger, Keras and prometheus_client without torch look for
-none, so their import calls it here. No part of the package: it imports nothing of it before that, and whatever goes wrong
-stays here. The environment's own `sitecustomize` is loaded as if this one were not there.
+One-logger, Keras and prometheus_client without torch look for no entry point, so their import calls `exporter_auto` here.
+Whatever goes wrong stays here. The environment's own `sitecustomize` is loaded as if this one were not there.
 """
 
 from __future__ import annotations

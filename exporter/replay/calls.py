@@ -1,10 +1,7 @@
 """What a replayed GPU can be asked, under which names a description has it, and what functions of NVML then do.
 
-Used in the NVML child by the replay's library; the tables also by `description`, to find mistakes, and by `capture`. The
-ids of throttle counters are written down here apart from the child's `readings`, so that the one finds mistakes in the
-other. Arguments come as pynvml passes them to C: numbers as ctypes integers or plain ones, results as `byref()` objects,
-into which the answer is written. Versions of structures are checked as NVML checks them, and lists have NVML's protocols
-for telling their length. Source: nvml.h; traps as seen with pynvml.
+Used in the NVML child; the tables also by `description` and `capture`. Arguments come as pynvml passes them to C, results go
+through `byref()` objects; versions of structures and lengths of lists are checked as NVML does. Source: nvml.h; pynvml.
 """
 
 from __future__ import annotations
@@ -101,6 +98,7 @@ LINK_FIELDS = {
 SUMMABLE_FIELDS = frozenset({138, 139})
 """Those that can be asked over all links."""
 
+# By ids that are written down apart from the child's, so that the one finds mistakes in the other.
 _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
 _SMOOTHING = "power_smoothing"
 

@@ -1,8 +1,7 @@
 """Describe the GPUs of this machine, to be replayed where there are none: what a fault needs to be understood.
 
-A program of its own, `python -m exporter.replay.capture > our-node.yaml`, for people. NVIDIA's library comes in through
-pynvml; a description goes to standard output. Everything is asked twice: a counter is written down with what it grew in
-between. Serial numbers and UUIDs are left out.
+`python -m exporter.replay.capture > our-node.yaml`, for people. Everything is asked twice: a counter is written down with
+what it grew in between. Serial numbers and UUIDs are left out.
 """
 
 from __future__ import annotations
@@ -47,10 +46,7 @@ Look = dict[str, dict[str, float]]
 
 
 class Card:
-    """One GPU that is asked for everything; raises CallFailedError where it does not answer.
-
-    Some fields have other numbers by the version of the driver.
-    """
+    """One GPU that is asked for everything; raises CallFailedError where it does not answer."""
 
     def __init__(self, library: Library, index: int, *, driver: str, clock: Callable[[], float]) -> None:
         self._named = fields_of_driver(driver)

@@ -1,8 +1,7 @@
 """The description of a machine that can be replayed instead of NVIDIA's library: what may be in the YAML file.
 
-Used in the sidecar, when it starts with a replay (`machines`). A file comes in; a `MachineDescription` goes out, or one
-`ConfigurationError` with the place of every mistake. What each key means is in docs/replay.md. Numbers are what NVML
-returns, in its units: a replay stands below everything that converts them.
+Used in the sidecar, when it starts with a replay. What each key means is in docs/replay.md. Numbers are what NVML returns,
+in its units: a replay stands below everything that converts them.
 """
 
 from __future__ import annotations
@@ -197,7 +196,7 @@ class MachineDescription:
 
     def plain(self) -> dict[str, Any]:
         """What the NVML child is given: nothing but JSON's types."""
-        plain: dict[str, Any] = _plain(self)
+        plain = _plain(self)
         plain["gpus"] = []
         for group in self.gpus:
             for _ in range(group.count):
@@ -207,26 +206,23 @@ class MachineDescription:
 
 
 def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
-    plain: dict[str, Any] = _plain(model)
+    plain, own = _plain(model), _plain(group)
     numbers = {name: number for number, name in ARCHITECTURES.items()}
-    plain["values"].update(_plain(group.values), architecture=numbers[plain.pop("architecture")])
+    plain["values"].update(own["values"], architecture=numbers[plain.pop("architecture")])
     plain["uuid"] = group.uuid or f"GPU-00000000-0000-0000-0000-{index:012x}"
     if group.processes is not None:
-        plain["processes"] = _plain(group.processes)
+        plain["processes"] = own["processes"]
     for process in plain["processes"]:
         process["pid"] += 0 if group.processes is not None and group.count == 1 else index
     return plain
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        pairs = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
-        return {name: _plain(inner) for name, inner in pairs if inner is not UNCHANGED}
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(inner) for inner in value]
-    return value
+def _plain(described: Any) -> dict[str, Any]:
+    """Dictionaries of what is mentioned."""
+    return dataclasses.asdict(
+        described,
+        dict_factory=lambda pairs: {name: inner for name, inner in pairs if inner is not UNCHANGED},
+    )
 
 
 def _number_keys(described: Model | TimelineEntry) -> Problems:

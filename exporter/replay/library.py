@@ -1,10 +1,7 @@
 """A replayed machine in the place of NVIDIA's library.
 
-Used in the NVML child of a sidecar that replays, which is the program of the one of real GPUs (`run`), with an object
-assigned to `pynvml.nvmlLib` before `nvmlInit`. pynvml looks functions up on it by their
-C names (one that the described driver does not have is an AttributeError) and calls them with ctypes arguments, so that
-all of pynvml is the real thing. What happens to a call is decided in `_answer`: faults of the timeline come first, then
-the function itself. Where the description says what calls cost, each keeps the processor busy as on the real card.
+Used in the NVML child of a sidecar that replays: an object assigned to `pynvml.nvmlLib`, on which pynvml looks functions up
+by their C names, so that all of pynvml is the real thing. Faults of the timeline come first, then the function itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A replayed machine: its GPUs, what NVML would read of them at a moment, what happens to them, and the events of it.
 
-Used in the NVML child, by the replay's library. A description (plain dictionaries, see `description`) comes in. Pure:
-the same description and moment give the same answer, so that two child processes agree with each other.
+Used in the NVML child, by the replay's library. The same description (`MachineDescription.plain`) and moment give the same
+answer, so that two child processes agree with each other.
 """
 
 from __future__ import annotations
