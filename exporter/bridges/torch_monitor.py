@@ -68,7 +68,7 @@ class MonitorBridge:
             kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
                 kind.counter.add(number)
-                kind.last = time()
+                kind.counted.last = time()
                 if kind.routes:
                     kind.suppressed["rate_limit"].add(number)
         for name, event in zip(names[:MOST_TOLD], part, strict=False):

@@ -108,10 +108,10 @@ class MetricStats:
 
     def _look_at(self, pair: Pair) -> Record:
         """Accept or refuse a new pair; two threads may do so at once, and come to the same end."""
-        if len(self._records) >= MOST_NAMES:
-            return refuse("too_many")
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
+            if len(self._records) >= MOST_NAMES:
+                return refuse("too_many")
             named = metric_name(*pair)
             if named is None:
                 return refuse("name")  # not remembered: it may be of any length

@@ -23,7 +23,11 @@ _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfami
 
 
 def negotiate(accept: str | None) -> Format:
-    """The format named with the greatest weight, the richer of two with the same; several headers are joined by commas."""
+    """The format named with the greatest weight, the richer of two with the same; several headers are joined by commas.
+
+    Protobuf only for who names OpenMetrics, too, as Prometheus does: Telegraf and others ask for it always, and know
+    classic histograms alone.
+    """
     weights = {Format.PROTOBUF: 0.0, Format.OPENMETRICS: 0.0, Format.TEXT: 0.0}
     for name, weight, asked in _ranges(accept):
         version = asked.get("version", "")
@@ -37,6 +41,8 @@ def negotiate(accept: str | None) -> Format:
         else:
             continue
         weights[form] = max(weights[form], weight)
+    if not weights[Format.OPENMETRICS]:
+        weights[Format.PROTOBUF] = 0.0
     best, weight = max(weights.items(), key=lambda item: item[1])
     return best if weight > 0.0 else Format.TEXT
 

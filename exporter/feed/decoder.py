@@ -293,6 +293,8 @@ def _exponential(found: Any) -> dict[int, int]:
     buckets, counts = found
     if {*map(type, buckets), *map(type, counts)} - {int}:
         _refuse("exponential buckets that are no whole numbers")
-    if buckets and not (min(counts) >= 0 and min(buckets) >= LEAST and max(buckets) <= BEYOND):
+    if buckets and not (
+        0 <= min(counts) <= max(counts) <= MAX_COUNT and LEAST <= min(buckets) <= max(buckets) <= BEYOND
+    ):
         _refuse("an exponential bucket or a count out of range")
     return dict(zip(buckets, counts, strict=True))

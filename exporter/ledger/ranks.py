@@ -137,11 +137,12 @@ class Rank:
                     stats.setdefault(id(each.definition), (len(stats), each.definition))[0],
                     *(each.count, each.sum, each.bucket_counts, each.last_sample),
                     *(each.rejected, each.overflows),
-                    [*each.exponential.items()],
                 )
                 for each in totals.series.values()
             ]
-            return {**to_json(totals), "series": series}
+            # Beside the rows, which other versions read too.
+            exponential = [(*each.exponential, *each.exponential.values()) for each in totals.series.values()]
+            return {**to_json(totals), "series": series, "exponential": exponential}
 
         slots = [
             {"slot": slot.number, "base": written(slot.base), "processes": [*map(written, slot.processes)]}
@@ -197,7 +198,9 @@ def _see(process: Process, entry: FeedEntry, now: Moment) -> None:
 
 def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
     totals: Counted = from_json(kind, body)
-    for of, count, total, buckets, last_sample, rejected, overflows, exponential in body["series"]:
+    rows = body["series"]
+    for row, flat in zip(rows, body.get("exponential") or [()] * len(rows), strict=True):
+        of, count, total, buckets, last_sample, rejected, overflows = row
         definition = definitions[of]
         totals.series[families_of(definition).main, definition.labels] = StatReading(
             definition,
@@ -207,7 +210,7 @@ def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[
             last_sample=last_sample,
             rejected=rejected or NOTHING,
             overflows=overflows,
-            exponential=dict(exponential),
+            exponential=dict(zip(flat[: len(flat) // 2], flat[len(flat) // 2 :], strict=True)),
         )
     return totals
 

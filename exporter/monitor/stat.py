@@ -95,6 +95,8 @@ class Stat:
         self._name = check_name(name, "a Stat")
         self._aggregations = _check_aggregations(aggregations)
         self._max_samples = operator.index(max_samples)
+        if self._max_samples > _MOST_SAMPLES:
+            raise TypeError("max_samples must fit into 64 bits")
         self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for no end in time
         self._values: list[float] = []
         self._append = self._values.append  # for life: a sample that comes late is part of the next window
@@ -259,7 +261,7 @@ EVENTS.attach(_Clockwork())
 
 
 def _number(v: Any) -> float:
-    if isinstance(v, str | bytes | bytearray):
+    if isinstance(v, str | bytes | bytearray | memoryview):
         raise TypeError(f"a Stat takes numbers, not {type(v).__name__}")
     try:
         return float(v)

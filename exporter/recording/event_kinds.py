@@ -24,7 +24,7 @@ from exporter.recording.worker import Counter, Handle
 MOST_TYPES = 100
 """Types that are counted apart; the rest is `other`."""
 MOST_KINDS = 1000
-"""Kinds that are kept; beyond it events have one kind, of the type `other`, for each severity."""
+"""Kinds that are kept; beyond it one is made for each event, and counted with the type `other`."""
 LONGEST_LABEL = 200
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
@@ -51,21 +51,28 @@ class Kind:
         count: Counts one more.
         limited: Whether a rule samples or limits them, so that direct handlers are asked for, too.
         routes: The handlers that want them.
+        counted: The kind with which they are counted, for most itself.
     """
 
-    def __init__(self, type: str, severity: str, label: str) -> None:
+    counter: Counter
+    count: Callable[[], int]
+    suppressed: dict[str, Counter]  # how many were kept from the handlers, by reason
+
+    def __init__(self, type: str, severity: str, label: str, counted: Kind | None = None) -> None:
         self.type = type
         self.severity = severity
         self.label = label
         self.routes: tuple[Handle, ...] = ()
+        self.counted = counted or self
         self.restart()
+        if counted is not None:
+            self.counter, self.count, self.suppressed = counted.counter, counted.count, counted.suppressed
 
     def restart(self) -> None:
         """Count from zero."""
         self.counter = Counter()
         self.count = self.counter.bump
         self.last: float | datetime | None = None  # when the latest happened, Unix time
-        # how many were kept from the handlers
         self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
         self._number = count().__next__
 
@@ -141,17 +148,20 @@ class KindTable:
         except (KeyError, TypeError):
             pair = check_type(type), check_severity(severity)
         with self._lock:
-            if pair not in self._kinds and len(self._kinds) >= MOST_KINDS:
-                pair = OTHER, pair[1]
             kind = self._kinds.get(pair)
             if kind is not None:
                 return kind
-            labels = {each.label for each in list(self._kinds.values())}
-            label = clean_text(pair[0])[:LONGEST_LABEL]
-            kind = Kind(*pair, label if label in labels or len(labels) < MOST_TYPES else OTHER)
+            kept = len(self._kinds) < MOST_KINDS or pair[0] == OTHER
+            if kept:
+                labels = {each.label for each in list(self._kinds.values())}
+                label = clean_text(pair[0])[:LONGEST_LABEL]
+                kind = Kind(*pair, label if label in labels or len(labels) < MOST_TYPES else OTHER)
+            else:
+                kind = Kind(*pair, OTHER, self.kind(OTHER, pair[1]))
             kind.obey(list(self._rules.values()), recording=self.recording)
             kind.route(self.active)
-            kind = self._kinds.setdefault(pair, kind)
+            if kept:
+                kind = self._kinds.setdefault(pair, kind)
         if self.recording:
             self.wake()
         return kind

@@ -221,7 +221,8 @@ def check_timestamp(timestamp: Any) -> float:
             return float(seconds)
     except (OverflowError, OSError):
         pass
-    kind = ValueError if isinstance(timestamp, int | float) or hasattr(timestamp, "timestamp") else TypeError
+    number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
+    kind = ValueError if number or hasattr(timestamp, "timestamp") else TypeError
     raise kind(f"timestamp must be Unix time in seconds or a datetime, not this {type(timestamp).__name__}")
 
 

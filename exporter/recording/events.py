@@ -286,7 +286,7 @@ class EventLog(KindTable):
     ) -> None:
         """Count an event of an enabled kind; hand it on, made of `late` (or its `raw()`), or `origin`, a face's object."""
         kind.count()
-        kind.last = happened
+        kind.counted.last = happened
         event: Event | None = None
         admitted: bool | None = None
         for each in kind.routes:

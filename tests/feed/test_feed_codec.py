@@ -320,6 +320,8 @@ def test_an_aggregation_of_the_future_is_left_out_and_not_the_file() -> None:
         lambda what, when, totals: totals["stats"][0].update(count=-1),
         lambda what, when, totals: totals["stats"][0].update(count=2**63),
         lambda what, when, totals: totals["stats"][0].update(bucket_counts=[0]),
+        lambda what, when, totals: totals["stats"][0].update(exponential=[[LEAST - 1], [1]]),
+        lambda what, when, totals: totals["stats"][0].update(exponential=[[0], [2**63]]),
         lambda what, when, totals: totals.update(events={"counts": [["a", 1]]}),
         lambda what, when, totals: totals.update(events={"counts": [["a", "info", 1.5]]}),
         lambda what, when, totals: totals.update(training=[]),

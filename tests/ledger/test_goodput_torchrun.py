@@ -168,9 +168,9 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
     assert of(page, "attempt_steps", "llama") == 20
     assert of(page, "lost_steps_total", "llama") == 5 + 7
     assert of(page, "productive_seconds_total", "llama") == pytest.approx(productive, rel=0.1, abs=0.1)
-    assert of(page, "badput_seconds_total", "llama", cause="lost_progress") == pytest.approx(
-        lost, rel=0.1, abs=0.2
-    )
+    # The sidecar dates a death when it sees it, which takes a busy machine longer.
+    assert 0.9 * lost - 0.2 < of(page, "badput_seconds_total", "llama", cause="lost_progress")
+    assert of(page, "badput_seconds_total", "llama", cause="lost_progress") < 1.1 * lost + 0.2 * PATIENCE
     starts = [line["start"] for line in lines if line["what"] == "begin"]
     ends = [said(what, attempt)[-1]["at"] for attempt, what in enumerate(("failed", "killed", "end"))]
     wall, away = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])

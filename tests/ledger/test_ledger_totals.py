@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
-from exporter.ledger.ranks import KEPT_PROCESSES
+from exporter.families import DistributionSample
+from exporter.ledger.ranks import KEPT_PROCESSES, Rank
 from exporter.ledger.totals import added_events
 from exporter.recording.values import EventsReading
 
@@ -105,6 +107,33 @@ def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Si
         {"5.0": 2, "+Inf": 3},
         {"1.0": 1, "2.0": 1, "+Inf": 1},
     ]
+
+
+@pytest.mark.parametrize("writer", ["this version", "one without them"])
+def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    encode = Rank.encode
+
+    def without(rank: Rank) -> bytes:
+        kept = json.loads(
+            encode(rank), object_hook=lambda of: {k: v for k, v in of.items() if k != "exponential"}
+        )
+        return json.dumps(kept).encode()
+
+    if writer != "this version":
+        monkeypatch.setattr(Rank, "encode", without)
+    for life in (1, 2):
+        reading = a_reading(a_definition(buckets=(1.0,)), [0.5, 0.7 * life])
+        reading = reading.replace(exponential={-8: 1, 3 * life: 1})
+        sidecar.feed.put(a_snapshot(a_process(started=START + life), reading), alive=False)
+        sidecar.after(1)
+        sidecar.restart()
+    page = sidecar.after(1)
+    (whole,) = [each for each in page.families["loss"].samples if isinstance(each, DistributionSample)]
+
+    assert page.count("loss", **RANK_0) == 4
+    assert whole.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
 
 
 def test_losses_and_events_continue_over_restarts_too(sidecar: Sidecar) -> None:

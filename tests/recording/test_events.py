@@ -121,6 +121,19 @@ def test_a_rate_limit_holds_back_a_flood_and_is_seen(events: EventLog) -> None:
     assert reading.suppressed["flood", "rate_limit"] == 1000 - len(told)
 
 
+def test_beyond_a_thousand_kinds_events_are_counted_together_and_told_by_their_type(events: EventLog) -> None:
+    told: list[str] = []
+    events.register(lambda event: told.append(event.type), types=["alarm.*"])
+    for number in range(1_100):
+        events.log(f"kind.{number}")
+    events.log("alarm.fire", timestamp=1e10)
+    assert events.flush(5.0)
+
+    assert told == ["alarm.fire"]
+    assert sum(events.reading().counts.values()) == 1_101
+    assert events.reading().last["other", "info"] == 1e10
+
+
 def test_a_payload_is_made_only_when_somebody_is_told_and_costs_itself_where_it_cannot_be(
     events: EventLog,
 ) -> None:
