@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import strategies as st
 from prometheus_client.core import Metric
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
@@ -148,3 +149,18 @@ class Board:
     def withdraw(self, name: str) -> None:
         del self.blocks[name]
         self.events.append(("withdraw", name))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, original: bytes) -> bytes:
+    """Anything at all, or the real content cut short or with one spot overwritten."""
+    kind = draw(st.sampled_from(["anything", "cut", "overwritten", "odd"]))
+    if kind == "anything":
+        return draw(st.binary(max_size=200))
+    if kind == "odd":
+        return draw(st.sampled_from([b"-1\n", b"9" * 30, b"nan\n", b"1e3\n", b"1_0\n", b"[" * 50_000]))
+    place = draw(st.integers(0, len(original)))
+    if kind == "cut":
+        return original[:place]
+    spot = draw(st.binary(min_size=1, max_size=8))
+    return original[:place] + spot + original[place + len(spot) :]

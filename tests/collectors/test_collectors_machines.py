@@ -18,6 +18,7 @@ from collectors_support import (
     assert_sound,
     build,
     copy_of,
+    damaged,
     read_from,
     text_of,
     value_of,
@@ -253,21 +254,6 @@ TOUCHED = {
     "network": "net/dev net/snmp",
     "rdma": "infiniband",
 }
-
-
-@st.composite
-def damaged(draw: st.DrawFn, original: bytes) -> bytes:
-    """Anything at all, or the real content cut short or with one spot overwritten."""
-    kind = draw(st.sampled_from(["anything", "cut", "overwritten", "number"]))
-    if kind == "anything":
-        return draw(st.binary(max_size=200))
-    if kind == "number":
-        return draw(st.sampled_from([b"-1\n", b"9" * 30, b"nan\n", b"1e3\n", b"1_0\n"]))
-    place = draw(st.integers(0, len(original)))
-    if kind == "cut":
-        return original[:place]
-    spot = draw(st.binary(min_size=1, max_size=8))
-    return original[:place] + spot + original[place + len(spot) :]
 
 
 @pytest.mark.parametrize("entry", OF_TREE, ids=lambda entry: str(entry.name))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goodput_support import PaperJob, Watched, reasons
+from goodput_support import PaperJob, Watched, of, reasons
 from goodput_support import a_job as new_job
 from ledger_support import Clock, Page, Sidecar, a_definition, a_process, a_reading
 
@@ -21,6 +21,9 @@ GAUGES = {
     "training_loss": ("training.loss", (("mode", "train"),)),
     "training_grad_norm": ("training.grad_norm", ()),
     "training_learning_rate": ("training.learning_rate", ()),
+    "training_loss_scale": ("training.loss_scale", ()),
+    "training_rank_compute_seconds": ("training.rank_compute", ()),
+    "training_step_ideal_seconds": ("training.step_ideal", ()),
     "training_step_longest_seconds": ("training.step_longest", ()),
     "training_step": ("training.step", ()),
 }
@@ -48,14 +51,14 @@ def why(page: Page) -> dict[str, str]:
     return {name: sample.labels.get(name, "") for name in ("reason", "exit_status", "signal", "exception")}
 
 
-def gauges() -> list[StatReading]:
+def gauges(value: float) -> list[StatReading]:
     readings = []
     for name, (stat, labels) in GAUGES.items():
         unit = "seconds" if name.endswith("_seconds") else None
         definition = a_definition(stat, unit=unit, labels=labels).replace(
             kind="gauge", aggregations=frozenset()
         )
-        readings.append(a_reading(definition, [0.5]).replace(value=0.5))
+        readings.append(a_reading(definition, [value]).replace(value=value))
     return readings
 
 
@@ -66,7 +69,7 @@ def look(watched: Watched, **how: Any) -> Page:
         # A real process works it out anew for each snapshot, from two clocks.
         jitter = 1e-6 * (watched.sequence % 3)
         job.last_progress = watched.process.started + job.seconds - job.open_seconds + jitter
-    watched.write(*gauges(), **how)
+    watched.write(*gauges(job.longest_step_seconds or 0.5), **how)
     return watched.sidecar.collect()
 
 
@@ -140,6 +143,7 @@ def test_a_process_that_is_stopped_is_stalled(running: Watched) -> None:
     assert state(look(running, age_seconds=30.0)) == "stalled"
 
 
+@pytest.mark.parametrize("pid", [7, 99])  # it, or a launcher around it
 @pytest.mark.parametrize(
     ("status", "expected", "reason"),
     [
@@ -152,11 +156,11 @@ def test_a_process_that_is_stopped_is_stalled(running: Watched) -> None:
     ],
 )
 def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
-    sidecar: Sidecar, status: int, expected: str, reason: dict[str, str]
+    sidecar: Sidecar, status: int, expected: str, reason: dict[str, str], pid: int
 ) -> None:
     watched = Watched(sidecar, a_job())
     look(watched, final=status >= 0)
-    end = End(sidecar.directory, 7, status, sidecar.clock.wall)
+    end = End(sidecar.directory, pid, status, sidecar.clock.wall, run="r")
     ended(sidecar, end)
     dead = watched.die(1.0)
     sidecar.after(5.0)
@@ -168,22 +172,43 @@ def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
     assert [state(dead), state(later)] == [expected, expected]
     assert {name: why(dead)[name] for name in reason} == reason
     assert why(dead) == why(later)
-    assert "training_run_state" not in over.families
+    assert (of(later, "wall_seconds_total") or 0.0) >= 9
+    assert not {"training_run_state", "training_wall_seconds_total"} & over.families.keys()
 
 
 @pytest.mark.parametrize(
-    ("final", "ending", "expected"),
-    [(True, None, "finished"), (True, Ending("ValueError", 1.0), "failed"), (False, None, "lost")],
+    ("told", "final", "expected", "reason"),
+    [
+        ({}, True, "finished", "deduced"),
+        ({}, False, "lost", "deduced"),
+        ({"ending": Ending("ValueError", 1.0)}, True, "failed", "exception ValueError"),
+        ({"failure": "preemption"}, True, "stopped", "told: preemption"),
+        ({"failure": "gpu_memory"}, True, "failed", "told: gpu_memory"),
+    ],
 )
-def test_without_run_the_end_is_deduced_and_that_is_said(
-    running: Watched, final: bool, ending: Ending | None, expected: str
+def test_without_run_the_end_is_deduced_or_told_and_that_is_said(
+    running: Watched, told: dict[str, Any], final: bool, expected: str, reason: str
 ) -> None:
-    running.write(final=final, ending=ending)
+    running.job.failure = told.get("failure", "")
+    running.write(final=final, ending=told.get("ending"))
     page = running.die(1.0)
 
     assert state(page) == expected
-    assert why(page)["exception"] == ("ValueError" if ending else "")
-    assert why(page)["reason"].startswith("exception ValueError" if ending else "deduced")
+    assert why(page)["exception"] == ("ValueError" if "ending" in told else "")
+    assert why(page)["reason"].startswith(reason)
+
+
+def test_a_death_is_dated_by_run_and_settled_at_once(sidecar: Sidecar, running: Watched) -> None:
+    at = sidecar.clock.wall
+    ended(sidecar, End(sidecar.directory, 7, -9, at))
+    sidecar.clock.advance(20.0)
+    running.kill()
+    page = sidecar.collect()
+    (info,) = page.families["training_run_state_info"].samples
+
+    assert info.labels["since"] == str(round(at))
+    assert reasons(page) == {"signal": 1}
+    assert of(sidecar.after(1.0), "wall_seconds_total") == 9
 
 
 def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar, running: Watched) -> None:
@@ -220,13 +245,14 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
 
 
 def test_two_jobs_that_share_a_given_name_are_told_and_a_restart_is_not(sidecar: Sidecar) -> None:
-    def conflicts(given: bool, run: str) -> object:
-        for _ in range(2):
-            sidecar.record(a_process(run=run).replace(trains=True, run_given=given), 1)
+    def conflicts(run: str, *, given: bool = True, helper: bool = False) -> object:
+        for trains in (True, not helper):
+            sidecar.record(a_process(run=run).replace(trains=trains, run_given=given), 1)
             assert "training_rank_conflicts" not in sidecar.after(1.0).families
         return sidecar.after(20.0).get("training_rank_conflicts", run=run, rank="0")
 
-    assert [conflicts(given=False, run="made"), conflicts(given=True, run="named")] == [None, 1]
+    found = [conflicts("made", given=False), conflicts("helped", helper=True), conflicts("named")]
+    assert found == [None, None, 1]
 
 
 @pytest.mark.parametrize(("status", "productive"), [(0, 5.0), (3, 0.0), (None, 5.0)])

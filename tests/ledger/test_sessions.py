@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from goodput_support import Watched, a_job, badput, check_identity, of, reasons
+from goodput_support import Watched, a_job, badput, check_identity, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, a_process, a_snapshot
@@ -226,18 +226,6 @@ def test_a_tag_may_be_told_a_little_later(sidecar: Sidecar) -> None:
     assert goodput_names(silent) == set()
     assert of(told_now, "badput_seconds_total", cause="init") == 2
     assert (sidecar.directory / "ledger" / file_name(("goodput", "s", "session", "", ""))).exists()
-
-
-def test_an_end_is_shown_for_a_while_also_over_a_restart_of_the_sidecar(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, a_job())
-    watched.job.train(3)
-    watched.finish()
-    sidecar.restart()
-    page = sidecar.after(60.0)
-    over = sidecar.after(1000.0)
-
-    assert [of(page, "productive_seconds_total"), reasons(page)] == [3, {}]
-    assert goodput_names(over) == set()
 
 
 @pytest.mark.parametrize("lasts", [1.0, 40.0])
