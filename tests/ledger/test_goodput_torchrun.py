@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 from goodput_support import check_identity, of, reasons
-from run_support import free_port
 from serve_support import environment, sidecar
 from test_goodput_scenarios import page as page_of
 from test_goodput_scenarios import wait_for
@@ -84,47 +83,6 @@ say(what="end")
 """
 
 
-ONCE_AGAIN = """
-import os, sys
-import exporter
-from exporter import training
-
-first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-with training.training_loop(train_iterations_start=0 if first else 3):
-    for _ in range(3):
-        with training.training_iteration():
-            pass
-    with training.checkpoint_save(global_step=3 if first else 6):
-        pass
-    exporter.flush()
-    if first:
-        sys.exit(7)
-"""
-
-
-@pytest.mark.timeout(90)
-def test_a_standalone_torchrun_that_restarts_is_one_run_though_nobody_named_it(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-
-    script = tmp_path / "train.py"
-    script.write_text(ONCE_AGAIN)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
-    env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), OMP_NUM_THREADS="1")
-    with sidecar(tmp_path) as running:
-        job = [*command, "--max-restarts=1", str(script)]
-        done = subprocess.run(job, env=env, capture_output=True, text=True, timeout=80, check=False)
-        wait_for(running, lambda found: 2.0 in found.all("training_attempt").values())
-        wait_for(running, lambda found: 6.0 in found.all("training_steps_total").values())
-        page = page_of(running)
-
-    assert done.returncode == 0, done.stderr
-    ((((_, run),), _),) = page.all("training_attempt").items()
-    assert run.startswith("train-")
-    assert list(page.all("training_steps_total").values()) == [6]
-    assert of(page, "lost_steps_total", run) == 0
-    assert reasons(page, "restarts", run) == {"exit": 1}
-
-
 @pytest.mark.timeout(180)
 def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculates(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
@@ -134,13 +92,11 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
     (tmp_path / "exporter.yaml").write_text("feed:\n  interval: 200ms\n")
     command = [
         sys.executable,
-        *("-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--max-restarts=2"),
-        *("--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"),
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
         *(str(script), str(tmp_path)),
     ]
     env = environment(
         EXPORTER_FEED_DIR=str(tmp_path / "feed"),
-        EXPORTER_RUN="llama",
         EXPORTER_FLUSH_SECONDS="0.2",
         OMP_NUM_THREADS="1",
     )
@@ -149,7 +105,8 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
             command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
         )
         assert done.returncode == 0, done.stderr
-        wait_for(running, lambda found: of(found, "uncommitted_seconds", "llama") == 0)
+        name = "training_uncommitted_seconds"
+        wait_for(running, lambda found: [round(each, 6) for each in found.all(name).values()] == [0])
         page = page_of(running)
 
     lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
@@ -164,27 +121,29 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
     productive = sum(steps[attempt][step] for attempt, done in saved for step in done)
     lost = sum(sum(each.values()) for each in steps) - productive + unfinished
 
-    assert of(page, "attempt", "llama") == 3
-    assert of(page, "attempt_steps", "llama") == 20
-    assert of(page, "lost_steps_total", "llama") == 5 + 7
-    assert of(page, "productive_seconds_total", "llama") == pytest.approx(productive, rel=0.1, abs=0.1)
+    ((((_, run),), _),) = page.all("training_attempt").items()  # one, though nobody named it
+    assert run.startswith("train-")
+    assert of(page, "attempt", run) == 3
+    assert of(page, "attempt_steps", run) == 20
+    assert of(page, "lost_steps_total", run) == 5 + 7
+    assert of(page, "productive_seconds_total", run) == pytest.approx(productive, rel=0.1, abs=0.1)
     # The sidecar dates a death when it sees it, which takes a busy machine longer.
-    assert 0.9 * lost - 0.2 < of(page, "badput_seconds_total", "llama", cause="lost_progress")
-    assert of(page, "badput_seconds_total", "llama", cause="lost_progress") < 1.1 * lost + 0.2 * PATIENCE
+    assert 0.9 * lost - 0.2 < of(page, "badput_seconds_total", run, cause="lost_progress")
+    assert of(page, "badput_seconds_total", run, cause="lost_progress") < 1.1 * lost + 0.2 * PATIENCE
     starts = [line["start"] for line in lines if line["what"] == "begin"]
     ends = [said(what, attempt)[-1]["at"] for attempt, what in enumerate(("failed", "killed", "end"))]
     wall, away = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
     preparing = sum(said("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3))
-    lost_time = {cause: of(page, "badput_seconds_total", "llama", cause=cause) or 0.0 for cause in CAUSES}
+    lost_time = {cause: of(page, "badput_seconds_total", run, cause=cause) or 0.0 for cause in CAUSES}
 
-    assert of(page, "wall_seconds_total", "llama") == pytest.approx(wall, abs=0.5)
+    assert of(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)
     # Between its last word and its end a process takes a while, and the exporter has nobody to ask.
     assert lost_time["downtime"] == pytest.approx(away, abs=0.8)
     assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparing, abs=0.5)
     assert lost_time["checkpoint_save"] > 0
     assert [lost_time["hang"], lost_time["validation"], lost_time["data_stall"]] == [0, 0, 0]
-    assert [reasons(page, "restarts", "llama"), reasons(page, "interruptions", "llama")] == [
+    assert [reasons(page, "restarts", run), reasons(page, "interruptions", run)] == [
         {"signal": 2},
         {"signal": 2},
     ]
-    check_identity(page, "llama")
+    check_identity(page, run)

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from goodput_support import Watched, a_job, of
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
 from exporter.families import DistributionSample
+from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.ranks import KEPT_PROCESSES, Rank
 from exporter.ledger.totals import added_events
 from exporter.recording.values import EventsReading
@@ -158,25 +160,28 @@ def test_losses_and_events_continue_over_restarts_too(sidecar: Sidecar) -> None:
 
 
 def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Sidecar) -> None:
-    process = a_process()
-    sidecar.record(process, 3)
+    watched = Watched(sidecar, a_job(session_tag="s"))
+    watched.job.train(3)
+    watched.write(a_reading(LOSS, [2.0] * 3))
     sidecar.collect()
     sidecar.break_state()
-    sidecar.record(process, 4, sequence=2, alive=False)
-    sidecar.clock.advance(1)
+    watched.job.train()
+    watched.write(a_reading(LOSS, [2.0] * 4)).kill()
     collected = sidecar.collector.collect()
     page = sidecar.collect()
 
-    assert [reason for reason, _ in collected.problems] == ["state"]
+    assert {reason for reason, _ in collected.problems} == {"state"}
+    assert {spec.name for spec in SPECS} & page.families.keys() == set()
     assert page.count("loss", **RANK_0) is None
     assert page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_withheld_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
-    assert process.id in sidecar.feed.files, "its totals are nowhere else yet"
+    assert watched.process.id in sidecar.feed.files, "its totals are nowhere else yet"
     sidecar.mend_state()
-    assert sidecar.after(1).count("loss", **RANK_0) == 4
+    mended = sidecar.after(4)
+    assert [mended.count("loss", **RANK_0), of(mended, "uncommitted_seconds")] == [4, 4]
     assert sidecar.feed.files == {}
 
 

@@ -183,25 +183,6 @@ def test_a_session_that_another_sidecar_keeps_is_waited_for(sidecar: Sidecar) ->
     assert of(page, "uncommitted_seconds") == 2
 
 
-def test_nothing_is_shown_that_could_not_be_saved(sidecar: Sidecar) -> None:
-    first = Watched(sidecar, a_job(session_tag="s"))
-    first.job.train(10)
-    first.see()
-    sidecar.break_state()
-    first.job.train(1)
-    failed = first.see()
-    first.kill()
-    sidecar.after(10.0)
-    held = first.process.id in sidecar.feed.files
-    sidecar.mend_state()
-    again = sidecar.after(4.0)
-
-    assert goodput_names(failed) == set()
-    assert held
-    assert of(again, "uncommitted_seconds") == 11
-    assert first.process.id not in sidecar.feed.files
-
-
 def test_of_two_living_processes_of_one_session_the_first_counts(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
