@@ -5,7 +5,7 @@ between the two moves on, under other names of run, rank and GPU; eight nodes ma
 real Prometheus in agent mode scrapes them every 15 s and writes to VictoriaMetrics, on which vmalert evaluates
 deploy/prometheus/rules (Debian's packages). Measured for each number of nodes: series and samples, memory and processor
 time of each program, records, what one evaluation of all rules takes, and the queries of *Fleet* over an hour. A line
-through the measured points gives 10,000 nodes; that column is computed. Prints one JSON document.
+through the points at which all rules kept up gives 10,000 nodes; that column is computed. Prints one JSON document.
 
     python benchmarks/fleet.py [--quick] [NODES ...]
 """
@@ -339,12 +339,12 @@ def expressions(board: str) -> list[tuple[str, bool]]:
 
 
 def computed(stages: Sequence[dict[str, float]]) -> dict[str, float]:
-    """A line through the measured points, at ten thousand nodes. A run's page does not grow with the fleet."""
+    """A line through these points, at ten thousand nodes, for all but queries, which wait for the rules here."""
     nodes = [stage["nodes"] for stage in stages]
     lines = {
         name: statistics.linear_regression(nodes, [stage[name] for stage in stages])
         for name in stages[0]
-        if name not in {"nodes", "nodes scraped", "Run, all queries, s"}
+        if name not in {"nodes", "nodes scraped"} and "queries" not in name
     }
     return {"nodes": COMPUTED} | {
         name: line.intercept + line.slope * COMPUTED for name, line in lines.items()
@@ -367,12 +367,17 @@ def main() -> None:
             used = sum(each.memory_info().rss for each in fleet.engines.values())
             if stages[-1]["nodes scraped"] < nodes or used * 2 > psutil.virtual_memory().available:
                 break
-    whole = [stage for stage in stages if stage["nodes scraped"] == stage["nodes"]]
+    usual = stages[0]["records"] / stages[0]["nodes"]
+    whole = [
+        stage
+        for stage in stages
+        if stage["nodes scraped"] == stage["nodes"] and stage["records"] > 0.9 * usual * stage["nodes"]
+    ]
     series = {"first of a run": Shape(pages, first=True).series, "others": Shape(pages, first=False).series}
     found = {
         "series of a node": series,
         "measured": stages,
-        "computed": computed(whole) if len(whole) > 2 else {},
+        "computed": computed(whole) if len(whole) > 1 else {},
     }
     print(json.dumps({**described(), **found}, indent=1))
 
