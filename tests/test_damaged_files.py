@@ -19,8 +19,7 @@ from exporter.web.webconfig import load_web_config
 T4 = (MACHINES / "t4.yaml").read_bytes()
 CARBON = b"time,grams_per_kwh\n2026-03-01T12:00:00Z,327.5\n1772370000,310\n"
 OVERRIDES = b'{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}'
-WEB = b"""
-tls_server_config: {cert_file: cert.pem, key_file: key.pem, min_version: TLS12}
+WEB = b"""tls_server_config: {cert_file: cert.pem, key_file: key.pem, min_version: TLS12}
 http_server_config: {headers: {Strict-Transport-Security: max-age=1}}
 basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ01234}
 """

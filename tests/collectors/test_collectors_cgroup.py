@@ -110,11 +110,8 @@ V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
         ("0::/\n", "/../..", []),  # the host's tree: which part of it is ours, nobody says
         ("0::/../b\n", "/..", ["/../b", "/.."]),
         ("0::/../../a\n", "/..", []),
-        (
-            "0::/a:b\x1c\u2028c\n",
-            "/",
-            ["/a:b\x1c\u2028c", "/"],
-        ),  # what splits lines elsewhere, but not in the kernel
+        # What splits lines elsewhere, but not in the kernel.
+        ("0::/a:b\x1c\u2028c\n", "/", ["/a:b\x1c\u2028c", "/"]),
         ("1:name=systemd:/a\n", "/", []),
     ],
 )

@@ -212,18 +212,3 @@ def test_damaged_and_hostile_files_cost_themselves_only_and_a_line_for_each_reas
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == len(reasons)
     assert sum("and 49 more" in line for line in lines) == 1
-
-
-def test_the_state_may_be_elsewhere_and_survives_a_wiped_feed_directory(tmp_path: Path) -> None:
-    feed, state = tmp_path / "feed", tmp_path / "state"
-    feed.mkdir()
-    state.mkdir()
-    with training_process(feed) as child:
-        child.tell("publish")
-        look(a_sidecar(feed, state))
-    for each in feed.iterdir():
-        each.unlink()
-    page = look(a_sidecar(feed, state))
-
-    assert page.count("train_stat0", **RANK_0) == 1
-    assert page.get("training_feed_alive", **RANK_0) == 0

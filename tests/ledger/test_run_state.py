@@ -48,7 +48,8 @@ def state(page: Page) -> str:
 
 def why(page: Page) -> dict[str, str]:
     (sample,) = page.families["training_run_state_info"].samples
-    return {name: sample.labels.get(name, "") for name in ("reason", "exit_status", "signal", "exception")}
+    names = ("reason", "exit_status", "signal", "exception", "since")
+    return {name: sample.labels.get(name, "") for name in names}
 
 
 def gauges(value: float) -> list[StatReading]:
@@ -139,7 +140,6 @@ def test_who_waits_is_stalled_and_a_long_phase_has_longer(
 
 
 def test_a_process_that_is_stopped_is_stalled(running: Watched) -> None:
-
     assert state(look(running, age_seconds=30.0)) == "stalled"
 
 
@@ -204,9 +204,8 @@ def test_a_death_is_dated_by_run_and_settled_at_once(sidecar: Sidecar, running: 
     sidecar.clock.advance(20.0)
     running.kill()
     page = sidecar.collect()
-    (info,) = page.families["training_run_state_info"].samples
 
-    assert info.labels["since"] == str(round(at))
+    assert why(page)["since"] == str(round(at))
     assert reasons(page) == {"signal": 1}
     assert of(sidecar.after(1.0), "wall_seconds_total") == 9
 
