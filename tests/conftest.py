@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,15 +21,14 @@ atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
 
 # The files that take longest begin first, so that none of them is left alone at the end.
 _LONGEST = [
-    "test_bridges_lightning",
-    "test_bridges_torchrun",
-    "test_soak",
-    "test_truth",
-    "test_bridges_plain_torch",
-    "test_dashboards_scenario",
-    "test_bridges_ranks",
-    "test_bridges_examples",
-    "test_rules_faults",
+    *(
+        "test_bridges_lightning",
+        "test_bridges_torchrun",
+        "test_soak",
+        "test_truth",
+        "test_bridges_plain_torch",
+    ),
+    *("test_dashboards_scenario", "test_bridges_ranks", "test_bridges_examples", "test_rules_faults"),
     "test_end_to_end",
 ]
 
@@ -43,6 +43,12 @@ def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that records in this process names a launch, which the children of the next would share."""
     for name in ("EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Path:
+    """A feed directory that is not made yet."""
+    return tmp_path / "feed"
 
 
 @pytest.fixture

@@ -111,12 +111,7 @@ class EnergyNode:
     run = "r"
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        clock: Clock | None = None,
-        state: StateStore | None = None,
-        **options: Any,
+        self, directory: Path, *, clock: Clock | None = None, state: StateStore | None = None, **options: Any
     ) -> None:
         self.directory, self.clock, self.options = directory, clock or Clock(), options
         self.boot = "boot"

@@ -138,11 +138,7 @@ class Watched:
         self.sequence = 0
 
     def write(
-        self,
-        *stats: StatReading,
-        final: bool = False,
-        ending: Ending | None = None,
-        age_seconds: float = 0.5,
+        self, *stats: StatReading, final: bool = False, ending: Ending | None = None, age_seconds: float = 0.5
     ) -> Watched:
         """Let the clock be where the job is, and the process write its feed."""
         written, clock = self.process.started + self.job.seconds, self.sidecar.clock

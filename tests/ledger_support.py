@@ -138,10 +138,7 @@ class Sidecar:
     def start(self) -> None:
         self.state = StateStore(self.directory, keeper="here", clock=lambda: self.clock.wall)
         self.collector = JobCollector(
-            self.feed,
-            self.state,
-            clock=lambda: self.clock.wall,
-            monotonic=lambda: self.clock.monotonic,
+            self.feed, self.state, clock=lambda: self.clock.wall, monotonic=lambda: self.clock.monotonic
         )
 
     def restart(self) -> None:

@@ -30,14 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "autoload": set(),
     "families": {"errors"},
     "config": {"errors"},
-    "collectors": {
-        "config",
-        "errors",
-        "families",
-        "feed",
-        "recording.values",
-        "version",
-    },
+    "collectors": {"config", "errors", "families", "feed", "recording.values", "version"},
     "replay": {"collectors", "config", "errors"},
     "ledger": {
         "config",

@@ -36,6 +36,8 @@ from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, default_directory, is_trusted
 from exporter.feed.reader import FeedEntry, FeedReader
+from exporter.feed.snapshot import ProcessIdentity
+from exporter.feed.writer import RIVAL_SECONDS
 from exporter.version import __version__
 from exporter.web.listen import bind, parse_address
 from exporter.web.webconfig import load_web_config
@@ -167,6 +169,7 @@ def writers(configuration: Configuration) -> Iterator[Finding]:
         yield _writer(entry, stale_seconds)
     if len(ended) > SHOWN_ENDED:
         yield ok("writer", f"{len(ended) - SHOWN_ENDED} more processes ended before these")
+    yield from _rivals(each.snapshot.process for each in scan.entries if each.alive)
     for name, reason in scan.refused:
         yield warn("writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
     if not scan.entries:
@@ -194,6 +197,18 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
         return warn("writer", f"{who}; {written}", remedy)
     return ok("writer", f"{who}; alive, {written}")
+
+
+def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[Finding]:
+    """Who trains as a rank that another process is already; one that is being replaced is gone a while later."""
+    firsts: dict[tuple[str, int | None], ProcessIdentity] = {}
+    for process in sorted(living, key=lambda each: each.started):
+        if process.trains and time.time() - process.started >= RIVAL_SECONDS:
+            first = firsts.setdefault((process.run, process.rank), process)
+            if first is not process:
+                found = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
+                remedy = "give each process a rank (its launcher, RANK), or one of the jobs another run name"
+                yield warn("writer", f"{found}, which process {first.pid} is already", remedy)
 
 
 def ports(configuration: Configuration) -> Iterator[Finding]:

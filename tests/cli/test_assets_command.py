@@ -51,7 +51,7 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     assert [name for name, path in found.items() if path.read_bytes() != expected[name].read_bytes()] == []
 
 
-def test_what_somebody_has_changed_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_what_somebody_has_changed_is_replaced_only_by_force_and_a_refusal_is_a_line(tmp_path: Path) -> None:
     first = assets(tmp_path)
     changed, missing = tmp_path / "prometheus/rules/thresholds.yml", tmp_path / "prometheus/alertmanager.yaml"
     text = changed.read_text()
@@ -60,16 +60,10 @@ def test_what_somebody_has_changed_is_replaced_only_by_force(tmp_path: Path) -> 
     refused = assets(tmp_path)
     kept = changed.read_text(), missing.exists()
     forced = assets(tmp_path, "--force")
+    in_a_file = assets(changed)
 
-    assert [each.returncode for each in (first, refused, forced)] == [0, 1, 0]
+    assert [each.returncode for each in (first, refused, forced, in_a_file)] == [0, 1, 0, 1]
+    assert len(in_a_file.stderr.splitlines()) == 1
     assert kept == ("groups: []\n", False)
     assert f"{changed} has been changed" in refused.stderr
     assert (changed.read_text(), missing.exists()) == (text, True)
-
-
-def test_a_directory_that_cannot_be_written_is_told_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = assets(tmp_path / "file")
-
-    assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == 1

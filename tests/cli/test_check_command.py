@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from feed_support import new_identity, new_recording
 from run_support import answers, environment, finished, free_port, started
 from waiting import wait_until
 
 from exporter.cli.check import REFUSED_REMEDIES, Finding, ask, nvidia, rapl
 from exporter.cli.configuration import Configuration
+from exporter.feed.writer import FeedWriter
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """
@@ -71,7 +73,7 @@ def test_an_empty_directory_is_no_failure_but_says_what_is_missing_and_what_to_d
         assert shown[place + 1].startswith("     -> ")
 
 
-def test_a_living_writer_is_named_and_nothing_is_changed(
+def test_a_living_writer_is_named_nothing_is_changed_and_one_that_stopped_long_ago_is_suspicious(
     tmp_path: Path, recorder: subprocess.Popen[str]
 ) -> None:
     recorder.send_signal(signal.SIGSTOP)
@@ -83,6 +85,9 @@ def test_a_living_writer_is_named_and_nothing_is_changed(
     assert "1 Stats; alive, last written" in found["found"]
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")} == before
     assert before
+    os.utime(next(tmp_path.glob("*.feed")), (time.time() - 40,) * 2)
+    found = about(check(tmp_path)[1], "writer")
+    assert (found["status"], "stopped or hung" in found["remedy"]) == ("warn", True)
 
 
 def test_of_many_that_have_ended_the_latest_are_named_and_the_killed_are_told_apart(
@@ -106,13 +111,20 @@ def test_of_many_that_have_ended_the_latest_are_named_and_the_killed_are_told_ap
     assert found[3:] == ["2 more processes ended before these"]
 
 
-def test_a_stopped_writer_is_suspicious(tmp_path: Path, recorder: subprocess.Popen[str]) -> None:
-    recorder.send_signal(signal.SIGSTOP)
-    (feed,) = tmp_path.glob("*.feed")
-    os.utime(feed, (time.time() - 40, time.time() - 40))
+@pytest.mark.parametrize(
+    ("trains", "began", "warned"), [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)]
+)
+def test_a_second_process_that_trains_as_a_rank_is_told_and_a_helper_or_a_successor_is_not(
+    tmp_path: Path, trains: bool, began: float, warned: bool
+) -> None:
+    first = new_identity(started=time.time() - 90, pid=7, trains=True)
+    second = new_identity(started=time.time() - began, pid=8, trains=trains)
+    for writer in (written := [FeedWriter(tmp_path, each) for each in (first, second)]):
+        assert writer.publish(new_recording())
 
-    found = about(check(tmp_path)[1], "writer")
-    assert (found["status"], "stopped or hung" in found["remedy"]) == ("warn", True)
+    found = [each["found"] for each in check(tmp_path)[1] if each["status"] == "warn"]
+    told = 'process 8 trains as rank 0 of run "r", which process 7 is already'
+    assert (told in found, len(written)) == (warned, 2)
 
 
 def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_version_and_help_end_in_peace() -> None:
 
     assert (version.returncode, version.stderr, usage.returncode) == (0, "", 0)
     assert version.stdout.startswith("training-exporter, version ")
+    assert usage.stdout.startswith("usage: training-exporter ")
     assert "--web.listen-address ADDRESS" in usage.stdout
     assert "--run.attached" not in usage.stdout
 

@@ -73,12 +73,6 @@ class Launch:
         """The total of the recorded steps on the page."""
         return sample(self.port, "job_steps_count{")
 
-    def scraped(self, seconds: float) -> None:
-        """Be a regular scraper."""
-        for _ in range(3):
-            scrape(self.port)
-            time.sleep(seconds)
-
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
@@ -114,19 +108,23 @@ def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch
         assert run.returncode == 0
 
 
-def test_after_a_sigterm_run_waits_three_seconds_at_most(launch: Launch) -> None:
-    with launch.running("--run.linger=60s") as run:
-        launch.scraped(1.2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_a_signal_run_waits_three_seconds_at_most(feed: Path, tmp_path: Path, number: int) -> None:
+    job, patient = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
+    with started(supervise_command(feed, job, sidecar=patient, linger_seconds=60), feed) as run:
+        wait_until((tmp_path / "ready").exists)
         began = time.monotonic()
-        run.send_signal(signal.SIGTERM)
+        run.send_signal(number)
 
-        assert run.wait(timeout=10 * PATIENCE) == -signal.SIGTERM
+        assert run.wait(timeout=10 * PATIENCE) == -number
         assert time.monotonic() - began < 3 + 1 * PATIENCE
 
 
 def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
     with launch.running("--run.linger=60s") as run:
-        launch.scraped(3)
+        for _ in range(3):  # a regular scraper
+            scrape(launch.port)
+            time.sleep(3)
         launch.go_on.touch()
         wait_until(lambda: not runs.any_active(launch.feed))
         time.sleep(0.2)

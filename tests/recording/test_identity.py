@@ -12,11 +12,6 @@ from elastic_support import run, snapshots
 from exporter.recording.identity import script_of
 
 
-@pytest.fixture
-def feed(tmp_path: Path) -> Path:
-    return tmp_path / "feed"
-
-
 def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: Path) -> None:
     program = "Stat('loss').add(1.0)"
     run(feed, program)
@@ -38,6 +33,8 @@ def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: 
         ({"TORCHELASTIC_RUN_ID": "job", "EXPORTER_LAUNCH": "x"}, "job", True),
         ({"TORCHELASTIC_RUN_ID": "none", "EXPORTER_LAUNCH": "x"}, "x", False),
         ({"TORCHELASTIC_RUN_ID": "f6a9ef93-1c4b-4d5a-9a0c-1f1e5a2b3c4d", "EXPORTER_LAUNCH": "x"}, "x", False),
+        ({"EXPORTER_RUN": "a\nb", "RANK": "x"}, "a?b", True),
+        ({"EXPORTER_RUN": "  ", "SLURM_JOB_ID": "7", "RANK": "²", "LOCAL_RANK": "-1"}, "7", True),
     ],
 )
 def test_the_first_of_these_names_the_run(
@@ -47,6 +44,7 @@ def test_the_first_of_these_names_the_run(
 
     (process,) = (each.process for each in snapshots(feed))
     assert (process.run, process.run_given) == (name, given)
+    assert (process.rank, process.local_rank) == (0, None)
 
 
 def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:

@@ -9,12 +9,6 @@ from pathlib import Path
 import pytest
 from elastic_support import only, run, snapshots
 
-
-@pytest.fixture
-def feed(tmp_path: Path) -> Path:
-    return tmp_path / "feed"
-
-
 WRITES = """
         from exporter.recording.handlers import JsonLinesHandler
         FILE = os.environ["EXPORTER_FEED_DIR"] + "/../events.jsonl"

@@ -10,11 +10,6 @@ from elastic_support import only, run, snapshots
 from exporter.recording.values import Aggregation
 
 
-@pytest.fixture
-def feed(tmp_path: Path) -> Path:
-    return tmp_path / "feed"
-
-
 def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
@@ -214,6 +209,18 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_not_by_a_fork_and_har
     assert done.stdout == "done\n"
     assert done.stderr.startswith("exporter: nothing is exported: ")
     assert done.stderr.count("exporter: ") == 1
+
+
+def test_a_last_snapshot_that_cannot_be_written_is_told_as_ours(feed: Path) -> None:
+    program = """
+        loss = Stat("train.loss")
+        loss.add(1.0)
+        flush()
+        subprocess.run(["rm", "-r", os.environ["EXPORTER_FEED_DIR"]], check=True)
+        loss.add(1.0)
+    """
+
+    assert run(feed, program).stderr.startswith("exporter: the last snapshot was not written: ")
 
 
 def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_output(feed: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from elastic_support import REPOSITORY, only, run
+from places import TESTS
 
 from exporter import Stat, flush
 from exporter.recording.tensors import SLOTS, TensorReader
@@ -87,22 +89,25 @@ class Slot(list[float]):
         self[:] = [tensor.value]
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cuda_torch() -> Any:
     device: Any = SimpleNamespace(
         Event=Event,
         current_stream=lambda device: None,
         capturing=False,
         is_current_stream_capturing=lambda: device.capturing,
     )
-    fake = SimpleNamespace(
+    return SimpleNamespace(
         Tensor=CudaTensor,
         cuda=device,
         float64="float64",
         empty=lambda shape, **_: [Slot() for _ in range(shape[0])],
     )
-    monkeypatch.setitem(sys.modules, "torch", fake)
-    return device
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, "torch", cuda_torch())
+    return sys.modules["torch"].cuda
 
 
 def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any) -> None:
@@ -148,17 +153,18 @@ def test_flush_says_that_it_failed_and_raises_nothing_when_cuda_is_in_error(cuda
     assert (values, reasons) == ([], ["error"])
 
 
-def test_values_under_way_in_a_thread_that_ends_are_refused_and_counted(cuda: Any) -> None:
-    tensors, values, reasons = reader()
+def test_values_under_way_when_a_thread_or_the_process_ends_are_refused(tmp_path: Path) -> None:
+    program = """
+        from test_recording_tensors import CudaTensor, cuda_torch
+        sys.modules["torch"] = cuda_torch()
+        stat = Stat("train.loss")
+        thread = threading.Thread(target=stat.add_tensor, args=[CudaTensor(1.0)])
+        thread.start()
+        thread.join()
+        flush()
+        stat.add_tensor(CudaTensor(1.0))
+        exporter.shutdown()
+    """
+    run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
 
-    def record() -> None:
-        for _ in range(3):
-            tensors.add(CudaTensor(1.0))
-
-    thread = threading.Thread(target=record)
-    thread.start()
-    thread.join()
-    tensors.count_lost()
-    tensors.count_lost()
-
-    assert (values, reasons) == ([], ["thread_ended"] * 3)
+    assert only(tmp_path / "feed").rejected == {"thread_ended": 2}

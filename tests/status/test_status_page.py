@@ -233,8 +233,8 @@ SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank
         (died("lost"), ["night was lost 90 s ago and has not begun again: killed by SIGKILL"]),
         (SLOW | {"training_rank_info": of(1.0, rank="1", label_stage="last")}, []),
         (SLOW, ["rank 1 of night is slow: 0.4 s of its own in a step, the fastest 0.25 s"]),
-        (saving(45.0), ["rank 0 of night has been saving for 45 s, usually 3.0 s"]),
-        (saving(15.0), []),
+        (saving(31.0), ["rank 0 of night has been saving for 31 s, usually 3.0 s"]),
+        (saving(29.0), []),
         (
             {"training_rank_conflicts": of(1.0, rank="0")},
             ["another living process trains as rank 0 of night: give one of the jobs another run name"],

@@ -54,8 +54,7 @@ def test_only_the_right_password_of_a_known_user_gets_in(tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize(
-    "header",
-    ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"],
+    "header", ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"]
 )
 def test_every_path_asks_for_a_password_and_takes_nothing_else(tmp_path: Path, header: str) -> None:
     with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:

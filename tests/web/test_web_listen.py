@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 
@@ -52,13 +53,14 @@ def test_what_is_no_address_is_named_in_the_error(text: str) -> None:
         parse_address(text)
 
 
-def test_several_addresses_are_served_at_once_and_known_by_their_ports() -> None:
+def test_several_addresses_are_served_at_once_and_told(caplog: pytest.LogCaptureFixture) -> None:
     listen = ["127.0.0.1:0", "localhost:0", ":0", *(["[::1]:0"] if has_ipv6() else [])]
-    with serving(listen=listen) as server:
+    with caplog.at_level(logging.INFO, "exporter"), serving(listen=listen) as server:
         everywhere = server.urls[2].rpartition(":")[2]
 
         assert len(set(server.urls)) == len(listen)
         assert all(healthy(place) for place in server.urls)
+        assert re.match(r"listening on http://(\[::\]|0\.0\.0\.0):", caplog.messages[2])
         assert not has_ipv6() or healthy(f"http://[::1]:{everywhere}")
 
 
