@@ -40,6 +40,8 @@ MAX_TEXT = 4096
 
 STAT_BYTES, PART_BYTES = 4_000, 700
 """What a Stat costs the sidecar, roughly, from its decoding to its series, and each aggregation or bucket of it more."""
+MOST_EXPONENTIAL = 40_000
+"""Exponential buckets taken of one process, 4 MiB in memory; histograms beyond it stay classic."""
 ROOM_BYTES = 24 << 20
 """What one process may cost by default."""
 
@@ -99,7 +101,13 @@ class Decoder:
         return list(compress(_list(found), self._kept))
 
     def _snapshot(self, body: dict[str, Any], sequence: int) -> Snapshot:
-        totals = map(_object, self._of_kept(body["stats"]))
+        totals = [_object(each) for each in self._of_kept(body["stats"])]
+        filled = 0
+        for each in totals:
+            if "exponential" in each:
+                filled += len(each["exponential"][0])
+                if filled > MOST_EXPONENTIAL:
+                    del each["exponential"]
         readings = tuple(map(_reading, self._definitions, self._windows, totals))
         recording = Recording(readings, **_fields(body, _RECORDING))
         snapshot = Snapshot(self._identity, sequence, recording=recording, **_fields(body, _REST))

@@ -20,7 +20,8 @@ after the other without a gap.
 
 The three lists have one item for each Stat, in the same order. Keys are the fields of the contract's types (`snapshot`,
 `recording.values`); what is the default there is left out, a key of a later version is passed over, and a mapping whose
-keys are pairs is a list of rows: `"counts":[[type, severity, events], ...]`. Numbers are finite: absent is null or no key
+keys are pairs is a list of rows: `"counts":[[type, severity, events], ...]`; `exponential` is a list of buckets and one of
+their counts. Numbers are finite: absent is null or no key
 at all. Nothing follows section 3.
 
 The file is written by the process whose id it carries, never in place: a new one is renamed over it about once a

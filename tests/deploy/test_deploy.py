@@ -433,9 +433,7 @@ SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_families_that_a_document_speaks_of_exist(document: Path) -> None:
-    names = set(known()) | {
-        name.removesuffix("_bucket") for name in known()
-    }  # a native histogram has no suffix
+    names = {*known(), *(each.removesuffix("_bucket") for each in known())}  # as a native histogram
     spoken = {
         name
         for name in re.findall(r"`([a-z]\w+)[`{]", document.read_text(encoding="utf-8"))

@@ -333,6 +333,14 @@ def test_content_that_could_not_be_published_is_refused(change: Callable[..., ob
     assert reason_of(changed(change)) == "content"
 
 
+def test_more_exponential_buckets_than_a_process_may_cost_are_left_out() -> None:
+    many = StatReading(StatDefinition("a", frozenset()), 1, exponential=dict.fromkeys(range(500), 1))
+    readings = [many.replace(definition=many.definition.replace(name=f"a{n}")) for n in range(81)]
+    found = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
+
+    assert [len(each.exponential) for each in found] == [500] * 80 + [0]
+
+
 @pytest.mark.parametrize(
     "section",
     [
