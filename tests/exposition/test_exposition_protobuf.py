@@ -118,8 +118,9 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
     found = sorted([*samples, *more])
     page = page_of(SPEC.family({("0",): Distribution(len(found), sum(found), ((1.0, 0),), counts)}))
 
-    native = next(each for each in families(page.render(Format.PROTOBUF)) if each.type == 4)
+    *classic, native = families(page.render(Format.PROTOBUF))
 
+    assert (native.type, {each.type for each in classic}) == (4, {0})  # a histogram, counters
     (metric,) = native.metric
     assert (native.name, native.help, labels(metric)) == (SPEC.name, SPEC.help, (("rank", "0"),))
     histogram = metric.histogram
@@ -183,9 +184,8 @@ def test_prometheus_stores_native_and_classic_and_both_go_on_over_a_kill(tmp_pat
                 for count in (native, classic):
                     wait_until(lambda of=count, n=total: prometheus.value(of) == n, 30)  # type: ignore[misc]  # defaults
                 job.kill()
-        median = prometheus.value("histogram_quantile(0.5, fetch_latency_seconds)")
-
-        assert median == pytest.approx(0.25, rel=0.05)
+        quantile = "histogram_quantile(0.5, fetch_latency_seconds)"
+        assert prometheus.value(quantile) == pytest.approx(0.25, rel=0.05)
         assert prometheus.value("histogram_sum(fetch_latency_seconds)") == pytest.approx(38 * 0.25 + 2 * 3.0)
         assert prometheus.value('fetch_latency_seconds_bucket{le="1.0"}') == 38
         assert prometheus.value("exporter_series_limit") is not None
