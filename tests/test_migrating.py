@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import places
+from bridges_support import wanted
 from elastic_support import child, page_of
 
 from exporter.one_logger import StandardTrainingJobSpanName
@@ -14,6 +15,7 @@ DOCUMENT = (places.PROJECT / "docs" / "migrating.md").read_text(encoding="utf-8"
 ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE)
 
 
+@wanted("torch")
 def test_every_line_of_the_tables_runs_and_leaves_what_its_row_says(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=10)"])

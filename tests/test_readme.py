@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import job
-from elastic_support import REPOSITORY
+from elastic_support import REPOSITORY, child
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -65,17 +64,11 @@ print("ended")
 def test_on_another_system_a_job_imports_and_records_and_is_told_that_nothing_is_exported(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"EXPORTER_FEED_DIR": str(tmp_path)},
-    )
+    done = child(tmp_path / "feed", ELSEWHERE)
 
-    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+    assert done.stdout == "ended\n"
     assert "the feed needs Linux" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "feed").iterdir()) == []
 
 
 def anchors(path: Path) -> set[str]:

@@ -193,7 +193,7 @@ def test_only_the_series_of_a_card_that_fails_end_and_they_return_with_it(
         up = 'gpu_up{gpu="3"}'
         wait_until(lambda: prometheus.value(up) == 1)
         start = time.time()
-        wait_until(lambda: prometheus.value(up) == 0)
+        wait_until(lambda: prometheus.value(up) == 0, 30)
         alone = prometheus.query("gpu_power_watts")
         told = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
         wait_until(lambda: prometheus.value(up) == 1, 20)
