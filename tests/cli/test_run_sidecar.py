@@ -117,7 +117,7 @@ def test_after_a_signal_run_waits_three_seconds_at_most(feed: Path, tmp_path: Pa
         run.send_signal(number)
 
         assert run.wait(timeout=10 * PATIENCE) == -number
-        assert time.monotonic() - began < 3 + 1 * PATIENCE
+        assert time.monotonic() - began < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
 
 
 def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:

@@ -139,7 +139,8 @@ def test_a_terminal_that_hangs_up_tells_the_job_even_when_run_leads_the_session(
 
 
 def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: Path) -> None:
-    job = ["sh", "-c", f"touch {tmp_path}/begun; sleep 3; touch {tmp_path}/ended; exit 9"]
+    waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    job = ["sh", "-c", f"touch {tmp_path}/begun; {waits}; touch {tmp_path}/ended; exit 9"]
     (tmp_path / "command").write_text(shlex.join(supervise_command(tmp_path, job)))
     with terminal(["bash", "--norc", "-i"], tmp_path) as (_, keyboard):
         os.write(keyboard, f". {tmp_path}/command\n".encode())
@@ -152,7 +153,8 @@ def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: 
                 wait_until(lambda: stopped(str(tmp_path)) > 1, 1)
                 break
         typed(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
-        time.sleep(3.2)
+        (tmp_path / "go").touch()
+        time.sleep(1)
         was_stopped = not (tmp_path / "ended").exists()
         typed(
             keyboard,
