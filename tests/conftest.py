@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +19,13 @@ os.environ["EXPORTER_FEED_DIR"] = _FEED  # before anything imports exporter, whi
 for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOCAL_RANK", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
 atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 
 # The files that take longest begin first, so that none of them is left alone at the end.
 _LONGEST = [
-    *(
-        "test_bridges_lightning",
-        "test_bridges_torchrun",
-        "test_soak",
-        "test_truth",
-        "test_bridges_plain_torch",
-    ),
-    *("test_dashboards_scenario", "test_bridges_ranks", "test_bridges_examples", "test_rules_faults"),
-    "test_end_to_end",
+    *("test_bridges_lightning", "test_bridges_torchrun", "test_soak", "test_truth"),
+    *("test_bridges_plain_torch", "test_dashboards_scenario", "test_bridges_ranks"),
+    *("test_bridges_examples", "test_rules_faults", "test_end_to_end"),
 ]
 
 # The machines are shared: how long an example takes says nothing.
