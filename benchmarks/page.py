@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+from report import REPOSITORY
+
 RESULTS = REPOSITORY / "benchmarks/results.json"
 NAMES = ("bench_recording", "bench_web", "bench_node", "bench_energy")
 GROWTH, FLEET = "growth", "fleet"

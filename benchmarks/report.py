@@ -21,6 +21,9 @@ from pathlib import Path
 
 QUICK = "--quick" in sys.argv
 REPOSITORY = Path(__file__).resolve().parent.parent
+if sys.argv[1:2] in (["-h"], ["--help"]):
+    print(sys.modules["__main__"].__doc__)
+    raise SystemExit
 
 
 @dataclass(frozen=True)

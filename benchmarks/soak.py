@@ -42,8 +42,8 @@ from typing import Any
 import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from report import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 RANKS, STEPS_A_SECOND = 4, 20
 RUN = "soak"
