@@ -24,7 +24,7 @@ SAVED, FAILED = "checkpoints_total result=ok", "checkpoints_total result=failed"
 """Numbers of a run, as `Job.number` has them."""
 
 AUTO: Mapping[str, str] = {"EXPORTER_AUTO": "1"}
-"""As `python -m exporter run` has it."""
+"""As `training-exporter run` has it."""
 
 QUIET: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",

@@ -149,8 +149,8 @@ class JobCollector:
         if quiet:
             _log.info(
                 "no job has written to the feed directory%s yet: does the job's Python have training-exporter"
-                " installed, does the job record anything, and has it the same EXPORTER_FEED_DIR (or user) as"
-                " this sidecar? `python -m exporter check` looks at each",
+                " installed, does the job record anything, and does it have the same EXPORTER_FEED_DIR (or user)"
+                " as this sidecar? `training-exporter check` looks at each",
                 f" {self._directory}" if self._directory else "",
             )
         if quiet or found:

@@ -125,8 +125,8 @@ def _runs(seen: View) -> str:
     return (
         '<h2>Runs</h2><div class="card"><p>No job has recorded anything yet.</p>'
         f'<p class="dim">This exporter looks in <code>{where}</code>. A job appears here as soon as it records '
-        "something with <code>import exporter</code>, or is started by <code>python -m exporter run</code>, with "
-        "the same <code>EXPORTER_FEED_DIR</code>; <code>python -m exporter check</code> says what is in the way."
+        "something with <code>import exporter</code>, or is started by <code>training-exporter run</code>, with "
+        "the same <code>EXPORTER_FEED_DIR</code>; <code>training-exporter check</code> says what is in the way."
         "</p></div>"
     )
 

@@ -1,4 +1,4 @@
-"""`python -m exporter check`: what it finds, what it says, and that it changes nothing."""
+"""`training-exporter check`: what it finds, what it says, and that it changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m exporter demo`: a job to look at, and nothing left of it."""
+"""`training-exporter demo`: a job to look at, and nothing left of it."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class CarbonFile:
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:  # nobody waits for a pipe
                 raise ValueError(f"not a file of at most {MAX_BYTES} bytes")  # noqa: TRY301  # one way out
             self._entries = _entries(self._path.read_text(encoding="utf-8-sig"), found.st_mtime)
-        except (OSError, ValueError, OverflowError) as error:
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else None
             raise CollectError(f"{self._path}: {why or error}", reason=CARBON_FILE) from error
 
