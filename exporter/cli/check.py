@@ -338,8 +338,9 @@ def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
     """Everything that can be found out, in the order in which a person would look."""
     configurations: list[Configuration] = []
     yield from ask({"configuration": partial(_configuration, given, environ, configurations)})
-    if environ.get("EXPORTER_DISABLED", "") not in ("", "0"):
-        yield warn("environment", "EXPORTER_DISABLED is set here", "unset it for the job")
+    if (disabled := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
+        told = "is set here" if disabled == "1" else "turns nothing off: only 1 does"
+        yield warn("environment", f"EXPORTER_DISABLED={disabled} {told}", "unset it for the job")
     probes: dict[str, Probe] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(given, "--check.python")))):
         probes[f"python {path}"] = partial(python, path, environ)

@@ -63,12 +63,18 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_an_empty_directory_is_no_failure_but_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
     flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
-    done = finished([sys.executable, "-m", "exporter", "check", *flags])
+    command = [sys.executable, "-m", "exporter", "check", *flags]
+    done = finished(command, env=environment(EXPORTER_DISABLED="yes"))
     shown = done.stdout.splitlines()
 
     assert done.returncode == 0
     assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
-    for missing in ("sidecar: no exporter serves the feed directory", "writer: no process has recorded"):
+    told = "environment: EXPORTER_DISABLED=yes turns nothing off"
+    for missing in (
+        told,
+        "sidecar: no exporter serves the feed directory",
+        "writer: no process has recorded",
+    ):
         (place,) = (place for place, line in enumerate(shown) if line.startswith(f"warn {missing}"))
         assert shown[place + 1].startswith("     -> ")
 
