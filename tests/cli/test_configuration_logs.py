@@ -29,6 +29,7 @@ def logging_to(descriptor: int, level: Level = "debug", form: Form = "logfmt") -
         yield logs
     finally:
         logs.finish()
+        logging.getLogger().setLevel(logging.WARNING)  # as it was
 
 
 def logged(act: Callable[[Logs], object], level: Level = "debug", form: Form = "logfmt") -> list[str]:

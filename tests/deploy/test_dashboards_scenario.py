@@ -102,6 +102,7 @@ OF_A_MOMENT = {
     "Ranks in another phase than most",
     "Slowest rank",
     "Steps apart",
+    "Swap and page faults",  # of this machine: one or two of them
 }
 """Panels about the very second; two servers scrape in different ones."""
 MISSED = (0.8, 0.84)
