@@ -93,6 +93,7 @@ def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculate
     command = [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
+        "--monitor-interval=2",  # a rank whose peer dies has the time to say so
         *(str(script), str(tmp_path)),
     ]
     env = environment(
