@@ -308,14 +308,16 @@ class Node:
         with urllib.request.urlopen(address, timeout=60) as answer:
             return json.load(answer)["data"]
 
-    def totals(self, family_name: str) -> dict[str, float]:
-        """A counter of the training by rank, now."""
-        return {
-            sample.labels["rank"]: sample.value
-            for family in text_string_to_metric_families(self.page())
-            for sample in family.samples
-            if sample.name == family_name and sample.labels.get("mode", "train") == "train"
-        }
+    def totals(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Steps and samples by rank, of one page: the next may have more of both."""
+        steps: dict[str, float] = {}
+        samples: dict[str, float] = {}
+        found = {"training_steps_total": steps, "training_samples_total": samples}
+        for family in text_string_to_metric_families(self.page()):
+            for sample in family.samples:
+                if sample.name in found and sample.labels.get("mode", "train") == "train":
+                    found[sample.name][sample.labels["rank"]] = sample.value
+        return steps, samples
 
     def end(self) -> list[str]:
         """End sidecar and Prometheus, and say what is left of them."""
@@ -414,7 +416,7 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     told = {rank.number: rank.steps() for rank in ranks}
 
     def due() -> bool:
-        shown = node.totals("training_steps_total")
+        shown, _ = node.totals()
         return all(
             shown.get(str(rank.number), 0) >= told[rank.number] - lost(rank, node.filled) for rank in ranks
         )
@@ -424,7 +426,7 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
     with contextlib.suppress(SystemExit):
         wait_until(lambda: len(list(node.feed.glob("*.feed"))) <= RANKS, "the files of the dead to go", 30)
     files = [path.name for path in node.feed.iterdir() if path.is_file()]
-    shown, samples = node.totals("training_steps_total"), node.totals("training_samples_total")
+    shown, samples = node.totals()
     print("rank  attempts  killed  steps in its diary  on /metrics  samples")
     for rank in ranks:
         steps, seen = shown.get(str(rank.number), 0.0), samples.get(str(rank.number), 0.0)
