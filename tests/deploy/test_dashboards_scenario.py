@@ -97,6 +97,7 @@ SCRAPED = "min(min_over_time(up[8s]))"
 OF_A_MOMENT = {
     "Loss by step",  # its last row
     "Lost to the slowest",
+    "Mean SM activity",
     "Phase now",
     "Ranks by phase",
     "Ranks in another phase than most",
