@@ -220,9 +220,9 @@ class Sidecar:
         if gpus is None:
             _log.warning("no GPUs are watched: there is nothing to release", extra=about)
         elif gpus.toggle():
-            _log.info("NVML is released; send the signal again to reopen it", extra=about)
+            _log.info("NVML is being released; send the signal again to reopen it", extra=about)
         else:
-            _log.info("NVML is open again", extra=about)
+            _log.info("NVML is being opened again", extra=about)
 
     def _seconds_unwatched(self) -> float:
         due = self._server.next_expected_scrape()

@@ -146,6 +146,7 @@ class Supervisor:
             self._due = None
             if self._active is not None:
                 self._active.tell("release")
+                self._active.wait(self._timings.farewell)  # whoever waits for the word then resets a GPU
             self._set(RELEASED, "NVML was released on request")
         elif not released and self._reason == RELEASED:
             self._due = now
