@@ -45,7 +45,8 @@ def say(line: str) -> None:
     """Write a line to standard error, unless that is closed or full."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            print(f"exporter: {line}", file=sys.stderr, flush=True)
+            # One write, lest the job's own output come between the line and its end.
+            print(f"exporter: {line}\n", end="", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
