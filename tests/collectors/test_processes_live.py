@@ -129,6 +129,7 @@ def test_real_workers_are_found_counted_and_remembered(job: Job, tmp_path: Path)
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
     zombie = collector.collect()
     job.tell("reap", "one")
+    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # it had answered
     after = collector.collect()
 
     successor = collector_of(job, keeper=keeper).collect()  # after SIGKILL of the first

@@ -38,7 +38,6 @@ NO_FAULT = "nothing of the kind goes wrong in the scenario, and good is empty he
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
 NOT_TOLD = "the scenario's job does not tell it"
 REPLAYED = "the processes of a described GPU are described too, and are none of the job's"
-OTHER_CARDS = "of cards before Hopper; the scenario's are H100"
 NO_LIMIT = "only in a container with such a limit"
 WHOLE = "of divided GPUs; those of node-4 have a test of their own"
 PASSES = "a moment's state, which may be over when it is asked for"

@@ -93,7 +93,13 @@ class Library:
         began = self._clock()
         self.current = (name, self.subject, began)
         try:
-            return function(*arguments)
+            try:
+                return function(*arguments)
+            except self._errors as error:
+                if name_of(getattr(error, "value", None)) != "insufficient_size":
+                    raise
+                # The binding asks how many there are before it asks for them; more may come in between.
+                return function(*arguments)
         except self._errors as error:
             found = name_of(getattr(error, "value", 13))  # a library mismatch is a missing function
             raise CallFailedError(name, found) from None
