@@ -24,7 +24,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from report import QUICK, REPOSITORY, Row, feed_directory, report, take_turns, thread_seconds
 

@@ -118,7 +118,9 @@ _NAMED: dict[tuple[str, bool], Kind] = {(str(kind.phase), True): kind for kind i
 
 def kind_named(name: object, *, phase: bool) -> Kind:
     """Give the kind of a name, made now or earlier; a `phase` that is none is misuse, counted once."""
-    text = "".join(each if each.isprintable() else "?" for each in name_of(name)[:256]) or OTHER
+    text = name_of(name)[:256] or OTHER
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else "?" for each in text)
     known = _NAMED.get((text, phase))
     if known is not None:
         return known

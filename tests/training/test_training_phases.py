@@ -153,8 +153,7 @@ def history(by_hand: ByHand) -> list[tuple[float, float, str]]:
 
 
 def test_the_table_says_of_each_phase_either_that_it_is_work_or_what_it_is_lost_to() -> None:
-    assert all(row.work is (row.badput is None) for row in PHASES.values())
-    assert all(name == row.name for name, row in PHASES.items())
+    assert all(row.work is (row.badput is None) and name == row.name for name, row in PHASES.items())
 
 
 def test_a_phase_that_is_none_is_said_once() -> None:
@@ -165,3 +164,4 @@ def test_a_phase_that_is_none_is_said_once() -> None:
 
         assert misuses() == {("phase", "unknown_phase"): 1}
         assert of("training.phase_entries", phase="fordward") is None
+        assert kinds.kind_named("two\nlines" * 99, phase=False).name == ("two?lines" * 99)[:256]
