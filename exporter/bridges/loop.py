@@ -45,7 +45,7 @@ class LoopTracker:
 
     def is_open(self, kind: str) -> bool:
         """Tell whether one of this kind is open."""
-        return any(each[0] == kind for each in self._open)
+        return kind in [each[0] for each in self._open]
 
     def begin(self, kind: str, span: AbstractContextManager[Any], name: str = "") -> None:
         """Open a span inside of what is open; the phase before it is over."""
