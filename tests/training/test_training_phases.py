@@ -152,10 +152,6 @@ def history(by_hand: ByHand) -> list[tuple[float, float, str]]:
     return found
 
 
-def test_the_table_says_of_each_phase_either_that_it_is_work_or_what_it_is_lost_to() -> None:
-    assert all(row.work is (row.badput is None) and name == row.name for name, row in PHASES.items())
-
-
 def test_a_phase_that_is_none_is_said_once() -> None:
     with begun_anew():
         for _ in range(3):
