@@ -122,6 +122,7 @@ def main() -> None:
             print(json.dumps({**stats, "threads": threading.active_count()}), flush=True)
     finally:
         server.stop()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 if __name__ == "__main__":
