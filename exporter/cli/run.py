@@ -54,6 +54,8 @@ ASKED_TO_END_SECONDS = 3.0
 """After SIGTERM or Ctrl-C somebody waits for the end, and may kill what does not come to it."""
 KILL_SECONDS = 1.5
 """What the sidecar has, within the time that is given to it, between SIGTERM and SIGKILL."""
+DEATH_SECONDS = 0.5
+"""How long after SIGKILL it may still be there."""
 LONG_SECONDS, POLL_SECONDS, QUIET_SECONDS = 3600.0, 0.1, 2.0
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
 """First of the job's PYTHONPATH: the bridges of libraries that load no entry point."""
@@ -229,18 +231,19 @@ class Supervision:
         began = time.monotonic()
         most = max(self._plan.linger_seconds, KILL_SECONDS)
         kill = began + (min(most, ASKED_TO_END_SECONDS) if self._asked_to_end else most + KILL_SECONDS)
-        asked = told = False
+        asked = told = killed = False
         joined = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
         while self._lives(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
             if now >= kill - KILL_SECONDS and joined is not None:
                 return  # another run's child, which lingers by itself
-            if now >= kill + POLL_SECONDS:
+            if killed and now >= kill + DEATH_SECONDS:
                 # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
                 say("the sidecar cannot be ended: it is left behind")
                 return
-            if now >= kill:
+            if now >= kill and not killed:
                 sidecar.send(signal.SIGKILL)
+                asked, killed, kill = True, True, now
             elif now >= kill - KILL_SECONDS and not asked:
                 sidecar.send(signal.SIGTERM)
                 asked = True

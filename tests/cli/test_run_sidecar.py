@@ -270,10 +270,11 @@ def test_a_sidecar_that_does_not_end_is_ended(feed: Path, tmp_path: Path) -> Non
     stubborn = ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
     job = ["sh", "-c", f"while [ ! -e {ready} ]; do sleep 0.05; done"]
     with started(supervise_command(feed, job, sidecar=stubborn, linger_seconds=60), feed) as run:
-        wait_until(ready.exists)
-        wait_until(lambda: not runs.any_active(feed))
+        wait_until(lambda: ready.exists() and not runs.any_active(feed))
         time.sleep(0.3)
-        run.send_signal(signal.SIGTERM)
-
+        # `run` itself gets no time at the moment when the sidecar's is over.
+        for number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
+            run.send_signal(number)
+            time.sleep(seconds)
         assert run.wait(timeout=8 * PATIENCE) == 0
     assert processes_naming(str(ready)) == set()
