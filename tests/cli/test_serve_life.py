@@ -23,9 +23,9 @@ def test_it_says_where_it_listens_and_the_machine_is_on_the_page(tmp_path: Path)
     with sidecar(tmp_path) as running:
         for name in ("cpu", "feed"):
             wait_until(lambda: running.sample(f'exporter_collector_success{{collector="{name}"}}') == 1)  # noqa: B023  # called at once
+        wait_until(lambda: 'msg="started training-exporter" version=' in running.log)
         page, log = running.page, running.log
 
-    assert 'msg="started training-exporter" version=' in log
     assert f"listening on http://{running.address}, TLS is disabled" in log
     assert "\nhost_load1 " in page
     assert "exporter_config_last_reload_successful 1" in page
