@@ -8,8 +8,6 @@ EXTRAS ?= $(if $(CI),[test$(COMMA)frameworks],[test])
 COMMA := ,
 # Tests mostly wait for processes: four at a time on two cores take half the time; 0 runs them one by one.
 WORKERS ?= 4
-# A limit is for what hangs; a busy machine of CI is not at fault (as in tests/waiting.py).
-PATIENCE ?= $(if $(CI),--timeout=80,)
 
 .PHONY: setup system check lint types test bench soak fuzz attack docs demo dashboards rules clean
 
@@ -40,7 +38,7 @@ types: setup
 	$(BIN)/mypy
 
 test: setup system
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PATIENCE)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 bench: setup
 	$(BIN)/python benchmarks/page.py

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import PATIENCE
+from waiting import LIMIT_SECONDS, PATIENCE
 
 PROGRAM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
@@ -111,7 +111,7 @@ class Tab:
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
         """Wait until it is true in the page."""
-        until = time.monotonic() + PATIENCE * seconds
+        until = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
         while not self.value(expression):
             assert time.monotonic() < until, (
                 f"{expression} did not become true; the page says {self.text()[:2000]}"

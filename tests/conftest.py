@@ -1,4 +1,4 @@
-"""What every test needs: a feed directory of its own, so that no test touches the user's."""
+"""Fixtures and settings of all tests; the feed directory is private, so that no test touches the user's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fresh() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test's own limit is for what hangs, too: a busy machine is not at fault."""
+    """Start the slowest files first, and scale the limits that tests set for themselves."""
     order = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:

@@ -1,20 +1,27 @@
-"""How tests wait for what another process or thread is about to do."""
+"""Waiting for a condition that another process or thread brings about."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 4.0 if os.environ.get("CI") else 1.0
-"""A limit is for what is broken only, and the machines of CI are busy."""
+PATIENCE = 4.0
+"""Factor on the limits of child processes: a limit is for a defect, never for a busy machine."""
+
+LIMIT_SECONDS = 60.0
+"""Shortest limit of a wait, on every machine."""
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """Wait for something that happens within a fraction of the time allowed, and give what is then true."""
-    until = time.monotonic() + PATIENCE * seconds
+def wait_until(holds: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
+    """Return the first true result of a condition.
+
+    Args:
+        holds: The condition; called every 20 ms.
+        seconds: The usual limit of slow conditions; at least `LIMIT_SECONDS` pass before the test fails.
+    """
+    until = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
     while not (found := holds()):
-        assert time.monotonic() < until, "it did not happen"
+        assert time.monotonic() < until, "the condition did not become true"
         time.sleep(0.02)
     return found
