@@ -22,7 +22,7 @@ from report import QUICK, Row, child, process_seconds, report
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
-from exporter.families import Distribution, FamilySpec
+from exporter.families import Distribution, Family
 from exporter.web.routes import Document
 from exporter.web.server import Server
 
@@ -42,12 +42,12 @@ def families(first: float) -> list[Metric]:
     """Make the page's families; their values begin at a number."""
     made = []
     for number in range(FAMILIES):
-        spec = FamilySpec(
-            f"training_bench_{number}_seconds",
-            "gauge",
-            "A made-up number.",
-            ("run", "rank", "gpu"),
-            "seconds",
+        spec = Family(
+            name=f"training_bench_{number}_seconds",
+            type="gauge",
+            help="A made-up number.",
+            labels=("run", "rank", "gpu"),
+            unit="seconds",
         )
         samples: dict[tuple[str, ...], float | Distribution] = {
             ("default", str(index % 8), f"GPU-{index:012d}"): first + index

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
@@ -20,6 +20,15 @@ from prometheus_client.utils import floatToGoString
 from exporter.errors import CollectError
 
 FamilyType = Literal["counter", "gauge", "histogram", "summary", "info", "stateset"]
+
+TYPE_SUFFIXES = {"counter": "_total", "info": "_info"}
+"""Suffix of a family's name in Prometheus' text format, by type."""
+
+BASE_UNITS = frozenset(
+    ["bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts"]
+)
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
@@ -46,32 +55,31 @@ class DistributionSample(Sample):
     distribution: Distribution
 
 
-@dataclass(frozen=True, slots=True)
-class FamilySpec:
-    """What a family is; stands beside the code that fills it and is the source of docs/METRICS.md."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Name, type, help, labels and unit of a family; without checks, for names that come from a user's Stat."""
 
-    name: str  # as Prometheus' text format shows it: counters with `_total`, infos with `_info`
-    type: FamilyType  # its exposition type
-    help: str  # one sentence: what it is, and when it is absent
-    labels: tuple[str, ...] = ()  # label names in the order in which samples give their values
-    unit: str = ""  # the base unit that the name carries before `_total`; "" for none
-    source: str = ""  # where the number comes from (file, call, formula)
+    name: str  # as in Prometheus' text format: counters with `_total`, infos with `_info`
+    type: FamilyType
+    help: str
+    labels: tuple[str, ...] = ()  # in the order in which samples list their values
+    unit: str = ""  # the base unit in the name, before `_total`; "" for none
 
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """Make the family of samples by label values, in the order of `labels`; "" means that the label is absent."""
+        """Return a metric with samples by label values in the order of `labels`; an empty value omits the label."""
         metric = Metric(self._base(), self.help, self.type, self.unit)
         metric.samples = self.samples(samples)
         return metric
 
     def later(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
-        """The same, but made when somebody first asks for its samples, which may not be changed any more."""
-        return _Later(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
+        """Return the same metric, its samples made on first access; the mapping must not change any more."""
+        return _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
 
     def _base(self) -> str:
-        return self.name.removesuffix({"counter": "_total", "info": "_info"}.get(self.type, ""))
+        return self.name.removesuffix(TYPE_SUFFIXES.get(self.type, ""))
 
     def samples(self, found: Mapping[tuple[str, ...], float | Distribution]) -> list[Sample]:
-        """Make samples by label values, as for `family`."""
+        """Return samples by label values, as for `family`."""
         samples: list[Sample] = []
         for values, value in found.items():
             labels = {name: text for name, text in zip(self.labels, values, strict=True) if text != ""}
@@ -82,13 +90,49 @@ class FamilySpec:
         return samples
 
 
-class _Later(Metric):
-    """A family whose samples are made at first sight; two threads that look at once make the same."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySpec(Family):
+    """Specification of a family of the exporter, a named constant next to the code that fills the family.
+
+    The specifications are the source of docs/METRICS.md. A specification that contradicts itself raises ValueError.
+    """
+
+    help: str  # what the value means, and after "Absent" when there is none
+    source: str  # where the value comes from: file, call or formula
+
+    def __post_init__(self) -> None:
+        problem = _contradiction(self)
+        if problem:
+            raise ValueError(f"family {self.name}: {problem}")
+
+
+def _contradiction(spec: FamilySpec) -> str:
+    """Return why a specification cannot be right, or an empty string."""
+    words = spec.name.removesuffix(TYPE_SUFFIXES.get(spec.type, "")).split("_")
+    if not _NAME.fullmatch(spec.name):
+        return "the name is not lower case letters, digits and single underscores"
+    if spec.type not in get_args(FamilyType):
+        return f"no exposition type {spec.type}"
+    if not spec.name.endswith(TYPE_SUFFIXES.get(spec.type, "")):
+        return f"the name of type {spec.type} ends in {TYPE_SUFFIXES[spec.type]}"
+    if spec.type != "counter" and spec.name.endswith("_total"):
+        return f"the name of type {spec.type} does not end in _total"
+    if spec.unit != (words[-1] if words[-1] in BASE_UNITS else ""):
+        return f"the unit {spec.unit!r} is not the base unit at the end of the name"
+    if not all(map(_NAME.fullmatch, spec.labels)) or len(set(spec.labels)) < len(spec.labels):
+        return f"the label names {spec.labels} are not distinct lower case names"
+    if not spec.help.strip() or not spec.source.strip():
+        return "help or source is empty"
+    return ""
+
+
+class _LazyMetric(Metric):
+    """Metric whose samples are made on first access; two threads that access them at once make equal samples."""
 
     def __init__(self, name: str, text: str, kind: str, unit: str, make: Callable[[], list[Sample]]) -> None:
         super().__init__(name, text, kind, unit)
         self._make = make
-        del self.samples  # so that the first look asks `__getattr__`
+        del self.samples  # so that the first access calls `__getattr__`
 
     def __getattr__(self, name: str) -> list[Sample]:
         if name != "samples":
@@ -97,17 +141,19 @@ class _Later(Metric):
         return self.samples
 
 
-BASE_UNITS = frozenset(
-    ["bytes", "celsius", "grams", "hertz", "joules", "liters", "ratio", "seconds", "watts"]
-)
-
-
 def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:
     """Describe a family whose name tells its type and its unit: `…_bytes_total` is a counter of bytes, else a gauge."""
     suffix = name.rpartition("_")[2]
     kind: FamilyType = "counter" if suffix == "total" else "info" if suffix == "info" else "gauge"
     unit = name.removesuffix("_total").rpartition("_")[2]
-    return FamilySpec(name, kind, help, labels, unit if unit in BASE_UNITS else "", source)
+    return FamilySpec(
+        name=name,
+        type=kind,
+        help=help,
+        labels=labels,
+        unit=unit if unit in BASE_UNITS else "",
+        source=source or "exporter",
+    )
 
 
 _ROW = re.compile(r"(\w+)(?:\{([\w,]+)\})?(?: \[([^]]*)\])?: (.*) <- (.*)")
@@ -149,8 +195,7 @@ def _distribution(
 
 def visible_name(metric: Metric) -> str:
     """A family's name as Prometheus' text format shows it."""
-    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
-    return f"{metric.name}{suffix}"
+    return f"{metric.name}{TYPE_SUFFIXES.get(metric.type, '')}"
 
 
 class Collected(list[Metric]):
@@ -169,7 +214,7 @@ class Collected(list[Metric]):
         self.unsupported: list[str] = []
         self._families: dict[str, Metric] = {}
 
-    def add(self, spec: FamilySpec, value: float | Distribution | None, *labels: str) -> None:
+    def add(self, spec: Family, value: float | Distribution | None, *labels: str) -> None:
         """Add one sample to its family, which the first one makes; None adds none."""
         if value is not None:
             if spec.name not in self._families:
@@ -177,7 +222,7 @@ class Collected(list[Metric]):
                 self.append(self._families[spec.name])
             self._families[spec.name].samples += spec.samples({labels: value})
 
-    def add_family(self, spec: FamilySpec, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
+    def add_family(self, spec: Family, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
         """Add a family by its samples; one without samples is left out."""
         if samples:
             self.append(spec.family(samples))

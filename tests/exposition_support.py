@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
-from exporter.families import Distribution, FamilySpec, FamilyType
+from exporter.families import Distribution, Family, FamilyType
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -31,14 +31,14 @@ def text_of(page: Page) -> str:
 
 
 def gauge(name: str, values: dict[str, float], label: str = "rank") -> Metric:
-    return FamilySpec(name, "gauge", f"Help of {name}.", (label,)).family(
+    return Family(name=name, type="gauge", help=f"Help of {name}.", labels=(label,)).family(
         {(each,): value for each, value in values.items()}
     )
 
 
 def many(name: str, series: int, **labels: str) -> Metric:
     """A gauge of so many series."""
-    spec = FamilySpec(name, "gauge", "Many.", (*labels, "rank"))
+    spec = Family(name=name, type="gauge", help="Many.", labels=(*labels, "rank"))
     return spec.family({(*labels.values(), str(each)): float(each) for each in range(series)})
 
 
@@ -124,7 +124,9 @@ def _families(draw: st.DrawFn, place: int) -> Metric:
         "summary": _distributions(buckets=False),
         "info": st.sampled_from([1, 1.0, True]),
     }[kind]
-    return FamilySpec(name, kind, draw(_VALUES), labels, unit).family({each: draw(values) for each in sets})
+    return Family(name=name, type=kind, help=draw(_VALUES), labels=labels, unit=unit).family(
+        {each: draw(values) for each in sets}
+    )
 
 
 def valid_families() -> st.SearchStrategy[list[Metric]]:

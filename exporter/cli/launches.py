@@ -83,11 +83,11 @@ class Lingering:
 
 
 SILENT = FamilySpec(
-    "training_run_silent",
-    "gauge",
-    f"1 for a run whose Python job, {runs.SILENT_SECONDS:.0f} s after its start, has recorded nothing, with the reason: "
+    name="training_run_silent",
+    type="gauge",
+    help=f"1 for a run whose Python job, {runs.SILENT_SECONDS:.0f} s after its start, has recorded nothing, with the reason: "
     "not_installed, shadowed, turned_off, environment, feed_directory, nothing_told. Absent once it records.",
-    ("run", "reason"),
+    labels=("run", "reason"),
     source="`training-exporter run`, which asks the job's interpreter",
 )
 SPECS = (SILENT,)

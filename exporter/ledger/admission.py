@@ -15,7 +15,7 @@ from operator import is_
 
 from prometheus_client.core import Metric
 
-from exporter.families import Distribution, FamilySpec, FamilyType
+from exporter.families import Distribution, Family, FamilySpec, FamilyType
 from exporter.ledger.families import IDENTITY_LABELS, training
 from exporter.ledger.families.training import LAST_VALUES
 from exporter.ledger.totals import GapRules, Moment, Plan, Process, Shape, VisibleSlot, shape_of
@@ -160,10 +160,10 @@ class StatMetrics:
         self._admission = admission
         self._oldest = 0.0
         self._samples: dict[str, Samples] = {}
-        self._made: dict[str, tuple[FamilySpec, Samples, Metric]] = {}
+        self._made: dict[str, tuple[Family, Samples, Metric]] = {}
         # As long as nobody claims another family, everything has the place that it had in the last pass.
         self._version = 0
-        self._specs: dict[str, FamilySpec] = {}
+        self._specs: dict[str, Family] = {}
         self._places: dict[tuple[str, ...], tuple[list[Plan | None], list[Place | None]]] = {}
 
     def fill(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
@@ -268,7 +268,7 @@ def _leftovers(visible: VisibleSlot) -> Iterable[Plan]:
     return filter(None, [plan_of(definition) for key, definition in found.items() if key not in own])
 
 
-def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpec:
+def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> Family:
     if name in OWN:
         return OWN[name]
     first, unit = claim.first, claim.first.unit or ""
@@ -288,4 +288,4 @@ def _spec(name: str, aggregation: Aggregation | None, claim: Claim) -> FamilySpe
             f"Samples of the last closed window of {first.name}; 0 when there were none, absent when {gone}"
         )
         unit = ""
-    return FamilySpec(name, kind, text, IDENTITY_LABELS + claim.label_names, unit)
+    return Family(name=name, type=kind, help=text, labels=IDENTITY_LABELS + claim.label_names, unit=unit)

@@ -17,9 +17,9 @@ from waiting import wait_until
 from exporter.collectors.scheduler import Scheduler
 from exporter.collectors.status import CollectorStatus
 from exporter.errors import CollectError, StartError
-from exporter.families import AnyCollector, Collected, FamilySpec
+from exporter.families import AnyCollector, Collected, Family
 
-SPEC = FamilySpec("host_thing", "gauge", "A thing.")
+SPEC = Family(name="host_thing", type="gauge", help="A thing.")
 OFTEN: dict[str, Any] = {"interval_seconds": 0.05, "deadline_seconds": 5.0}
 SELDOM: dict[str, Any] = {"interval_seconds": 3600.0, "deadline_seconds": 5.0}
 TIGHT: dict[str, Any] = {"interval_seconds": 0.1, "deadline_seconds": 0.2}

@@ -15,7 +15,7 @@ from waiting import wait_until
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.exposition.text import Written, write
-from exporter.families import Distribution, FamilySpec
+from exporter.families import Distribution, Family
 
 
 def test_a_publish_replaces_the_whole_block() -> None:
@@ -54,7 +54,7 @@ def test_names_that_meet_are_served_for_the_first_family_only(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     one, two = (
-        FamilySpec(name, kind, "h").family({(): Distribution(1, 1.0) if kind[-1] in "my" else 1.0})  # type: ignore[arg-type]
+        Family(name=name, type=kind, help="h").family({(): Distribution(1, 1.0) if kind[-1] in "my" else 1.0})  # type: ignore[arg-type]
         for name, kind in (first, second)
     )
     together, apart = page_of(one, two), page_of(one)
@@ -158,8 +158,8 @@ def test_some_families_can_be_asked_for_by_name_or_beginning(
 ) -> None:
     page = page_of(
         gauge("loss", {"0": 0.5}),
-        FamilySpec("steps_total", "counter", "Steps.").family({(): 7}),
-        FamilySpec("wait", "histogram", "Waits.").family({(): Distribution(3, 4.5)}),
+        Family(name="steps_total", type="counter", help="Steps.").family({(): 7}),
+        Family(name="wait", type="histogram", help="Waits.").family({(): Distribution(3, 4.5)}),
     )
 
     body = page.render(form, wanted)
@@ -288,7 +288,7 @@ def test_runs_share_the_room_for_stats_fairly() -> None:
 
 
 def test_a_stat_of_two_runs_is_cut_for_the_one_that_runs_away() -> None:
-    spec = FamilySpec("stat", "gauge", "A stat.", ("run", "rank"))
+    spec = Family(name="stat", type="gauge", help="A stat.", labels=("run", "rank"))
     runs: dict[tuple[str, ...], float | Distribution] = {("wild", str(each)): 1.0 for each in range(500)}
     runs.update({("modest", str(each)): 1.0 for each in range(20)})
     page = page_of(spec.family(runs), max_series=100)
@@ -318,7 +318,7 @@ def test_everything_is_back_when_the_cause_is_gone() -> None:
 
 @pytest.mark.parametrize(("kind", "series"), [("histogram", 2 + 3), ("summary", 2)])
 def test_a_distribution_is_shown_whole_or_not_at_all(kind: str, series: int) -> None:
-    spec = FamilySpec("wild", kind, "", ("rank",))  # type: ignore[arg-type]
+    spec = Family(name="wild", type=kind, help="", labels=("rank",))  # type: ignore[arg-type]
     buckets = ((1.0, 1), (2.0, 2)) if kind == "histogram" else ()
     page = page_of(
         spec.family({(str(each),): Distribution(3, 1.0, buckets) for each in range(30)}),

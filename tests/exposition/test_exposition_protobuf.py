@@ -18,7 +18,7 @@ from serve_support import recording, sidecar
 from waiting import wait_until
 
 from exporter.exposition.negotiation import Format
-from exporter.families import Distribution, FamilySpec
+from exporter.families import Distribution, Family
 from exporter.recording.exponential import count_into
 
 FIELD = descriptor_pb2.FieldDescriptorProto
@@ -103,7 +103,13 @@ def test_the_series_are_those_of_plain_text(found: list[Metric]) -> None:
     assert series == read(page.render(Format.TEXT), Format.TEXT)
 
 
-SPEC = FamilySpec("training_step_duration_seconds", "histogram", "Time of a step.", ("rank",), "seconds")
+SPEC = Family(
+    name="training_step_duration_seconds",
+    type="histogram",
+    help="Time of a step.",
+    labels=("rank",),
+    unit="seconds",
+)
 SAMPLES = st.lists(
     st.floats(0.0, 2.0**64) | st.sampled_from([0.0, 1e-300, 2.0**-40, 1.0, 2.0, 2**0.125, 2.0**64]),
     max_size=60,

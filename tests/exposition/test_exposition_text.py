@@ -13,7 +13,7 @@ from prometheus_client.samples import Exemplar, Sample
 
 from exporter.exposition.negotiation import Format, accepts_gzip, negotiate
 from exporter.exposition.text import MAX_LABEL_VALUE_BYTES, MAX_LABELS
-from exporter.families import Distribution, FamilySpec
+from exporter.families import Distribution, Family
 
 OM = "application/openmetrics-text"
 PROMETHEUS_2_42 = f"{OM};version=1.0.0,{OM};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -93,7 +93,13 @@ def test_no_header_raises(header: str) -> None:
 
 FORMS = pytest.mark.parametrize("form", [Format.TEXT, Format.OPENMETRICS])
 
-LATENCY = FamilySpec("training_latency_seconds", "histogram", "Time of a batch.", ("zone", "card"), "seconds")
+LATENCY = Family(
+    name="training_latency_seconds",
+    type="histogram",
+    help="Time of a batch.",
+    labels=("zone", "card"),
+    unit="seconds",
+)
 
 
 @FORMS
@@ -131,7 +137,7 @@ def test_a_histogram_with_a_bound_below_zero_has_no_sum() -> None:
 
 
 def test_a_state_set_whose_label_has_another_name_is_a_gauge_in_openmetrics() -> None:
-    state = FamilySpec("training_run_state", "stateset", "State.", ("run", "state"))
+    state = Family(name="training_run_state", type="stateset", help="State.", labels=("run", "state"))
     page = page_of(
         state.family({("a", "running"): 1, ("a", "hung"): 0}),
         StateSetMetricFamily("of_the_library", "State.", {"on": True, "off": False}),
@@ -151,7 +157,7 @@ def test_timestamps_exemplars_and_times_of_creation_are_not_written() -> None:
 
 
 def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
-    page = page_of(FamilySpec("x", "gauge", "a\udc80b").family({(): 1}))
+    page = page_of(Family(name="x", type="gauge", help="a\udc80b").family({(): 1}))
 
     assert "# HELP x a?b\n" in text_of(page)
 
@@ -181,7 +187,7 @@ def test_a_bad_sample_is_left_out_and_counted_and_its_neighbours_stay(
     kind: Any, bad: tuple[Any, Any], reason: str
 ) -> None:
     name = {"counter": "good_total", "info": "good_info"}.get(kind, "good")
-    spec = FamilySpec(name, kind, "Good.", ("rank",))
+    spec = Family(name=name, type=kind, help="Good.", labels=("rank",))
     clean, family = spec.family({("0",): 1.0, ("2",): 1.0}), spec.family({("0",): 1.0, ("2",): 1.0})
     family.samples.insert(1, Sample(name, *bad))
     page = page_of(family)

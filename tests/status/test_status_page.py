@@ -15,7 +15,7 @@ from places import PROJECT
 from prometheus_client.core import Metric
 
 from exporter.collectors.status import CollectorStatus
-from exporter.families import Distribution, FamilySpec, FamilyType
+from exporter.families import Distribution, Family, FamilyType
 from exporter.status.document import MANY_RANKS, render
 from exporter.status.elements import MOST_ROWS, duration, energy, number, plot, size
 from exporter.status.readings import History, Readings
@@ -86,7 +86,7 @@ def families(rows: Rows) -> list[Metric]:
         kind: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
         labels = tuple(sorted({label for found, _ in samples for label in found}))
         values = {tuple(found.get(label, "") for label in labels): value for found, value in samples}
-        made.append(FamilySpec(name, kind, "", labels).family(values))
+        made.append(Family(name=name, type=kind, help="", labels=labels).family(values))
     return made
 
 

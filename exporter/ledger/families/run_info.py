@@ -25,19 +25,19 @@ FACTS = (
 """What may be told of a run, in the order of the labels; each is absent where nobody has told it."""
 
 RUN_INFO = FamilySpec(
-    "training_run_info",
-    "info",
-    "What is known of the run, as the process of the lowest rank on this node tells it; every node of a run has one, so"
+    name="training_run_info",
+    type="info",
+    help="What is known of the run, as the process of the lowest rank on this node tells it; every node of a run has one, so"
     " join on (run, instance) or take max by (run) first. Absent when the run's totals no longer linger.",
-    ("run", *FACTS),
+    labels=("run", *FACTS),
     source="exporter.training: configuration, describe(), environment",
 )
 PEAK_FLOPS = FamilySpec(
-    "training_peak_flops",
-    "gauge",
-    "Dense FLOP/s of the rank's device for the data type of the run, from a table (source=table) or as configured"
+    name="training_peak_flops",
+    type="gauge",
+    help="Dense FLOP/s of the rank's device for the data type of the run, from a table (source=table) or as configured"
     " (source=config); absent where the device or the data type is not known, as there is no fallback.",
-    (*IDENTITY_LABELS, "dtype", "source", "name"),
+    labels=(*IDENTITY_LABELS, "dtype", "source", "name"),
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
 )
 

@@ -46,11 +46,11 @@ STATE = family(
     *("run", "state"),
 )
 INFO = FamilySpec(
-    "training_run_state_info",
-    "gauge",  # as an info family it would have the name of the other one
-    "Why the run is in its state, and since when (Unix time): exit status, signal or exception where they are known;"
+    name="training_run_state_info",
+    type="gauge",  # as an info family it would have the name of the other one
+    help="Why the run is in its state, and since when (Unix time): exit status, signal or exception where they are known;"
     " a reason that begins with `deduced` was seen by nobody. Absent as training_run_state.",
-    ("run", "state", "reason", "exit_status", "signal", "exception", "since"),
+    labels=("run", "state", "reason", "exit_status", "signal", "exception", "since"),
     source="see training_run_state",
 )
 SPECS = (STATE, INFO)
