@@ -1,0 +1,416 @@
+"""Conversion of any object to a plain number, text, attribute or sample.
+
+Runs on the threads of the job; `to_sample` also on the recording thread. No function here raises for any object, waits for
+a device, or spends more than bounded time on a container. Classes are compared with `type`, because `isinstance` calls
+the object's own `__class__`, and by identity, because a metaclass may define `__hash__`.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from math import isfinite
+from typing import Any
+
+Datum = str | float | int | bool
+"""Value of an event's data."""
+AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
+"""Value of a span's attribute."""
+
+LONGEST_TEXT = 32_768
+"""Characters kept of a text."""
+LONGEST_SHOWN = 1000
+"""Characters of the text that stands for an object."""
+LONGEST_MESSAGE = 500
+"""Characters of an object in a log message."""
+MOST_ITEMS = 1000
+"""Items kept of a list attribute, in total over all nested lists."""
+MOST_SHOWN = 50
+"""Items of a container that its text shows."""
+MOST_SIZED = 10_000
+"""Items up to which an unknown class's own `__repr__` is called."""
+DEEPEST = 4
+"""Levels of nested containers that are converted; a container may contain itself."""
+_BEYOND = 1 << 63
+_MOST_BITS = 4096
+_NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong")
+"""Class names of numpy's immutable numbers, without their bits."""
+_SHOWN_AS_STR = ("datetime", "decimal", "uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class Unconvertible:
+    """A value without a plain form; `text` describes the value in messages."""
+
+    text: str
+
+
+class Rejection(enum.Enum):
+    """Reason why a value is no sample: a label value of `training_stat_rejected_samples_total`."""
+
+    NAN = "nan"
+    INFINITE = "infinite"
+    NOT_A_NUMBER = "not_a_number"
+    OUT_OF_RANGE = "out_of_range"
+
+
+# Numbers -------------------------------------------------------------------------------------------------------
+
+
+def to_scalar(value: object) -> Datum | Unconvertible | None:
+    """Return a plain str, bool, int or float of the same value; None for None; else `Unconvertible`.
+
+    Converts instances of subclasses, members of enumerations, and every object of a single element that has `item()`,
+    `__index__` or `__float__`. The value of an asynchronous array is read only if the array is ready.
+    """
+    kind = type(value)
+    if value is None or kind is float or kind is int or kind is str or kind is bool:
+        return value  # type: ignore[return-value]  # as just compared
+    try:
+        found = _scalar(value, kind)
+    except Exception:  # noqa: BLE001  # code of the object's class
+        found = None
+    return Unconvertible(safe_repr(value)) if found is None else found
+
+
+def to_number(value: object) -> int | float | None:
+    """Return the value as a plain int or float; None if the value is no number, or a bool."""
+    kind = type(value)
+    if kind is float or kind is int:
+        return value  # type: ignore[return-value]  # as just compared
+    found = to_scalar(value)
+    return found if type(found) is float or type(found) is int else None
+
+
+def to_sample(value: Any) -> float | Rejection:
+    """Return the value as a finite float, or the reason why it is none; runs no code of the job.
+
+    Accepts Python's and numpy's numbers and their subclasses. The recording thread calls this function, and a foreign class's
+    `__float__` could block that thread.
+    """
+    kind = type(value)
+    try:
+        if issubclass(kind, float):
+            number = float.__add__(value, 0.0)  # `float(value)` would call a subclass's own `__float__`
+        elif issubclass(kind, int):
+            number = float(int.__add__(value, 0))
+        elif _module(kind) == "numpy" and _name(kind).rstrip("_0123456789") in _NUMPY_NUMBERS:
+            number = float(value)
+        else:
+            return Rejection.NOT_A_NUMBER
+    except OverflowError:
+        return Rejection.OUT_OF_RANGE
+    except Exception:  # noqa: BLE001  # a class of the job's own
+        return Rejection.NOT_A_NUMBER
+    if isfinite(number):
+        return number
+    return Rejection.NAN if number != number else Rejection.INFINITE  # noqa: PLR0124  # the definition of NaN
+
+
+def is_asynchronous(value: object) -> bool:
+    """Return True for an array whose value may still be computed, so that reading the value could wait.
+
+    True for torch's tensors outside of the host's memory, for JAX's arrays, and for an object whose device is unknown.
+    """
+    kind = type(value)
+    if kind is float or kind is int or kind is str or kind is bool or value is None:
+        return False
+    try:
+        return _attribute(kind, "is_ready") is not None or not _in_host_memory(value)
+    except Exception:  # noqa: BLE001  # code of the object's class
+        return True
+
+
+def _scalar(value: Any, kind: type) -> Datum | None:
+    if issubclass(kind, str):
+        return str.__str__(value)
+    if issubclass(kind, int):
+        return int.__int__(value)
+    if issubclass(kind, float):
+        return float.__float__(value)
+    if issubclass(kind, enum.Enum):
+        inner = value.value
+        return inner if _is_scalar(inner) else None
+    if issubclass(kind, (bytes, bytearray)) or not _is_readable(value, kind):
+        return None
+    if callable(item := getattr(value, "item", None)):
+        inner = item()
+        return _scalar(inner, type(inner)) if not _is_scalar(inner) else inner
+    if _attribute(kind, "__index__") is not None:
+        return int.__int__(value.__index__())
+    if _attribute(kind, "__float__") is not None:
+        return float.__float__(float(value))
+    return None
+
+
+def _is_scalar(value: object) -> bool:
+    kind = type(value)
+    return kind is float or kind is int or kind is str or kind is bool
+
+
+def _is_readable(value: Any, kind: type) -> bool:
+    """Return True if reading the value waits neither for a device nor for other ranks."""
+    if _attribute(kind, "is_ready") is not None:
+        return bool(value.is_ready())
+    placements = getattr(value, "placements", None)  # a DTensor, of which `item()` could communicate
+    return _in_host_memory(value) and (
+        placements is None or all(placement.is_replicate() for placement in placements)
+    )
+
+
+def _in_host_memory(value: Any) -> bool:
+    """Return True unless the object names a device other than the CPU; numpy and TensorFlow name devices by text."""
+    device = getattr(value, "device", None)
+    if device is None:
+        return True
+    kind = device if type(device) is str else getattr(device, "type", None) or getattr(device, "platform", "")
+    return isinstance(kind, str) and kind.lower().rpartition("device:")[2].partition(":")[0] == "cpu"
+
+
+# Attributes ----------------------------------------------------------------------------------------------------
+
+
+def to_attribute(value: object) -> AttributeValue | None:
+    """Return the value as an attribute of a span: a str, bool, int, float, a list of one of these, or None.
+
+    A list of mixed values becomes a list of texts, a mapping a list of `key:value`. Longer lists are cut after `MOST_ITEMS`
+    items, longer texts after `LONGEST_TEXT` characters.
+    """
+    kind = type(value)
+    if value is None or kind is float or kind is int or kind is bool:
+        return value  # type: ignore[return-value]  # as just compared
+    try:
+        return _attribute_of(value, 0, iter(range(MOST_ITEMS)))  # type: ignore[no-any-return]  # recursive
+    except Exception:  # noqa: BLE001  # code of the object's class
+        return f"<{class_name(value)}>"
+
+
+def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
+    """Convert one value; *budget* runs out after as many items as an attribute may have."""
+    kind = type(value)
+    if value is None:
+        return None
+    if issubclass(kind, enum.Enum):
+        return _attribute_of(value.value, depth + 1, budget) if depth <= DEEPEST else f"<{class_name(value)}>"
+    items = _items(value, kind)
+    pairs = None if items is not None else _pairs(value, kind)
+    if (items is not None or pairs is not None) and depth > DEEPEST:
+        return f"<{class_name(value)}>"
+    if items is not None:
+        return _homogeneous([_attribute_of(item, depth + 1, budget) for item, _ in zip(items, budget)])  # noqa: B905  # ends with the budget
+    if pairs is not None:
+        below = depth + 1
+        return [
+            f"{_attribute_of(key, below, budget)}:{_attribute_of(item, below, budget)}"
+            for (key, item), _ in zip(pairs, budget)  # noqa: B905  # likewise
+        ]
+    found = to_scalar(value)
+    if type(found) is str:
+        return found[:LONGEST_TEXT]
+    if not isinstance(found, Unconvertible):
+        return found
+    if _attribute(kind, "device") is not None or is_asynchronous(value):
+        return f"<{class_name(value)}>"
+    if _size(value, kind) > MOST_SIZED:
+        return f"<{class_name(value)}>"
+    return str(value)[:LONGEST_TEXT]
+
+
+def _homogeneous(items: list[Any]) -> list[Any]:
+    kinds = {type(item) for item in items}
+    if len(kinds) <= 1 and not kinds & {list, type(None)}:
+        return items
+    return [float(item) if kinds == {int, float} else str(item) for item in items]
+
+
+# Texts ---------------------------------------------------------------------------------------------------------
+
+
+def to_datum(value: object) -> Datum | None:
+    """Return the value as a datum of an event; None if the value is None or cannot be shown.
+
+    Numbers of other libraries become plain numbers, whole numbers beyond 64 bits and all other objects short text.
+    """
+    try:
+        found = to_scalar(value)
+        if type(found) is str:
+            return found[:LONGEST_TEXT]
+        if type(found) is int and not -_BEYOND <= found < _BEYOND:
+            return _whole_number(found)
+        if not isinstance(found, Unconvertible):
+            return found
+        kind = type(value)
+        if issubclass(kind, os.PathLike):
+            return os.fsdecode(value)[:LONGEST_TEXT]  # type: ignore[arg-type]  # as just compared
+        if issubclass(kind, (bytes, bytearray)):
+            return _first_bytes(value, LONGEST_SHOWN).decode("utf-8", "backslashreplace")
+        if _module(kind) in _SHOWN_AS_STR:
+            return str(value)[:LONGEST_SHOWN]
+        return _render(value, 0, iter(range(MOST_ITEMS)))[:LONGEST_SHOWN]
+    except Exception:  # noqa: BLE001  # code of the object's class
+        return None
+
+
+def to_text(value: object, limit: int = LONGEST_SHOWN) -> str:
+    """Return a text for the value of at most *limit* characters: its `repr`, containers cut after `MOST_SHOWN` items."""
+    try:
+        return _render(value, 0, iter(range(MOST_ITEMS)))[:limit]
+    except Exception:  # noqa: BLE001  # the job's own `__repr__`
+        return f"<{class_name(value)}>"
+
+
+def to_name(value: object) -> str:
+    """Return the text of a name: an enumeration's value, a str itself, `<Class>` of anything else."""
+    kind = type(value)
+    if kind is str:
+        return value  # type: ignore[return-value]  # as just compared
+    try:
+        found: Any = value.value if issubclass(kind, enum.Enum) else value  # type: ignore[attr-defined]  # an Enum
+    except Exception:  # noqa: BLE001  # an enumeration with a `value` of its own
+        found = value
+    return str.__str__(found) if issubclass(type(found), str) else f"<{class_name(found)}>"
+
+
+def safe_repr(value: object, limit: int = LONGEST_MESSAGE) -> str:
+    """Return a text for messages; runs no code of the job except `__str__` of an exception.
+
+    Returns `<Class>` of anything but plain values, enumerations, exceptions and lists, sets and dicts of them.
+    """
+    kind = type(value)
+    try:
+        if kind is Unconvertible:
+            return value.text[:limit]  # type: ignore[attr-defined,no-any-return]  # as just compared
+        if issubclass(kind, BaseException):
+            return f"{class_name(value)}: {value}"[:limit]
+        return _plain_repr(value, 0, iter(range(MOST_ITEMS)))[:limit]
+    except Exception:  # noqa: BLE001  # the job's own `__str__` or `__class__`
+        return class_name(value) if issubclass(kind, BaseException) else f"<{class_name(value)}>"
+
+
+def class_name(value: object) -> str:
+    """Return the name of the value's class; runs no code of a metaclass."""
+    return _name(type(value))
+
+
+def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value[:LONGEST_MESSAGE])
+    if kind is int:
+        return _whole_number(value)
+    if value is None or kind is float or kind is bool:
+        return repr(value)
+    if issubclass(kind, enum.Enum):
+        return f"<{class_name(value)}.{value._name_}: {_plain_repr(value._value_, depth + 1, budget)}>"
+    if depth < DEEPEST and (
+        kind is list or kind is tuple or kind is set or kind is frozenset or kind is dict
+    ):
+        return _container(value, kind, budget, lambda item: _plain_repr(item, depth + 1, budget))
+    return f"<{class_name(value)}>"
+
+
+def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
+    kind = type(value)
+    if issubclass(kind, str):
+        return repr(str.__getitem__(value, slice(200)))
+    if issubclass(kind, (bytes, bytearray)):
+        return repr(_first_bytes(value, 200))
+    if issubclass(kind, int) and not issubclass(kind, (bool, enum.Enum)):
+        return _whole_number(int.__int__(value))
+    if _is_array(value, kind):
+        device = getattr(value, "device", "")
+        return f"{class_name(value)} of shape {tuple(value.shape)} on {str(device) or 'a device'}"
+    if _items(value, kind) is not None or _pairs(value, kind) is not None:
+        if depth > DEEPEST:
+            return "..."
+        return _container(value, kind, budget, lambda item: _render(item, depth + 1, budget))
+    size = _size(value, kind)
+    return f"<{class_name(value)} of {size} items>" if size > MOST_SIZED else repr(value)[:200]
+
+
+def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
+    """Show the first items of a list, tuple, set or mapping of any class as its built-in base shows them."""
+    items, pairs = _items(value, kind), _pairs(value, kind)
+    if pairs is not None:
+        parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MOST_SHOWN], budget)]  # noqa: B905  # ends with the budget
+    else:
+        parts = [render(item) for item, _ in zip((items or [])[:MOST_SHOWN], budget)]  # noqa: B905  # likewise
+    more = ["..."] if _size(value, kind) > MOST_SHOWN else []
+    body = ", ".join(parts + more)
+    if pairs is not None:
+        return f"{{{body}}}"
+    if issubclass(kind, tuple):
+        return f"({body},)" if len(parts) == 1 else f"({body})"
+    if issubclass(kind, frozenset):
+        return f"frozenset({{{body}}})" if parts else "frozenset()"
+    if issubclass(kind, set):
+        return f"{{{body}}}" if parts else "set()"
+    return f"deque([{body}])" if issubclass(kind, deque) else f"[{body}]"
+
+
+def _whole_number(value: int) -> str:
+    bits = value.bit_length()
+    return str(value) if bits < _MOST_BITS else f"a whole number of {bits} bits"
+
+
+# Classes -------------------------------------------------------------------------------------------------------
+
+
+def _items(value: Any, kind: type) -> list[Any] | None:
+    """Return the first items of a list, tuple, set or deque; None for another class. Runs no code of a subclass."""
+    base: Any
+    for base in (list, tuple, set, frozenset, deque):
+        if issubclass(kind, base):
+            return list(
+                islice(base.__iter__(value), MOST_ITEMS)
+            )  # one step in C, which no other thread divides
+    return None
+
+
+def _pairs(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
+    """Return the first pairs of a dict or another mapping; None for another class."""
+    if issubclass(kind, dict):
+        return list(islice(dict.items(value), MOST_ITEMS))
+    return list(islice(value.items(), MOST_ITEMS)) if issubclass(kind, Mapping) else None
+
+
+def _size(value: Any, kind: type) -> int:
+    """Return the number of items; 0 for an object without `__len__`."""
+    base: Any
+    for base in (list, tuple, set, frozenset, deque, dict):
+        if issubclass(kind, base):
+            return int(base.__len__(value))
+    return len(value) if _attribute(kind, "__len__") is not None else 0
+
+
+def _first_bytes(value: Any, number: int) -> bytes:
+    base = bytes if issubclass(type(value), bytes) else bytearray
+    return bytes(base.__getitem__(value, slice(number)))
+
+
+def _is_array(value: Any, kind: type) -> bool:
+    """Return True for tensors and arrays of other libraries that live on a device."""
+    return _attribute(kind, "shape") is not None and (
+        _attribute(kind, "device") is not None or is_asynchronous(value)
+    )
+
+
+def _attribute(kind: type, name: str) -> Any:
+    """Return a class's attribute without running code of a metaclass; None if there is none."""
+    try:
+        return type.__getattribute__(kind, name)
+    except AttributeError:
+        return None
+
+
+def _name(kind: type) -> str:
+    return str(type.__dict__["__name__"].__get__(kind))
+
+
+def _module(kind: type) -> str:
+    found = _attribute(kind, "__module__")
+    return found if type(found) is str else ""

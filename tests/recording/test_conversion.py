@@ -1,0 +1,264 @@
+"""Conversion: any object becomes a plain number, text or attribute, in bounded time and without an exception."""
+
+from __future__ import annotations
+
+import enum
+import math
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from decimal import Decimal
+from time import thread_time
+from typing import Any
+
+import pytest
+
+from exporter.recording.conversion import (
+    MOST_ITEMS,
+    Rejection,
+    Unconvertible,
+    class_name,
+    is_asynchronous,
+    safe_repr,
+    to_attribute,
+    to_datum,
+    to_name,
+    to_number,
+    to_sample,
+    to_scalar,
+    to_text,
+)
+
+ALL = (
+    to_scalar,
+    to_number,
+    to_attribute,
+    to_datum,
+    to_text,
+    to_name,
+    safe_repr,
+    class_name,
+    is_asynchronous,
+    to_sample,
+)
+MILLION = 1_000_000
+
+
+class HostileMeta(type):
+    """A metaclass that fails wherever a class is touched."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError("mine")
+
+    def __hash__(cls) -> int:
+        raise RuntimeError("mine")
+
+    def __eq__(cls, other: object) -> bool:
+        raise RuntimeError("mine")
+
+
+def hostile_class() -> Any:
+    class OfHostileClass(metaclass=HostileMeta):
+        pass
+
+    return OfHostileClass
+
+
+class UnboundProxy:
+    """As werkzeug's LocalProxy and Django's SimpleLazyObject while nothing is bound."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("unbound")
+
+    def _fail(self, *_: object) -> Any:
+        raise RuntimeError("unbound")
+
+    __hash__ = __str__ = __repr__ = __float__ = __index__ = __int__ = __len__ = __iter__ = __bool__ = (
+        __eq__
+    ) = _fail
+
+
+class HostileNumber(float):
+    def _fail(self, *_: object) -> Any:
+        raise RuntimeError("mine")
+
+    __hash__ = __str__ = __repr__ = __float__ = __add__ = __eq__ = _fail
+
+
+class Array:
+    """An array of another library, in a memory of its own."""
+
+    shape = (1,)
+
+    def __init__(self, value: float, device: object = None, *, ready: bool | None = None) -> None:
+        self.value, self.device, self.ready = value, device, ready
+
+    def item(self) -> float:
+        if self.device == "cuda:0":
+            raise AssertionError("this would wait for the device")
+        return self.value
+
+
+class JaxArray(Array):
+    def is_ready(self) -> bool:
+        return bool(self.ready)
+
+    def item(self) -> float:
+        assert self.ready, "this would wait for the device"
+        return self.value
+
+
+class Level(enum.IntEnum):
+    LOW = 3
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+
+
+class BigList(list[int]):
+    pass
+
+
+class BigDict(dict[int, int]):
+    pass
+
+
+class BigText(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("convert", ALL)
+@pytest.mark.parametrize(
+    "make", [hostile_class(), UnboundProxy, lambda: HostileNumber(1.5), hostile_class], ids="abcd"
+)
+def test_no_conversion_raises_for_a_class_that_raises_wherever_it_is_touched(
+    convert: Any, make: Callable[[], object]
+) -> None:
+    value = make()
+    convert(value)
+    convert([value])
+    convert({"x": value})
+
+
+@pytest.mark.parametrize("convert", [to_scalar, to_attribute, to_datum])
+def test_an_interrupt_in_the_jobs_own_code_reaches_the_job(convert: Any) -> None:
+    class Interrupted:
+        def item(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(Interrupted())
+
+
+@pytest.mark.parametrize("convert", ALL)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BigList(range(MILLION)),
+        lambda: BigDict.fromkeys(range(MILLION)),
+        lambda: OrderedDict.fromkeys(range(MILLION)),
+        lambda: deque(range(MILLION)),
+        lambda: BigText("x" * 50 * MILLION),
+        lambda: list(range(MILLION)),
+        lambda: [[list(range(100))] * 100] * 100,
+        lambda: 1 << 10 * MILLION,
+    ],
+    ids=["list", "dict", "OrderedDict", "deque", "str", "plain", "nested", "int"],
+)
+def test_conversion_of_a_container_of_a_million_items_is_bounded(
+    convert: Any, make: Callable[[], object]
+) -> None:
+    value = make()
+    began = thread_time()
+    convert(value)
+
+    assert thread_time() - began < 0.1
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (True, None),
+        ("1", None),
+        (b"1", None),
+        (Decimal("1.5"), 1.5),
+        (Level.LOW, 3),
+        (Array(2.5), 2.5),
+        (Array(2.5, "cpu"), 2.5),
+        (Array(2.5, "/job:localhost/replica:0/task:0/device:CPU:0"), 2.5),
+        (Array(2.5, "cuda:0"), None),
+        (JaxArray(2.5, ready=True), 2.5),
+        (JaxArray(2.5, ready=False), None),
+        (object(), None),
+    ],
+)
+def test_number_is_taken_from_every_library_without_waiting(value: object, number: float | None) -> None:
+    assert to_number(value) == number
+    assert type(to_number(value)) in {int, float, type(None)}
+
+
+def test_number_is_taken_from_arrays_of_one_element() -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+
+    for one in (
+        numpy.float32(1.5),
+        numpy.array(1.5),
+        numpy.array([1.5]),
+        torch.tensor(1.5),
+        torch.tensor([[1.5]]),
+    ):
+        assert to_number(one) == 1.5
+    for many in (numpy.zeros(3), torch.zeros(3), torch.zeros(1, device="meta"), numpy.array([1j])):
+        assert to_number(many) is None
+        assert isinstance(to_scalar(many), Unconvertible)
+
+
+def test_number_is_taken_from_jax() -> None:
+    jax = pytest.importorskip("jax")
+    for one in (jax.numpy.asarray(1.5), jax.numpy.asarray([1.5])):
+        jax.block_until_ready(one)
+        assert to_number(one) == 1.5
+        assert is_asynchronous(one)
+
+
+def test_array_is_asynchronous_unless_it_lies_in_the_hosts_memory() -> None:
+    torch = pytest.importorskip("torch")
+
+    assert not any(map(is_asynchronous, (1.5, "x", None, torch.zeros(1), object(), Array(1.0, "cpu"))))
+    assert all(map(is_asynchronous, (torch.zeros(1, device="meta"), Array(1.0, "cuda:0"), JaxArray(1.0))))
+
+
+def test_attribute_is_a_plain_value_or_a_list_of_one_kind() -> None:
+    assert to_attribute([1, 2.5]) == [1.0, 2.5]
+    assert to_attribute((1, "a", None)) == ["1", "a", "None"]
+    assert to_attribute({"a": 1, "b": [2]}) == ["a:1", "b:[2]"]
+    assert to_attribute(Mode.FAST) == "fast"
+    assert len(to_attribute([[1] * MOST_ITEMS] * MOST_ITEMS)) <= MOST_ITEMS  # type: ignore[arg-type]  # a list
+
+
+def test_safe_repr_runs_no_code_of_the_job() -> None:
+    class Noisy:
+        def __repr__(self) -> str:
+            raise AssertionError("the job's code has run")
+
+    assert safe_repr(Noisy()) == "<Noisy>"
+    assert safe_repr([Noisy(), 1, "a"]) == "[<Noisy>, 1, 'a']"
+    assert safe_repr(ValueError("bad")) == "ValueError: bad"
+
+
+def test_sample_is_finite_or_names_the_reason() -> None:
+    assert [to_sample(value) for value in (1, 2.5, True)] == [1.0, 2.5, 1.0]
+    assert to_sample(math.nan) is Rejection.NAN
+    assert to_sample(-math.inf) is Rejection.INFINITE
+    assert to_sample(10**400) is Rejection.OUT_OF_RANGE
+    assert to_sample("1") is Rejection.NOT_A_NUMBER
+
+
+def test_text_of_a_container_that_contains_itself_ends() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+
+    assert to_text(loop) == "[[[[[...]]]]]"
+    assert len(repr(to_attribute(loop))) < 100
+    assert sys.getsizeof(safe_repr(loop)) < 1000
