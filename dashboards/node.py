@@ -214,7 +214,8 @@ def itself() -> tuple[Panel, ...]:
         lines(
             "Age of the feed",
             Query(
-                "time() - max by (run, rank) (training_feed_last_update_timestamp_seconds{@node})",
+                "max by (run, rank) (timestamp(training_feed_last_update_timestamp_seconds{@node})"
+                " - training_feed_last_update_timestamp_seconds{@node})",
                 "{{run}} rank {{rank}}",
             ),
             unit="s",

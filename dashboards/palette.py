@@ -24,8 +24,8 @@ INDIGO = "#4A3FD8"
 PALE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
-CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, KHAKI, RED, GREY, VIOLET)
-"""For series whose names are not known beforehand."""
+BY_NAME = {"mode": "palette-classic-by-name"}
+"""Colour of series whose names are not known beforehand: Grafana hashes the whole name, so that node and card decide."""
 
 GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
@@ -105,15 +105,6 @@ def by_first_word(colors: Mapping[str, str]) -> list[Override]:
     """Give each series its colour by what its name begins with."""
     return [
         of_series({"id": "byRegexp", "options": f"/^{word}/"}, fixed(color)) for word, color in colors.items()
-    ]
-
-
-def by_last_character() -> list[Override]:
-    """Give each series a colour by the last character of its name: GPUs, ranks, nodes and runs mostly differ there."""
-    characters = "0123456789abcdefghijklmnopqrstuvwxyz"
-    return [
-        of_series({"id": "byRegexp", "options": f"/[{characters[place :: len(CYCLE)]}]$/i"}, fixed(color))
-        for place, color in enumerate(CYCLE)
     ]
 
 

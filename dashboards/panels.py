@@ -15,12 +15,12 @@ from typing import Any
 from dashboards.palette import (
     BAD,
     BLUE,
+    BY_NAME,
     GOOD,
     GREY,
     PLAIN,
     WARNING,
     Override,
-    by_last_character,
     fixed,
     of_series,
     shades,
@@ -111,12 +111,13 @@ def lines(
     thresholds: Json | None = None,
     decimals: int | None = None,
     soft: bool = True,
+    log_scale: bool = False,
     links: Sequence[Json] = (),
 ) -> Panel:
     """Series over time.
 
     Colours are those of the queries, then what `overrides` say, then `color`; without any of them a series' colour is that
-    of the last character of its name. The legend is a `list` below, a table to the `right`, or `hidden`; thresholds are dashed
+    chosen by Grafana from a hash of its whole name. The legend is a `list` below, a table to the `right`, or `hidden`; thresholds are dashed
     lines; with `steps_drawn` a value holds until the next one. The axis reaches `most`, or with `soft` what is usual for the
     unit, and further where values do: a line that leaves the picture would look like a gap.
     """
@@ -127,7 +128,7 @@ def lines(
         "lineInterpolation": "stepAfter" if steps_drawn else "linear",
         "lineWidth": 0 if stacked or bars else 1,
         "pointSize": 4,
-        "scaleDistribution": {"type": "linear"},
+        "scaleDistribution": {"type": "log", "log": 2} if log_scale else {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked or bars else "none"},
@@ -139,12 +140,13 @@ def lines(
         "placement": "right" if legend == "right" else "bottom",
         "showLegend": legend != "hidden",
     }
-    if most is None and soft and least == 0:
+    if log_scale:
+        least = None  # a logarithmic axis has no zero
+    elif most is None and soft and least == 0:
         most = SOFT_MOST.get(unit)
     if most is not None:
         custom["axisSoftMax"] = most
     defaults = defaults_of(unit, thresholds or NEUTRAL, least, None, decimals)
-    defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
     own = [
         _colored(query, place)
@@ -152,7 +154,8 @@ def lines(
         if query.color or query.bound or query.dashed
     ]
     if color is None and not overrides and not any(query.color for query in queries):
-        own = [*by_last_character(), *own]
+        color = BY_NAME
+    defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
     return assembled("timeseries", title, queries, w, h, defaults, [*own, *overrides], options)
 
 

@@ -25,11 +25,13 @@ OTHERS = (
     " unless on (phase) topk(1, count by (phase) (training_phase_active{@run} == 1)))"
 )
 """Ranks whose phase is not that of most."""
-SILENT = (
-    "max by (instance, rank) (training_process_up{@run}) == 0 or"
-    " max by (instance, rank) (time() - training_feed_last_update_timestamp_seconds{@run} > 10) * 0 + 1"
+FEED_AGE = (
+    "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
+    " - training_feed_last_update_timestamp_seconds{@run})"
 )
-"""0 for ranks that have ended, 1 for those that live and say nothing."""
+"""Age of the feed at the scrape: the time since the scrape is no age of the feed."""
+SILENT = f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE} > 10) * 0 + 1"
+"""0 for ranks that have ended, 1 for living ranks whose feed is older than 10 s."""
 TO_GPUS = to("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
 TO_NODE = to("training-node", "Node", node="${__data.fields.Node}")
 
@@ -57,7 +59,7 @@ def _glance() -> tuple[Panel, ...]:
             "Ranks alive",
             now("sum(max by (rank) (training_process_up{@run}))", "alive"),
             now("count(max by (rank) (training_process_up{@run}))", "of"),
-            now("count(max by (rank) (training_process_up{@run}) == 0)", "dead", BAD),
+            now("count(max by (rank) (training_process_up{@run}) == 0)", "ended", BAD),
             unit="none",
             w=6,
             text="value_and_name",
@@ -160,7 +162,7 @@ def _slow() -> tuple[Panel, ...]:
             Column(held('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
             Column(held('gpu_temperature_celsius{sensor="gpu"}'), "Heat", unit="celsius", width=80),
             Column(
-                "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})",
+                FEED_AGE,
                 "Last news",
                 unit="s",
                 decimals=0,
@@ -237,13 +239,12 @@ def together() -> tuple[Panel, ...]:
             h=6,
         ),
         table(
-            "Dead and silent ranks",
+            "Ended and silent ranks",
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-            Column(SILENT, "Process", width=80, mappings=words({0: ("dead", BAD), 1: ("hangs", WARNING)})),
+            Column(SILENT, "Process", width=80, mappings=words({0: ("ended", BAD), 1: ("silent", WARNING)})),
             Column(
-                "time() - max by (instance, rank) (training_feed_last_update_timestamp_seconds{@run})"
-                f" and on (instance, rank) ({SILENT})",
+                f"{FEED_AGE} and on (instance, rank) ({SILENT})",
                 "Last news",
                 unit="s",
                 decimals=0,

@@ -27,9 +27,6 @@ from dashboards.tables import Column, table
 UID = "training-run"
 TO_RANKS = to("training-ranks", "Ranks", run="${run}")
 TO_GPUS = to("training-gpus", "GPUs of this run", run="${run}")
-STEP_BUCKETS = (
-    'sum by (le) (rate(training_step_duration_seconds_bucket{@run, mode="train"}[$__rate_interval]))'
-)
 MFU = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops{{@run}})"
     " / sum(training_peak_flops{{@run}})"
@@ -92,12 +89,21 @@ def _glance() -> tuple[Panel, ...]:
             w=8,
         ),
         stat(
-            "Phase now",
-            now("count by (phase) (training_phase_active{@run} == 1)", "{{phase}}"),
+            "Waiting for data",
+            now(
+                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))',
+                "slowest rank",
+            ),
+            unit="percentunit",
+            decimals=0,
+            thresholds=above(0.05, 0.2),
+        ),
+        stat(
+            "Failed saves",
+            now('sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'),
             unit="none",
-            text="value_and_name",
-            color={"mode": "fixed", "fixedColor": PLAIN},
-            w=8,
+            decimals=0,
+            thresholds=above(1, 1),
         ),
         stat(
             "Slowest rank",
@@ -161,12 +167,10 @@ def _glance() -> tuple[Panel, ...]:
             "Step time",
             Query(MEAN.replace("{past}", ""), "mean", BLUE),
             Query(MEAN.replace("{past}", " offset 1h"), "an hour before", bound=True),
-            # One step of half a minute would hide all of the mean on the same axis.
-            Query(
-                f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 of 100 are below (right)", PALE, right=True
-            ),
+            Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE),
             unit="s",
             w=8,
+            log_scale=True,
             links=(TO_RANKS,),
         ),
         lines(

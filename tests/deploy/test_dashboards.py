@@ -1,10 +1,9 @@
-"""Dashboards: the JSON is the code's, every panel is complete, every name in a query exists, colours stay apart."""
+"""Dashboards: the JSON is the code's, every panel is complete, every name in a query exists, links resolve."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from prometheus_support import needs_prometheus
 from rules_support import ROOT, known, labels_grouped, promtool, selectors
 
 from dashboards.board import COLUMNS, panels_of, texts_of
-from dashboards.palette import CAUSES, COMPONENTS, CYCLE
 
 every_board = pytest.mark.parametrize("uid", sorted(MODELS))
 
@@ -144,53 +142,3 @@ def test_every_query_is_valid_promql(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert f"{len(rules)} rules found" in done.stdout
-
-
-Matrix = tuple[tuple[float, float, float], ...]
-EYES: dict[str, Matrix] = {
-    "normal": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-    "protan": ((0.1523, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
-    "deutan": ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9689)),
-    "tritan": ((1.2555, -0.0767, -0.1788), (-0.0784, 0.9308, 0.1476), (0.0047, 0.6914, 0.3039)),
-}
-"""How kinds of colour blindness mix linear red, green and blue (Machado, Oliveira, Fernandes 2009)."""
-XYZ: Matrix = (
-    (0.4124564 / 0.95047, 0.3575761 / 0.95047, 0.1804375 / 0.95047),
-    (0.2126729, 0.7151522, 0.0721750),
-    (0.0193339 / 1.08883, 0.1191920 / 1.08883, 0.9503041 / 1.08883),
-)
-
-
-def linear(color: str) -> list[float]:
-    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-
-
-def times(matrix: Matrix, vector: list[float]) -> list[float]:
-    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
-
-
-def seen(color: str, eyes: Matrix) -> tuple[float, float, float]:
-    """A colour in CIELAB, as these eyes see it."""
-    rgb = [min(1.0, max(0.0, part)) for part in times(eyes, linear(color))]
-    x, y, z = (part ** (1 / 3) if part > 0.008856 else 7.787 * part + 16 / 116 for part in times(XYZ, rgb))
-    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
-
-
-@pytest.mark.parametrize("eyes", EYES)
-@pytest.mark.parametrize("colors", [CYCLE[:8], COMPONENTS.values(), CAUSES.values()])
-def test_colours_that_stand_together_stay_apart_for_all_eyes(colors: list[str], eyes: str) -> None:
-    points = [seen(color, EYES[eyes]) for color in colors]
-
-    # 2.3 is a just noticeable difference.
-    assert min(math.dist(one, other) for one, other in itertools.combinations(points, 2)) > 8
-
-
-@pytest.mark.parametrize("ground", ["#181B1F", "#FFFFFF"], ids=["dark", "light"])
-def test_a_line_can_be_seen_on_both_grounds(ground: str) -> None:
-    def luminance(of: str) -> float:
-        return times(XYZ, linear(of))[1]
-
-    for color in CYCLE:
-        light, dark = sorted((luminance(color), luminance(ground)), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) > 2, color

@@ -67,7 +67,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Errors of NVIDIA's library": "A",
     },
     ("training-node", PASSES): {"Processes of the job": "G"},
-    ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Dead and silent ranks": "AB"},
+    ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Ended and silent ranks": "AB"},
     ("training-ranks", PASSES): {"Ranks in another phase than most": "ABC"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"Every rank with its machine, the slowest first": "G"},
@@ -97,7 +97,6 @@ OF_A_MOMENT = {
     "Loss by step",  # its last row
     "Lost to the slowest",
     "Mean SM activity",
-    "Phase now",
     "Ranks by phase",
     "Ranks in another phase than most",
     "Slowest rank",
