@@ -78,11 +78,14 @@ STAT_LAST_ROWS = """\
 
 
 def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
-    """Import the package and list the specifications of each module, every one of them once."""
+    """Import the sidecar's folders and list the specifications of each module, every specification once.
+
+    The folders of the training process hold none, and some of them need optional packages.
+    """
     modules = [
         importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(exporter.__path__, "exporter.")
-        if found.name.rpartition(".")[2] != "__main__"
+        for folder in STAGES
+        for found in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
     ]
     listed = {module.__name__: module.SPECS for module in modules if hasattr(module, "SPECS")}
     seen = {spec for specs in listed.values() for spec in specs}
@@ -101,9 +104,7 @@ def specs_by_module() -> dict[str, Sequence[FamilySpec]]:
 def listed_collectors() -> dict[str, str]:
     """Find which collector fills a family: the class that lists it in its `specs`."""
     found: dict[str, str] = {}
-    for module in list(sys.modules.values()):
-        if not (module.__name__ or "").startswith("exporter."):
-            continue
+    for module in [module for name, module in sys.modules.items() if name.startswith("exporter.")]:
         for made in vars(module).values():
             if (
                 isinstance(made, type)

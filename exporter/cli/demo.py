@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from exporter.cli import run
+from exporter.cli.child import end_as, own_command
 from exporter.cli.configuration import resolve
 from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, flags_of, mistake, say
-from exporter.cli.processes import end_as, own_command
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid

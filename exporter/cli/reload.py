@@ -17,17 +17,20 @@ from prometheus_client.core import Metric
 from exporter.cli.configuration import Configuration
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
-from exporter.families import family
+from exporter.families import FamilySpec
 
-SUCCESSFUL = family(
-    "exporter_config_last_reload_successful",
-    "Whether the last attempt to read the configuration succeeded (1) or left the old one in force (0).",
-    "start, SIGHUP and POST /-/reload",
+SUCCESSFUL = FamilySpec(
+    name="exporter_config_last_reload_successful",
+    type="gauge",
+    help="1 if the last attempt to read the configuration succeeded, 0 if the previous configuration stays in force.",
+    source="start, SIGHUP and POST /-/reload",
 )
-SUCCESS_TIME = family(
-    "exporter_config_last_reload_success_timestamp_seconds",
-    "When the configuration in force was read, Unix time.",
-    "wall clock",
+SUCCESS_TIME = FamilySpec(
+    name="exporter_config_last_reload_success_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    help="Unix time at which the configuration in force was read.",
+    source="wall clock",
 )
 SPECS = (SUCCESSFUL, SUCCESS_TIME)
 

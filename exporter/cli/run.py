@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from exporter.cli import processes
+from exporter.cli import child
 from exporter.cli.flags import (
     DEFAULT_ADDRESS,
     FEED_DIRECTORY_VARIABLE,
@@ -31,7 +31,8 @@ from exporter.cli.flags import (
     say,
     value_of,
 )
-from exporter.cli.processes import SETTLE_SECONDS, SidecarProcess, SignalProbe, sidecar_command
+from exporter.cli.sidecar_process import SidecarProcess, sidecar_command
+from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import default_directory, prepare_directory, write_overrides
@@ -41,7 +42,7 @@ from exporter.recording.identity import LAUNCH, launch_name, script_of
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
 # (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.
-TAKEN = frozenset(signal.valid_signals()) - processes.IGNORED_BY_PYTHON
+TAKEN = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
 STOPPING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
@@ -89,7 +90,7 @@ class Plan:
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run a command line; the job's exit status, unless a signal ended it and so this process. Raises ConfigurationError."""
-    plan = make_plan(arguments, processes.passable_environment(environ))
+    plan = make_plan(arguments, child.passable_environment(environ))
     if sys.platform != "linux":
         say("the sidecar needs Linux; the job runs without it")
         os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # no shell is wanted
@@ -153,7 +154,7 @@ def _configured(
 
 def supervise(plan: Plan) -> int:
     """Run the job to its end; gives its exit status as `main` does."""
-    return processes.end_as(Supervision(plan).run())
+    return child.end_as(Supervision(plan).run())
 
 
 class Supervision:
@@ -181,14 +182,13 @@ class Supervision:
         plan, registration, started = self._plan, self._registration, time.time()
         foreign = registration is not None and _is_anothers(plan)
         try:
-            pid = processes.start_job(plan.command, environment=plan.environment, mask=self._mask)
-        except processes.NotStartedError as error:
-            status, message = error.args
-            say(message)
+            pid = child.start_job(plan.command, environment=plan.environment, mask=self._mask)
+        except child.NotStartedError as error:
+            say(str(error))
             self._end_probe()
             if registration is not None:
                 registration.release()
-            return int(status) << 8
+            return error.status << 8
         self._job = Job(pid, plan.run, started)
         if registration is not None:
             registration.tell_job(self._job)
@@ -270,8 +270,8 @@ class Supervision:
         job = self._job
         asked = (job.pid, self._plan.feed_directory, job.run, job.started, self._registration.job_file)
         with contextlib.suppress(OSError, NotImplementedError):
-            command = processes.own_command("-m", "exporter.cli.silence", *map(str, asked))
-            processes.start_own(command, mask=self._mask)
+            command = child.own_command("-m", "exporter.cli.silence", *map(str, asked))
+            child.start_own(command, mask=self._mask)
 
     def _lives(self, sidecar: SidecarProcess, joined: int | None) -> bool:
         self._reap()

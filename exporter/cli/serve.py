@@ -21,10 +21,12 @@ from prometheus_client.core import Metric
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.flags import JOINED
-from exporter.cli.launches import SILENT_INTERVAL_SECONDS, Lingering, SilentJobs
+from exporter.cli.launches import Lingering
 from exporter.cli.logs import Logs
 from exporter.cli.reload import Reloader
 from exporter.cli.signals import ENDING, Signals
+from exporter.cli.silent_jobs import INTERVAL_SECONDS as SILENT_INTERVAL_SECONDS
+from exporter.cli.silent_jobs import SilentJobs
 from exporter.cli.wiring import FEED, Wiring
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector

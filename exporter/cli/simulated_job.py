@@ -24,7 +24,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from exporter import Aggregation, Stat, configure, training
-from exporter.cli.processes import own_command
+from exporter.cli.child import own_command
 
 RANKS = 2
 CYCLE_STEPS = 200

@@ -10,41 +10,60 @@ from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 
-from exporter.families import family
+from exporter.families import FamilySpec
 
 Reason = Literal[
     "accept", "certificate", "evicted", "full", "head_timeout", "reset", "tls", "truncated", "write_timeout"
 ]
 
-SCRAPES = family("exporter_scrapes_total", "Answers of /metrics that were sent completely.", "web server")
-SCRAPE_DURATION = family(
-    "exporter_scrape_duration_seconds_total",
-    "Time from the end of a scrape's request to the end of its answer, of all complete answers together.",
-    "web server, monotonic clock",
+SCRAPES = FamilySpec(
+    name="exporter_scrapes_total",
+    type="counter",
+    help="Complete responses of /metrics.",
+    source="web server",
 )
-REQUESTS = family(
-    "exporter_http_requests_total",
-    'Requests answered; route "other" is an unknown path, "malformed" a request that could not be read.',
-    "web server",
-    *("route", "code"),
+SCRAPE_DURATION = FamilySpec(
+    name="exporter_scrape_duration_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time from the end of a scrape's request to the end of its complete response, summed over all scrapes.",
+    source="web server, monotonic clock",
 )
-CONNECTIONS = family(
-    "exporter_http_connections", "Open connections by what they are doing.", "web server's guard", "state"
+REQUESTS = FamilySpec(
+    name="exporter_http_requests_total",
+    type="counter",
+    labels=("route", "code"),
+    help='Responses by route and status; route "other" is an unknown path, "malformed" an unreadable request.',
+    source="web server",
 )
-CONNECTION_ERRORS = family(
-    "exporter_http_connection_errors_total",
-    "Connections that were not accepted or ended before their time. Reasons: accept (no descriptors or memory), "
-    "full (all others were being answered), evicted (to make room for a newer one); and by the peer's fault "
-    "certificate, head_timeout, reset, tls, truncated, write_timeout.",
-    "web server's guard",
-    "reason",
+CONNECTIONS = FamilySpec(
+    name="exporter_http_connections",
+    type="gauge",
+    labels=("state",),
+    help="Open connections by state.",
+    source="web server's connection guard",
 )
-RELOAD_SUCCESSFUL = family(
-    "exporter_web_config_last_reload_successful",
-    "1 when the settings in force are those of web.config.yml and its files as they are now, else 0; "
-    "absent without that file.",
-    "web server",
+CONNECTION_ERRORS = FamilySpec(
+    name="exporter_http_connection_errors_total",
+    type="counter",
+    labels=("reason",),
+    help=(
+        "Connections that were refused or ended early. Reasons of the exporter: accept (no descriptors or memory), full "
+        "(no connection could be closed for the new one), evicted (closed for a newer one). Reasons of the peer: "
+        "certificate, head_timeout, reset, tls, truncated, write_timeout."
+    ),
+    source="web server's connection guard",
 )
+RELOAD_SUCCESSFUL = FamilySpec(
+    name="exporter_web_config_last_reload_successful",
+    type="gauge",
+    help=(
+        "1 if the settings in force are those of the present web.config.yml and its files, else 0. "
+        "Absent without such a file."
+    ),
+    source="web server",
+)
+SPECS = (SCRAPES, SCRAPE_DURATION, REQUESTS, CONNECTIONS, CONNECTION_ERRORS, RELOAD_SUCCESSFUL)
 
 MAX_CLIENTS = 64
 REMEMBERED_SCRAPES = 3

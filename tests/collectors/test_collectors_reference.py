@@ -52,6 +52,22 @@ def test_the_reference_and_the_reserved_names_are_up_to_date() -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+def test_the_reference_is_generated_without_opentelemetry() -> None:
+    script = (
+        "import runpy, sys; sys.modules['opentelemetry'] = None; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(PROJECT / "docs/generate_metrics.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("name", "collector"),
     [

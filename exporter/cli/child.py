@@ -1,0 +1,99 @@
+"""Child processes of `run`: the job with the inherited environment, the exporter's own programs with standard error only.
+
+A descriptor that an exporter's program kept open would hide the job's end from a reader of the job's output.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+
+# CPython ignores these two signals at startup, and an ignored signal survives exec.
+IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
+
+LAUNCHER = Path(__file__).parents[2] / "training_exporter.py"
+"""Starts a program of this package even if the working directory or the path has another `exporter`."""
+
+FileAction = tuple[int, ...] | tuple[int, int, str, int, int]
+"""File action in the form that `os.posix_spawn` requires."""
+
+
+class NotStartedError(Exception):
+    """A command that could not be started; `status` is the exit status a shell would return."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def own_command(*arguments: str) -> tuple[str, ...]:
+    """Return the command line of this package: `-m MODULE ARG...`, or arguments of `training-exporter`."""
+    return (sys.executable, str(LAUNCHER), *arguments)
+
+
+def start_job(command: tuple[str, ...], *, environment: Mapping[str, str], mask: Collection[int]) -> int:
+    """Start the job in the current process group and return its process id; raises NotStartedError."""
+    program = command[0]
+    try:
+        return os.posix_spawnp(program, command, environment, setsigmask=mask, setsigdef=IGNORED_BY_PYTHON)
+    except OSError as error:
+        missing = error.errno == errno.ENOENT and shutil.which(program) is None
+        reason = "command not found" if missing and "/" not in program else error.strerror
+        raise NotStartedError(NOT_FOUND if missing else NOT_EXECUTABLE, f"{program}: {reason}") from error
+
+
+def start_own(command: tuple[str, ...], *, mask: Collection[int]) -> int:
+    """Start a program of this package in a new session; raises OSError or NotImplementedError."""
+    return os.posix_spawn(
+        command[0],
+        command,
+        passable_environment(os.environ),
+        file_actions=[*closing_all_but({2}), (os.POSIX_SPAWN_DUP2, 2, 1)],
+        setsid=True,
+        setsigmask=mask,
+        setsigdef=IGNORED_BY_PYTHON,
+    )
+
+
+def passable_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that have a name: Python can inherit `=value` but refuses to pass such an entry on."""
+    return {name: value for name, value in environment.items() if name}
+
+
+def closing_all_but(kept: Collection[int]) -> list[FileAction]:
+    """Return file actions that close every other descriptor and open /dev/null for missing standard streams."""
+    opened = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    closing: list[FileAction] = [(os.POSIX_SPAWN_CLOSE, each) for each in opened if each not in kept]
+    streams = [each for each in range(3) if each not in kept]
+    return closing + [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in streams]
+
+
+def end_as(wait_status: int) -> int:
+    """End by the signal that ended a process, without writing a core file.
+
+    A shell's loop stops at Ctrl-C only if its child was killed by SIGINT; exit status 130 does not stop the loop. Returns
+    the exit status if no signal ended the process, and in process 1, which cannot be ended by a signal.
+    """
+    if os.WIFSIGNALED(wait_status):
+        number = os.WTERMSIG(wait_status)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with suppress(OSError, ValueError):  # SIGKILL has no handler to reset
+            signal.signal(number, signal.SIG_DFL)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os.kill(os.getpid(), number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else 128 - code
