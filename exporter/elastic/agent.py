@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
 from typing import Any
 
+from exporter.recording.conversion import to_message
 from exporter.recording.event_values import convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import PROCESS, clean_text
@@ -154,7 +155,7 @@ _BEYOND_MS = 1e14
 def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
     """Tell of an `Event`, whatever is in it; never raises. A timestamp of 0 is now: torch leaves it at that."""
     try:
-        name = shown(name)
+        name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
@@ -174,7 +175,7 @@ def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         left_out = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in left_out and value != ""}
-        _log(RENDEZVOUS + clean_text(state), shown(fields.get("message", "")), state, data, 0, origin)
+        _log(RENDEZVOUS + clean_text(state), to_message(fields.get("message", "")), state, data, 0, origin)
     except Exception:  # noqa: BLE001, S110  # as above
         pass
 
@@ -194,14 +195,6 @@ def _log(
         raw = (type_, message, severity, plain, happened, now, monotonic_ns(), None, ())
         EVENTS.record(kind, raw, happened, origin)
         EVENTS.answer(kind)
-
-
-def shown(value: object) -> str:
-    """Make text of anything, an object included whose own way to do so fails."""
-    try:
-        return str(value)
-    except Exception:  # noqa: BLE001  # anybody's own __str__
-        return type(value).__name__
 
 
 def _count_worker(state: str, metadata: Mapping[object, object]) -> None:

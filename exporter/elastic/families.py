@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from exporter.elastic.agent import GROUP, PLATFORM, Record
 from exporter.errors import DefinitionError
+from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import Stat, metric
@@ -82,7 +83,7 @@ def text_of(value: object) -> str:
     """Show a group or a name, whatever it is, in bounded printable text; runs none of its code."""
     if isinstance(value, str):
         return clean_text(str.__str__(value))
-    return str(value) if type(value) in {int, float, bool} else type(value).__name__
+    return str(value) if type(value) in {int, float, bool} else class_name(value)
 
 
 # Stats ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from functools import partial
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.recording.event_values import Datum, check_data
+from exporter.recording.conversion import Datum, to_scalar
 from exporter.recording.event_values import Event as RecordedEvent
+from exporter.recording.event_values import check_data
 from exporter.recording.events import EVENTS, register, unregister
 from exporter.recording.worker import Handle, RawEvent
 
@@ -60,7 +61,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
-    return value.item() if is_scalar else value
+    return to_scalar(value) if is_scalar else value
 
 
 def _field(slot: str, check: Callable[[Any], Any], shown: Callable[[Any], Any] = lambda value: value) -> Any:

@@ -18,15 +18,14 @@ from time import monotonic_ns, time
 from typing import Any
 from weakref import WeakSet
 
+from exporter.recording.conversion import LONGEST_TEXT, Datum
+from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.event_values import (
-    LONGEST_TEXT,
-    Datum,
     check_data,
     check_severity,
     check_timestamp,
     check_type,
 )
-from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.events import EVENTS, enabled
 from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat

@@ -255,6 +255,26 @@ def to_datum(value: object) -> Datum | None:
         return None
 
 
+def to_message(value: object, limit: int = LONGEST_TEXT) -> str:
+    """Return a text for people of at most *limit* characters: its `str`, containers cut after `MOST_SHOWN` items."""
+    kind = type(value)
+    if kind is str:
+        return value[:limit]  # type: ignore[index,no-any-return]  # as just compared
+    try:
+        if issubclass(kind, str):
+            return str.__str__(value)[:limit]  # a copy in C, whatever the subclass defines
+        if issubclass(kind, BaseException):
+            return str(value)[:limit]
+        found = to_scalar(value)
+        if not isinstance(found, Unconvertible):
+            return _whole_number(found) if type(found) is int else str(found)[:limit]
+        if _items(value, kind) is None and _pairs(value, kind) is None and _size(value, kind) <= MOST_SIZED:
+            return str(value)[:limit]
+    except Exception:  # noqa: BLE001  # the job's own `__str__`
+        return class_name(value)
+    return to_text(value, limit)
+
+
 def to_text(value: object, limit: int = LONGEST_SHOWN) -> str:
     """Return a text for the value of at most *limit* characters: its `repr`, containers cut after `MOST_SHOWN` items."""
     try:

@@ -6,23 +6,16 @@ Used in the job. `check_…` raises, for faces whose originals do; what `exporte
 from __future__ import annotations
 
 import enum
-import os
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+from exporter.recording.conversion import LONGEST_TEXT, Datum, to_datum, to_message, to_scalar
 from exporter.recording.values import Value
 
-Datum = str | float | int | bool
-"""What an event may carry."""
-
-LONGEST_TEXT = 32_768
-"""Characters of a message or of a datum; what is longer is cut, since a queue of events must stay small."""
 LONGEST_TYPE = 512
-LONGEST_SHOWN = 1000
-"""Characters of a datum that was no text and became one."""
+"""Characters kept of an event's type, of the name of a datum and of a span id."""
 _ANY_LENGTH = 1 << 62
 _BEYOND = 1 << 63
 
@@ -84,80 +77,22 @@ def find_severity(severity: object) -> str | None:
 
 
 def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) -> Mapping[str, Datum]:
-    """Make plain values of anything; what needs no change is given back as it is.
+    """Return data of plain values; the same object if all values are plain.
 
-    Numbers of numpy and torch scalars in the machine's own memory become plain numbers; None is left out; all else
-    becomes short text. No value on a GPU is waited for. What cannot be converted is left out and its name refused.
+    None is left out. A value that cannot be converted is left out, and *refuse* is called with its name.
     """
     if _is_plain(data, LONGEST_TEXT):
         return data  # type: ignore[return-value]  # as just seen
     plain: dict[str, Datum] = {}
     for name, value in data.items():
-        try:
-            if value is not None:
-                plain[str(name)[:LONGEST_TYPE]] = _converted(value)
-        except Exception:  # noqa: BLE001, PERF203  # an object of the job's that cannot even be shown
-            refuse(name if isinstance(name, str) else type(name).__name__)
+        if value is None:
+            continue
+        datum = to_datum(value)
+        if datum is None:
+            refuse(to_message(name, LONGEST_TYPE))
+        else:
+            plain[to_message(name, LONGEST_TYPE)] = datum
     return plain
-
-
-def _converted(value: Any) -> Datum:
-    if _is_tensor(value):
-        return _tensor(value)
-    if not isinstance(value, bool | int | float | str):
-        if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1:
-            value = value.item()
-        elif isinstance(value, os.PathLike):
-            value = os.fsdecode(value)
-        elif isinstance(value, bytes | bytearray):
-            value = bytes(value[:LONGEST_SHOWN]).decode("utf-8", "backslashreplace")
-        elif type(value).__module__ in {"datetime", "decimal", "uuid"}:
-            value = str(value)
-    if isinstance(value, bool | int | float | str):
-        return _without_subclass(value)
-    return _SHORT.repr(value)[:LONGEST_SHOWN]
-
-
-def _without_subclass(value: Datum, longest: int = LONGEST_TEXT) -> Datum:
-    """Take an instance of a subclass as what it is at heart; a whole number beyond 64 bits as text."""
-    if isinstance(value, str):
-        return str.__str__(value)[:longest]
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, float):
-        return float.__float__(value)
-    whole = int.__int__(value)
-    if -_BEYOND <= whole < _BEYOND:
-        return whole
-    return str(whole) if whole.bit_length() < 4096 else f"a whole number of {whole.bit_length()} bits"
-
-
-def _is_tensor(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] in {"torch", "jax", "jaxlib"} and hasattr(value, "shape")
-
-
-def _tensor(value: Any) -> Datum:
-    """The number of a tensor of one element that lies in the machine's own memory, else its shape."""
-    device = str(getattr(value, "device", ""))
-    if device == "cpu" and value.numel() == 1 and not value.is_complex():
-        return _without_subclass(value.detach().item())
-    return f"{type(value).__name__} of shape {tuple(value.shape)} on {device or 'a device'}"
-
-
-class _Short(reprlib.Repr):
-    """Shows a container in bounds, without asking a tensor for its values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = self.maxdeque = 50
-        self.maxstring = self.maxother = self.maxlong = 200
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        """Show what is no container."""
-        return str(_tensor(x)) if _is_tensor(x) else super().repr_instance(x, level)
-
-
-_SHORT = _Short()
 
 
 # Checking: for faces whose originals raise -------------------------------------------------------------------
@@ -181,13 +116,14 @@ def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str
     longest = _ANY_LENGTH if whole else LONGEST_TEXT
     if _is_plain(data, longest):
         return data
-    plain = {}
+    plain: dict[str, Any] = {}
     for name, value in data.items():
         if not isinstance(name, str) or not isinstance(value, bool | int | float | str):
             raise TypeError(f"data must be str, float, int or bool under names, not {name!r}: {type(value)}")
         if isinstance(value, int) and not -_BEYOND <= value < _BEYOND:
             raise ValueError(f"the datum {name!r} must fit into 64 bits, not {value!r:.60}")
-        plain[str.__str__(name)] = _without_subclass(value, longest)
+        found = to_scalar(value)
+        plain[str.__str__(name)] = str.__str__(value)[:longest] if isinstance(value, str) else found
     return plain
 
 

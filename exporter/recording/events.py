@@ -13,9 +13,9 @@ from datetime import datetime
 from time import monotonic, monotonic_ns, time
 from typing import Any, TypeVar
 
+from exporter.recording.conversion import safe_repr, to_message
 from exporter.recording.event_kinds import LONGEST_LABEL, Kind, KindTable, Pair
 from exporter.recording.event_values import (
-    LONGEST_TEXT,
     LONGEST_TYPE,
     Event,
     check_parents,
@@ -26,7 +26,7 @@ from exporter.recording.event_values import (
 )
 from exporter.recording.identity import PROCESS, clean_text
 from exporter.recording.values import EventsReading, ProcessIdentity
-from exporter.recording.worker import Adapt, Handle, RawEvent, end_all, name_of, shown
+from exporter.recording.worker import Adapt, Handle, RawEvent, end_all, name_of
 
 RECENT_EVENTS = 256
 """Latest events that are kept for `recent`."""
@@ -95,10 +95,10 @@ class EventLog(KindTable):
                 kind = self._kinds[type, severity]
             except (KeyError, TypeError):
                 if not isinstance(type, str) or not type:
-                    type = str(getattr(type, "value", type) or _UNNAMED)  # noqa: A001  # the parameter, made text
+                    type = to_message(type, LONGEST_TYPE) or _UNNAMED  # noqa: A001  # the parameter, made text
                 known = find_severity(severity)
                 if known is None:
-                    self._refuse(type, f"the severity {shown(severity)}")
+                    self._refuse(type, f"the severity {safe_repr(severity)}")
                 kind = self.kind(type, known or "info")
             if not kind.enabled:
                 return
@@ -110,18 +110,18 @@ class EventLog(KindTable):
                 parents = self._checked(type, check_parents, parent_ids, parents)
             raw: RawEvent = (
                 type,
-                None if message is None else str(message)[:LONGEST_TEXT],
+                None if message is None else to_message(message),
                 kind.severity,
                 plain,
                 happened,
                 now,
                 monotonic_ns(),
-                self.current_span() if span_id is None else str(span_id)[:LONGEST_TYPE],
+                self.current_span() if span_id is None else to_message(span_id, LONGEST_TYPE),
                 parents,
             )
             self.record(kind, raw, happened, payload=payload)
         except Exception as error:  # noqa: BLE001  # an object of the job's that fails wherever it is touched
-            self._refuse(type if _class_of(type) is str else _UNNAMED, shown(error))
+            self._refuse(type if _class_of(type) is str else _UNNAMED, safe_repr(error))
 
     def _checked(self, type: str, check: Callable[[Any], Found], value: object, default: Found) -> Found:
         try:
@@ -325,7 +325,7 @@ class EventLog(KindTable):
         try:
             more = convert_data(payload(), lambda name: self._refuse(raw[0], f"the datum {name!r}"))
         except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
-            self._refuse(raw[0], f"its payload, {shown(error)}")
+            self._refuse(raw[0], f"its payload, {safe_repr(error)}")
             return raw
         return (*raw[:3], {**more, **raw[3]}, *raw[4:])
 

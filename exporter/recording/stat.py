@@ -147,7 +147,7 @@ class Registry:
         """In a forked child: forget what the parent recorded, keep the Stats."""
         self._lock = threading.RLock()
         for state in self._order:
-            state.reset(wall=time())
+            state.after_fork(wall=time())
 
     def _apply(self, state: StatState) -> None:
         state.listeners = tuple([handle for wants, handle in self._listeners if wants(state)])

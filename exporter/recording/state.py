@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from math import isfinite
-from typing import Any
 
+from exporter.recording.conversion import Rejection, to_sample
 from exporter.recording.exponential import count_into
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
@@ -27,8 +27,6 @@ TAPS: list[Handle] = []
 GRAVES = Worker(list.clear, name="graves", bound=1 << 20)
 """Where objects that were no numbers end, which may run the job's code."""
 _NUMBERS = frozenset({float, int, bool})
-_OF_NUMPY = frozenset({"float", "int", "uint", "bool", "longdouble", "longlong", "ulonglong"})
-"""Immutable numbers of numpy: class name without its bits."""
 
 
 class StatState:
@@ -57,8 +55,14 @@ class StatState:
         self._next: StatDefinition | None = None
         self.reset(wall=wall)
 
+    def after_fork(self, *, wall: float) -> None:
+        """In a forked child: forget the parent's samples and tensors in flight."""
+        if self.tensors is not None:
+            self.tensors.after_fork()
+        self.reset(wall=wall)
+
     def reset(self, *, wall: float) -> None:
-        """Forget every sample: what a forked child does with what its parent recorded."""
+        """Forget every sample."""
         self.buffer.clear()
         self.refusals.clear()
         self.count = 0
@@ -160,13 +164,13 @@ class StatState:
         foreign: list[object] = []
         while batch:
             value = batch.pop()
-            number = _number(value)
-            if isinstance(number, str):
-                self._reject(number)
-                if number == "not_a_number":
-                    foreign.append(value)
-            else:
+            number = to_sample(value)
+            if type(number) is float:
                 accepted.append(number)
+            else:
+                self._reject(number.value)  # type: ignore[union-attr]  # a Rejection
+                if number is Rejection.NOT_A_NUMBER:
+                    foreign.append(value)
         del value
         accepted.reverse()
         if foreign:
@@ -233,24 +237,3 @@ class StatState:
             self.effective, self._next = self._next, None
         self._window = Window(self.effective.aggregations)
         self._window_started = started
-
-
-def _number(value: Any) -> float | str:
-    """Turn a value into a finite float, or into the reason why it is none; runs none of the job's code."""
-    kind = type(value)  # not isinstance: it asks a foreign object for its `__class__`
-    try:
-        if issubclass(kind, float):
-            number = float.__add__(value, 0.0)  # not float(value): that asks a subclass's own __float__
-        elif issubclass(kind, int):
-            number = float(int.__add__(value, 0))
-        elif kind.__module__ == "numpy" and kind.__name__.rstrip("_0123456789") in _OF_NUMPY:
-            number = float(value)
-        else:
-            return "not_a_number"
-    except OverflowError:
-        return "out_of_range"
-    except Exception:  # noqa: BLE001  # a class of the job's own, however odd
-        return "not_a_number"
-    if isfinite(number):
-        return number
-    return "nan" if number != number else "infinite"  # noqa: PLR0124  # the definition of NaN

@@ -1,6 +1,6 @@
-"""Recording a tensor's value without making the training loop wait for the GPU.
+"""Tensor values, recorded without making the training loop wait for a device.
 
-On the caller's thread only: no thread of ours ever calls CUDA, and torch is never imported here.
+Runs on the caller's thread only: no thread of the exporter calls CUDA, and this module never imports torch.
 """
 
 from __future__ import annotations
@@ -9,73 +9,139 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from exporter.recording.conversion import is_asynchronous, to_number
+
 SLOTS = 16
-"""Copies that may be under way per Stat and thread; with all of them busy a value is refused, not waited for."""
+"""Copies that may be in flight per Stat and thread; with all slots busy a value is refused instead of awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PinnedCopy:
+    """A copy of a CUDA tensor into pinned host memory, complete once its CUDA event has happened."""
+
+    slot: Any
+    event: Any
+
+    def is_ready(self) -> bool:
+        return bool(self.event.query())
+
+    def read(self) -> float:
+        return float(self.slot[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingArray:
+    """A JAX array that is still being computed."""
+
+    array: Any
+
+    def is_ready(self) -> bool:
+        return bool(self.array.is_ready())
+
+    def read(self) -> float | None:
+        return to_number(self.array)
 
 
 class _Copies:
-    """The copies of one thread."""
+    """The values in flight of one thread."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
-        self.pending: deque[tuple[Any, Any]] = deque()
-        self.free: list[tuple[Any, Any]] = []
+        self.pending: deque[_PinnedCopy | _PendingArray] = deque()
+        self.free: list[_PinnedCopy] = []
+        self.is_allocated = False
 
 
 class TensorReader:
-    """One Stat's copies under way, a set of its own for each thread; `refuse` takes reasons for which a value was kept out."""
+    """Reader of the tensors that one Stat is given: *add* receives values, *refuse* the reasons for refused tensors."""
 
     def __init__(self, add: Callable[[float], object], refuse: Callable[[str], object]) -> None:
         self._add = add
         self._refuse = refuse
         self._local = threading.local()
         self._threads: list[_Copies] = []
-        self._left: list[_Copies] = []  # of ended threads: kept, since letting go of them would call CUDA
+        self._abandoned: list[_Copies] = []  # never freed: freeing pinned memory and events would call CUDA
 
     def add(self, tensor: object) -> None:
-        """Record the value of a tensor of one element; never raises, never waits for a device."""
-        torch = sys.modules.get("torch")
+        """Record the value of a torch tensor or JAX array of one element; never raises, never waits for a device."""
         try:
-            if torch is None or not isinstance(tensor, torch.Tensor):
-                reason: str | None = "not_a_number"
-            else:
-                reason = self._take(torch, tensor)
-        except Exception:  # noqa: BLE001  # foreign code: whatever torch raises must not reach the training loop
+            reason = self._take(tensor)
+        except Exception:  # noqa: BLE001  # foreign code: an exception of torch must not reach the training loop
             reason = "error"
         if reason is not None:
             self._refuse(reason)
 
     def collect(self) -> None:
-        """Take the values whose copies have arrived; called on the thread that added them. Never raises."""
+        """Record the values that have arrived; called on the thread that added them. Never raises."""
         copies: _Copies | None = getattr(self._local, "copies", None)
         if copies is None:
             return
         pending = copies.pending
         try:
-            while pending and pending[0][1].query():
-                slot, event = pending[0]
-                self._add(float(slot[0]))
+            while pending and pending[0].is_ready():
+                first = pending[0]
+                value = first.read()
                 pending.popleft()
-                copies.free.append((slot, event))
-        except Exception:  # noqa: BLE001  # after an error of CUDA every call of it raises
+                if isinstance(first, _PinnedCopy):
+                    copies.free.append(first)
+                if value is None:
+                    self._refuse("shape")
+                else:
+                    self._add(value)
+        except Exception:  # noqa: BLE001  # after an error of CUDA every call of CUDA raises
             for _ in range(len(pending)):
                 pending.popleft()
                 self._refuse("error")
 
     def count_lost(self, *, everything: bool = False) -> None:
-        """Refuse what threads that have ended did not collect, or all where the process ends; calls no CUDA."""
+        """Refuse the values in flight of ended threads, or of all threads if the process ends; calls no CUDA."""
         for copies in list(self._threads):
             if everything or not copies.thread.is_alive():
                 self._threads.remove(copies)
-                self._left.append(copies)
+                self._abandoned.append(copies)
                 for _ in range(len(copies.pending)):
                     self._refuse("thread_ended")
 
-    def _take(self, torch: Any, tensor: Any) -> str | None:
+    def after_fork(self) -> None:
+        """In a forked child: forget the parent's values in flight, which the parent counts."""
+        self._abandoned += self._threads
+        self._threads = []
+        self._local = threading.local()
+
+    def _take(self, tensor: Any) -> str | None:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(tensor, torch.Tensor):
+            return self._take_tensor(torch, tensor)
+        if callable(getattr(tensor, "is_ready", None)):
+            return self._take_array(tensor)
+        if not is_asynchronous(tensor):
+            return "not_a_number"
+        return "device"
+
+    def _take_array(self, array: Any) -> str | None:
+        if getattr(array, "size", 1) != 1:
+            return "shape"
+        copies = self._copies()
+        self.collect()
+        if not copies.pending and array.is_ready():
+            value = to_number(array)
+            if value is None:
+                return "not_a_number"
+            self._add(value)
+            return None
+        if len(copies.pending) >= SLOTS:
+            return "backlog"
+        if callable(start := getattr(array, "copy_to_host_async", None)):
+            start()
+        copies.pending.append(_PendingArray(array))
+        return None
+
+    def _take_tensor(self, torch: Any, tensor: Any) -> str | None:
         placements = getattr(tensor, "placements", None)
-        # A DTensor: its local part is the value only where every rank holds all of it.
+        # A DTensor: its local part is the value only if every rank holds the whole tensor.
         if placements is not None:
             if not all(placement.is_replicate() for placement in placements):
                 return "placement"
@@ -90,17 +156,23 @@ class TensorReader:
             return "device"
         if torch.cuda.is_current_stream_capturing():
             return "capture"
-        copies = getattr(self._local, "copies", None)
-        if copies is None:
-            copies = self._local.copies = _Copies()
+        copies = self._copies()
+        if not copies.is_allocated:
             pinned = torch.empty((SLOTS, 1), dtype=torch.float64, pin_memory=True)
-            copies.free += [(pinned[index], torch.cuda.Event()) for index in range(SLOTS)]
-            self._threads.append(copies)
+            copies.free += [_PinnedCopy(pinned[index], torch.cuda.Event()) for index in range(SLOTS)]
+            copies.is_allocated = True
         self.collect()
         if not copies.free:
             return "backlog"
-        slot, event = copies.free.pop()
-        slot.copy_(tensor.detach().reshape(1).to(torch.float64), non_blocking=True)
-        event.record(torch.cuda.current_stream(tensor.device))
-        copies.pending.append((slot, event))
+        copy = copies.free.pop()
+        copy.slot.copy_(tensor.detach().reshape(1).to(torch.float64), non_blocking=True)
+        copy.event.record(torch.cuda.current_stream(tensor.device))
+        copies.pending.append(copy)
         return None
+
+    def _copies(self) -> _Copies:
+        copies: _Copies | None = getattr(self._local, "copies", None)
+        if copies is None:
+            copies = self._local.copies = _Copies()
+            self._threads.append(copies)
+        return copies

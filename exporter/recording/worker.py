@@ -14,7 +14,8 @@ from queue import SimpleQueue
 from time import monotonic, time
 from typing import Any
 
-from exporter.recording.event_values import LEVELS, Datum, Event
+from exporter.recording.conversion import Datum, safe_repr
+from exporter.recording.event_values import LEVELS, Event
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 
@@ -178,7 +179,7 @@ class Worker:
                 self.done += 1
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._lose("error", 1)
-            tell_once(f"worker {self._name}", f"{self._name} has failed: {shown(error)}")
+            tell_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
         finally:
             self.busy_since = None
 
@@ -193,14 +194,6 @@ def end_all(workers: Iterable[Worker], *, seconds: float, reason: str) -> None:
     deadline = monotonic() + seconds
     for wait in waits:
         wait(deadline - monotonic(), reason)
-
-
-def shown(value: object) -> str:
-    """Make text of an object of the job's, even of one that cannot be shown."""
-    try:
-        return repr(value)[:500]
-    except Exception:  # noqa: BLE001  # anybody's own __repr__
-        return f"<{type(value).__name__}>"
 
 
 # Handlers ------------------------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ def hostile_class() -> Any:
     return OfHostileClass
 
 
+def hostile_object() -> object:
+    return hostile_class()()
+
+
 class UnboundProxy:
     """As werkzeug's LocalProxy and Django's SimpleLazyObject while nothing is bound."""
 
@@ -130,7 +134,7 @@ class BigText(str):
 
 @pytest.mark.parametrize("convert", ALL)
 @pytest.mark.parametrize(
-    "make", [hostile_class(), UnboundProxy, lambda: HostileNumber(1.5), hostile_class], ids="abcd"
+    "make", [hostile_object, UnboundProxy, lambda: HostileNumber(1.5), hostile_class], ids="abcd"
 )
 def test_no_conversion_raises_for_a_class_that_raises_wherever_it_is_touched(
     convert: Any, make: Callable[[], object]

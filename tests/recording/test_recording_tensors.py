@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from elastic_support import REPOSITORY, only, run
+from elastic_support import REPOSITORY, only, run, snapshots
 from places import TESTS
 
 from exporter import Stat, flush
@@ -115,11 +115,11 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any)
 
     tensors.add(CudaTensor(1.0))
     assert values == []
-    tensors._local.copies.pending[0][1].done = True
+    tensors._local.copies.pending[0].event.done = True
     tensors.add(CudaTensor(2.0))
 
     assert values == [1.0]
-    tensors._local.copies.pending[0][1].done = True
+    tensors._local.copies.pending[0].event.done = True
     tensors.collect()
     assert values == [1.0, 2.0]
     assert reasons == []
@@ -147,10 +147,59 @@ def test_flush_says_that_it_failed_and_raises_nothing_when_cuda_is_in_error(cuda
     def broken() -> bool:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    tensors._local.copies.pending[0][1].query = broken
+    tensors._local.copies.pending[0].event.query = broken
     tensors.collect()
 
     assert (values, reasons) == ([], ["error"])
+
+
+class JaxArray:
+    """A JAX array that is computed when the test says so."""
+
+    size = 1
+
+    def __init__(self, value: float) -> None:
+        self.value, self.ready = value, False
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def item(self) -> float:
+        assert self.ready, "the training loop would wait for the device"
+        return self.value
+
+
+def test_jax_array_is_collected_once_it_is_computed() -> None:
+    tensors, values, reasons = reader()
+    first, second = JaxArray(1.0), JaxArray(2.0)
+
+    tensors.add(first)
+    first.ready = second.ready = True
+    tensors.add(second)
+
+    assert (values, reasons) == ([1.0, 2.0], [])
+
+
+def test_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_path: Path) -> None:
+    program = """
+        from test_recording_tensors import CudaTensor, cuda_torch
+        sys.modules["torch"] = cuda_torch()
+        stat = Stat("train.loss")
+        for value in range(5):
+            stat.add_tensor(CudaTensor(1.0))
+        if os.fork() == 0:
+            Stat("child").add(1)
+            exporter.shutdown()
+            os._exit(0)
+        os.wait()
+        exporter.shutdown()
+    """
+    run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
+
+    parent, child = snapshots(tmp_path / "feed")
+    (of_parent,) = [each.rejected for each in parent.recording.stats if each.definition.name == "train.loss"]
+    assert of_parent == {"thread_ended": 5}
+    assert not any(reading.rejected for reading in child.recording.stats)
 
 
 def test_values_under_way_when_a_thread_or_the_process_ends_are_refused(tmp_path: Path) -> None:

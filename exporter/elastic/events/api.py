@@ -12,7 +12,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any, ClassVar
 
-from exporter.elastic.agent import shown
+from exporter.recording.conversion import to_message
 
 __all__ = ["Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"]
 
@@ -101,11 +101,11 @@ def fields_of(event: Any) -> dict[str, object]:
 def _plain(value: object) -> object:
     """Make JSON's own values of anything."""
     if isinstance(value, Mapping):
-        return {shown(name): _plain(each) for name, each in value.items()}
+        return {to_message(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, float):
         return float(value) if isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
-    return shown(value)
+    return to_message(value)
