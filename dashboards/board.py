@@ -323,7 +323,7 @@ def panels_of(model: dict[str, Any]) -> list[Json]:
 
 TEXTS = Path(__file__).resolve().parent / "text"
 GAP = "nothing was measured then: the exporter was down, or its source was; no line is drawn over it, and a rate beside it reads low."
-PARTS = ("**Bad:** ", "**What to do:** ", "**A gap or no data:** ", "**Empty:** ")
+PARTS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", "**Empty:** ")
 
 
 def texts_of(uid: str, directory: Path = TEXTS) -> dict[str, tuple[str, str]]:

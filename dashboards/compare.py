@@ -13,14 +13,14 @@ from dashboards.tables import Column, matrix, table
 TAG = Variable(
     "perf_tag",
     "Comparable (perf_tag)",
-    "label_values(training_run_info{@cluster}, perf_tag)",
+    'label_values(training_run_info{@cluster, perf_tag!=""}, perf_tag)',
     several=False,
     what="Runs of one perf_tag do the same work and may be compared.",
 )
 RUNS = Variable(
     "run",
     "Runs",
-    'label_values(training_run_info{@cluster, perf_tag=~"$perf_tag"}, run)',
+    'label_values(training_run_info{@cluster, perf_tag=~"$perf_tag", perf_tag!=""}, run)',
     every=None,
     what="Runs beside the baseline.",
 )
@@ -30,8 +30,8 @@ BASELINE = Variable(
     "baseline",
     "Baseline",
     "query_result(sort_desc(max by (run)"
-    ' (last_over_time(training_run_info{@cluster, perf_tag=~"$perf_tag", is_baseline="true"}[$__range]) * 2'
-    ' or last_over_time(training_run_info{@cluster, perf_tag=~"$perf_tag"}[$__range]))))',
+    ' (last_over_time(training_run_info{@cluster, perf_tag=~"$perf_tag", perf_tag!="", is_baseline="true"}[$__range]) * 2'
+    ' or last_over_time(training_run_info{@cluster, perf_tag=~"$perf_tag", perf_tag!=""}[$__range]))))',
     several=False,
     regex='/run="([^"]+)"/',
     sort=0,
@@ -97,7 +97,7 @@ def comparison() -> tuple[Panel, ...]:
             Column(
                 "max by (run) (last_over_time(training_productive_seconds_total{@run}[$__range]))"
                 " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))",
-                "Goodput",
+                "Goodput, committed",
                 unit="percentunit",
                 width=100,
                 decimals=1,

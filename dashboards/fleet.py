@@ -72,8 +72,8 @@ def _glance() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Goodput, 6 h",
-            now("cluster:training_goodput:ratio6h{@cluster}"),
+            "Goodput, if saved, 6 h",
+            now("cluster:training_goodput_if_saved:ratio6h{@cluster}"),
             unit="percentunit",
             decimals=1,
             thresholds=below(0.9, 0.7),
@@ -149,7 +149,7 @@ def _runs() -> tuple[Panel, ...]:
                     to("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
             ),
-            Column("user", "User", width=90),
+            Column("user", "Owner", width=90),
             Column("model", "Model", width=110),
             Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", width=70),
             Column(
@@ -184,11 +184,12 @@ def _runs() -> tuple[Panel, ...]:
                 steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
             ),
             percent(
-                "max by (run) (run:training_goodput_optimistic:ratio6h{@cluster})",
-                "Goodput",
+                "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",
+                "Goodput, if saved",
                 90,
                 below(0.9, 0.7),
             ),
+            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=90),
             Column(
                 "max by (run) (run:training_restarts:increase1d{@cluster})",
                 "Restarts, 1 d",
@@ -205,7 +206,7 @@ def _runs() -> tuple[Panel, ...]:
             ),
             of="max by (run, user, model) (run:training_run:info{@cluster})",
             sort="Last step",
-            h=8,
+            h=7,
         ),
     )
 
@@ -299,7 +300,7 @@ def _nodes() -> tuple[Panel, ...]:
                 thresholds=above(1),
             ),
             sort="Troubles",
-            h=10,
+            h=8,
             w=24,
         ),
     )

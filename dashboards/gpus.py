@@ -43,6 +43,28 @@ GPU = Variable(
     sort=NUMERICAL,
     what="The GPU's number, as the job counts.",
 )
+
+
+def _problems() -> str:
+    """Return the number of conditions that are wrong with each GPU."""
+    wrong = (
+        ("lost", "gpu_up{@gpu} == bool 0"),
+        ("recovery", "gpu_recovery_action{@gpu} > bool 0"),
+        ("ecc", 'gpu_ecc_errors_total{@gpu, kind="uncorrected", scope="volatile"} > bool 0'),
+        ("row remap failed", "gpu_remapped_rows_failed{@gpu} > bool 0"),
+        ("row remap pending", "gpu_remapped_rows_pending{@gpu} > bool 0"),
+        ("xid", "time() - gpu_xid_last_timestamp_seconds{@gpu} < bool 3600"),
+        ("heat", "rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]) > bool 0.05"),
+        ("nvlink", 'gpu_nvlink_links{@gpu, state="inactive"} > bool 0'),
+    )
+    parts = (
+        f'label_replace(max by (instance, gpu) ({expression}), "condition", "{name}", "", "")'
+        for name, expression in wrong
+    )
+    return f"sum by (instance, gpu) ({' or '.join(parts)})"
+
+
+PROBLEMS = _problems()
 TO_RANKS = to("training-ranks", "Ranks on this node")
 LEGEND = "{{instance}} GPU {{gpu}}"
 
@@ -56,11 +78,11 @@ def board() -> Board:
         variables=(JOB, RUNS, NODES, CARDS, GPU),
         rows=(
             Row("At a glance", _glance()),
+            Row("Health", health()),
             Row("Use", _use()),
             Row("Memory", _memory()),
             Row("Power, heat and clocks", _power()),
-            Row("NVLink and PCIe", links()),
-            Row("Errors", errors()),
+            Row("NVLink and PCIe", links(), collapsed=True),
             Row("Divided GPUs (MIG)", mig(), collapsed=True),
             Row("Inventory", inventory(), collapsed=True),
         ),
@@ -240,44 +262,14 @@ def links() -> tuple[Panel, ...]:
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
 
 
-def errors() -> tuple[Panel, ...]:
-    """Give the panels about what is wrong with the cards."""
+def health() -> tuple[Panel, ...]:
+    """Return the panels about errors, the sickest card first."""
     return (
-        lines(
-            "New errors",
-            Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}", BAD),
-            Query(
-                events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "kind") + " > 0",
-                "ECC {{kind}}",
-                WARNING,
-            ),
-            Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}", KHAKI),
-            Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays", GREY),
-            Query(events("gpu_nvlink_errors_total{@gpu}", "kind") + " > 0", "NVLink {{kind}}", PURPLE),
-            unit="none",
-            bars=True,
-            w=10,
-        ),
-        table(
-            "Xid errors",
-            Column("instance", "Node"),
-            Column("gpu", "GPU", width=60),
-            Column("xid", "Xid", width=70),
-            Column("sum by (instance, gpu, xid) (gpu_xid_errors_total{@gpu})", "Times", width=70),
-            Column(
-                "max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{@gpu}) * 1000",
-                "Last",
-                unit="dateTimeAsIso",
-                width=170,
-            ),
-            sort="Last",
-            w=14,
-            h=8,
-        ),
         table(
             "Health of each GPU",
             Column("instance", "Node"),
             Column("gpu", "GPU", width=60),
+            Column(PROBLEMS, "Problems", width=90, thresholds=above(1, 1)),
             Column("min by (instance, gpu) (gpu_up{@gpu})", "Answers", width=90, mappings=YES_NO),
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
@@ -321,9 +313,39 @@ def errors() -> tuple[Panel, ...]:
                 "Lanes missing",
                 thresholds=above(1),
             ),
-            sort="Answers",
-            descending=False,
-            h=10,
+            sort="Problems",
+            h=8,
+        ),
+        lines(
+            "New errors",
+            Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}", BAD),
+            Query(
+                events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "kind") + " > 0",
+                "ECC {{kind}}",
+                WARNING,
+            ),
+            Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}", KHAKI),
+            Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays", GREY),
+            Query(events("gpu_nvlink_errors_total{@gpu}", "kind") + " > 0", "NVLink {{kind}}", PURPLE),
+            unit="none",
+            bars=True,
+            w=10,
+        ),
+        table(
+            "Xid errors",
+            Column("instance", "Node"),
+            Column("gpu", "GPU", width=60),
+            Column("xid", "Xid", width=70),
+            Column("sum by (instance, gpu, xid) (gpu_xid_errors_total{@gpu})", "Times", width=70),
+            Column(
+                "max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{@gpu}) * 1000",
+                "Last",
+                unit="dateTimeAsIso",
+                width=170,
+            ),
+            sort="Last",
+            w=14,
+            h=8,
         ),
     )
 

@@ -13,6 +13,7 @@ from dashboards.palette import (
     PALE,
     PHASES,
     PLAIN,
+    PURPLE,
     VERMILION,
     Override,
     fixed,
@@ -23,6 +24,7 @@ from dashboards.palette import (
 from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, to
 from dashboards.queries import UUID_OF, Query, events, now
 from dashboards.tables import Column, table
+from exporter.training import phases
 
 UID = "training-run"
 TO_RANKS = to("training-ranks", "Ranks", run="${run}")
@@ -50,12 +52,12 @@ def board() -> Board:
         rows=(
             Row("At a glance", _glance()),
             Row("Progress", _progress(), collapsed=True),
-            Row("Phases", _phases(), collapsed=True),
+            Row("Phases", _phases()),
             Row("Learning", _learning(), collapsed=True),
             Row("Checkpoints", checkpoints(), collapsed=True),
             Row("Goodput and failures", goodput(), collapsed=True),
-            Row("Memory of PyTorch's allocator", allocator(), collapsed=True),
             Row("Events and identity", identity(), collapsed=True),
+            Row("Optional: time and memory of the GPU, room for checkpoints", optional(), collapsed=True),
         ),
         marks=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
     )
@@ -144,7 +146,7 @@ def _glance() -> tuple[Panel, ...]:
             unit="dthms",
         ),
         stat(
-            "Goodput so far",
+            "Goodput, committed",
             now(f"max(training_productive_seconds_total{{@run}}) / max({WALL})"),
             unit="percentunit",
             decimals=1,
@@ -247,31 +249,47 @@ def _progress() -> tuple[Panel, ...]:
     )
 
 
+WORK_PHASES = "|".join(sorted(phases.WORK))
+SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
+NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
+"""Phases with a colour of their own in *Time by phase*; all others share one."""
+
+
 def _phases() -> tuple[Panel, ...]:
-    share = "sum by (phase) (rate(training_phase_seconds_total{@rank}[$__rate_interval]))"
-    timed = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
-    work = 'phase=~"iteration|forward|backward|grad_sync|optimizer|zero_grad"'
+    def share(matcher: str, by: str = "") -> str:
+        """Return the share of the main threads' time that phases of a matcher took."""
+        seconds = f"sum by ({by}) (rate(training_phase_seconds_total{{@rank, {matcher}}}[$__rate_interval]))"
+        return f"{seconds} / ignoring (phase) group_left () sum(rate(training_phase_seconds_total{{@rank}}[$__rate_interval]))"
+
     return (
         lines(
             "Time by phase",
-            Query(
-                f"{share} / ignoring (phase) group_left ()"
-                " sum(rate(training_phase_seconds_total{@rank}[$__rate_interval]))",
-                "{{phase}}",
-            ),
+            Query(share(f'phase=~"{WORK_PHASES}"', "phase"), "{{phase}}"),
+            Query(share('phase="data_loading"', "phase"), "{{phase}}"),
+            Query(share(f'phase=~"{SAVE_PHASES}"'), "checkpoint saves"),
+            Query(share(f'phase!~"{NAMED_PHASES}"'), "all other phases"),
             unit="percentunit",
             most=1,
             stacked=True,
             color=fixed(GREY),
             overrides=[
-                *named(PHASES),
+                *named({name: color for name, color in PHASES.items() if name in NAMED_PHASES.split("|")}),
+                *named({"checkpoint saves": PURPLE, "all other phases": GREY}),
                 {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
             ],
             legend="right",
-            w=12,
-            h=12,
+            w=24,
+            h=10,
             links=(TO_RANKS,),
         ),
+    )
+
+
+def optional() -> tuple[Panel, ...]:
+    """Return the panels of jobs that use CUDA, and of configured checkpoint directories."""
+    timed = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
+    work = f'phase=~"{WORK_PHASES}"'
+    return (
         lines(
             "GPU time of a step",
             Query(
@@ -293,6 +311,25 @@ def _phases() -> tuple[Panel, ...]:
             legend="right",
             w=12,
             h=12,
+        ),
+        lines(
+            "Memory of tensors",
+            Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
+            unit="bytes",
+        ),
+        lines(
+            "Allocation retries and failures",
+            Query(events("training_gpu_alloc_retries_total{@rank}"), "tried again", ORANGE),
+            Query(events("training_gpu_oom_total{@rank}"), "out of memory", VERMILION),
+            unit="none",
+            bars=True,
+        ),
+        stat(
+            "Room for checkpoints",
+            now("min(training_checkpoint_dir_available_bytes{@run})"),
+            unit="bytes",
+            w=6,
+            h=8,
         ),
     )
 
@@ -329,14 +366,14 @@ def checkpoints() -> tuple[Panel, ...]:
             Query("max(training_checkpoint_interval_seconds{@run})", "usual interval", bound=True),
             unit="s",
             fill=10,
-            w=6,
+            w=8,
         ),
         lines(
             "Checkpoint duration",
             Query(mean("blocking"), "blocking", VERMILION),
             Query(mean("total"), "total", BLUE, dashed=True),
             unit="s",
-            w=6,
+            w=8,
         ),
         lines(
             "Checkpoints by result",
@@ -345,13 +382,6 @@ def checkpoints() -> tuple[Panel, ...]:
             bars=True,
             overrides=named({"ok": BLUE, "failed": VERMILION}),
             w=6,
-        ),
-        stat(
-            "Room for checkpoints",
-            now("min(training_checkpoint_dir_available_bytes{@run})"),
-            unit="bytes",
-            w=6,
-            h=8,
         ),
     )
 
@@ -363,12 +393,12 @@ def goodput() -> tuple[Panel, ...]:
             "Goodput",
             Query(
                 f"max by (run) (training_productive_seconds_total{{@run}}) / {WALL}",
-                "saved by a checkpoint",
+                "committed",
                 BLUE,
             ),
             Query(
                 f"1 - max by (run) (sum by (instance, run) (training_badput_seconds_total{{@run}})) / {WALL}",
-                "known not to be lost",
+                "if saved",
                 GREEN,
             ),
             unit="percentunit",
@@ -395,24 +425,6 @@ def goodput() -> tuple[Panel, ...]:
             sort="Interruptions",
             w=24,
             h=4,
-        ),
-    )
-
-
-def allocator() -> tuple[Panel, ...]:
-    """Give the panels about memory as PyTorch's allocator sees it."""
-    return (
-        lines(
-            "Memory of tensors",
-            Query('max by (rank) (training_gpu_memory_bytes{@rank, state="allocated"})', "rank {{rank}}"),
-            unit="bytes",
-        ),
-        lines(
-            "Allocation retries and failures",
-            Query(events("training_gpu_alloc_retries_total{@rank}"), "tried again", ORANGE),
-            Query(events("training_gpu_oom_total{@rank}"), "out of memory", VERMILION),
-            unit="none",
-            bars=True,
         ),
     )
 

@@ -56,7 +56,7 @@ def test_a_panel_has_a_unit_says_what_it_shows_and_draws_no_line_over_a_gap(uid:
         _, bad, do, gap = panel["description"].split("\n\n")
 
         assert bad.startswith("**Bad:** ")
-        assert do.startswith("**What to do:** ")
+        assert do.startswith("**Action:** ")
         assert gap.startswith("**A gap or no data:** ")
         assert defaults["unit"]
         assert defaults["noValue"]
@@ -71,7 +71,7 @@ def test_a_panel_has_a_unit_says_what_it_shows_and_draws_no_line_over_a_gap(uid:
 def test_a_text_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# A\n\n### Loss\n\nWhat it is.\n\n**Bad:** a rise.\n\n**Empty:** none\n")
 
-    with pytest.raises(ValueError, match="Loss: missing What to do"):
+    with pytest.raises(ValueError, match="Loss: missing Action"):
         texts_of("a", tmp_path)
 
 
