@@ -20,11 +20,6 @@ RANKS = Variable(
 COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
 SCORE = f"scalar(min({COMPUTE})) / {COMPUTE}"
 SCORE_AT = f"scalar(min({COMPUTE})) / max by (instance, rank) (training_rank_compute_seconds{{@run}} > 0)"
-OTHERS = (
-    "(max by (instance, rank, phase) (training_phase_active{@run} == 1)"
-    " unless on (phase) topk(1, count by (phase) (training_phase_active{@run} == 1)))"
-)
-"""Ranks whose phase is not that of most."""
 FEED_AGE = (
     "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
     " - training_feed_last_update_timestamp_seconds{@run})"
@@ -41,7 +36,7 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Ranks",
-        what="Who is slow, where, and since when; on which node and GPU; and who has stopped.",
+        what="Slow, silent and ended ranks, with their node and GPU, and since when.",
         variables=(ONE_RUN, RANKS),
         rows=(
             Row("At a glance", _glance()),
@@ -82,12 +77,16 @@ def _glance() -> tuple[Panel, ...]:
             w=6,
         ),
         stat(
-            "Steps apart",
+            "Waiting for data, slowest rank",
             now(
-                'max(max by (rank) (training_steps_total{@run, mode="train"}))'
-                ' - min(max by (rank) (training_steps_total{@run, mode="train"}))'
+                'topk(1, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
+                "rank {{rank}}",
             ),
-            unit="none",
+            unit="percentunit",
+            decimals=0,
+            text="value_and_name",
+            thresholds=above(0.05, 0.2),
+            w=6,
         ),
     )
 
@@ -155,12 +154,12 @@ def _slow() -> tuple[Panel, ...]:
             percent(
                 "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
                 " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
-                "Its GPU waits",
+                "GPU waits",
                 110,
                 above(0.1),
             ),
             Column(held('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
-            Column(held('gpu_temperature_celsius{sensor="gpu"}'), "Heat", unit="celsius", width=80),
+            Column(held('gpu_temperature_celsius{sensor="gpu"}'), "Temperature", unit="celsius", width=80),
             Column(
                 FEED_AGE,
                 "Last news",
@@ -179,7 +178,7 @@ def _slow() -> tuple[Panel, ...]:
 
 
 def together() -> tuple[Panel, ...]:
-    """Give the panels about ranks that do something else than the others, or nothing."""
+    """Return the panels about phases, waiting and missing ranks."""
     return (
         lines(
             "Ranks by phase",
@@ -213,32 +212,6 @@ def together() -> tuple[Panel, ...]:
             h=12,
         ),
         table(
-            "Ranks in another phase than most",
-            Column("rank", "Rank", width=70),
-            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-            Column("phase", "Phase"),
-            Column(
-                "time() - max by (instance, rank) (training_phase_active_since_timestamp_seconds{@run})"
-                f" and on (instance, rank) {OTHERS}",
-                "For",
-                unit="s",
-                decimals=1,
-                width=90,
-            ),
-            Column(
-                "time() - max by (instance, rank) (training_last_progress_timestamp_seconds{@run})"
-                f" and on (instance, rank) {OTHERS}",
-                "Last step",
-                unit="s",
-                decimals=1,
-                width=100,
-            ),
-            of=OTHERS,
-            sort="For",
-            w=12,
-            h=6,
-        ),
-        table(
             "Ended and silent ranks",
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
@@ -252,14 +225,13 @@ def together() -> tuple[Panel, ...]:
             ),
             sort="Process",
             descending=False,
-            w=12,
             h=6,
         ),
     )
 
 
 def chosen() -> tuple[Panel, ...]:
-    """Give the panels about the ranks that the reader has chosen."""
+    """Return the panels about the chosen ranks."""
     name = "rank {{rank}}"
 
     def of_chosen(family: str) -> str:

@@ -68,7 +68,6 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     },
     ("training-node", PASSES): {"Processes of the job": "G"},
     ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Ended and silent ranks": "AB"},
-    ("training-ranks", PASSES): {"Ranks in another phase than most": "ABC"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"Every rank with its machine, the slowest first": "G"},
     ("training-run", NO_TORCH): {
@@ -98,9 +97,8 @@ OF_A_MOMENT = {
     "Lost to the slowest",
     "Mean SM activity",
     "Ranks by phase",
-    "Ranks in another phase than most",
     "Slowest rank",
-    "Steps apart",
+    "Waiting for data, slowest rank",
     "Swap and page faults",  # of this machine: one or two of them
 }
 """Panels about the very second; two servers scrape in different ones."""
