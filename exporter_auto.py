@@ -1,8 +1,7 @@
-"""What other libraries call where training-exporter is installed: `import torch`, Lightning's Trainers, one-logger.
+"""Entry points that other libraries call in a job: `import torch`, Lightning's Trainer and Fabric, one-logger.
 
-Each by an entry point. A module outside of the package, so that nothing of it is imported, and nothing happens, unless
-`EXPORTER_AUTO=1`, which `training-exporter run` sets for the job. Whatever goes wrong here stays here: an exception would
-make `import torch` fail.
+This module is outside of the package so that `import torch` loads nothing of the package unless `EXPORTER_AUTO=1`, which
+`training-exporter run` sets for the job. Exceptions are swallowed here: they would make `import torch` fail.
 """
 
 from __future__ import annotations
@@ -14,27 +13,44 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+BRIDGES: dict[str, str] = {
+    "elastic": "torch",
+    "monitor": "torch",
+    "wait_counters": "torch",
+    "cuda_memory": "torch",
+    "plain_torch": "torch",
+    "transformers": "transformers",
+    "accelerate": "accelerate",
+    "keras": "keras",
+    "one_logger": "nv_one_logger.recorder.default_recorder",
+    "prometheus_client": "prometheus_client",
+}
+"""Every bridge NAME, and the module (not a namespace package) whose import calls `install()` of `exporter/bridges/NAME.py`.
+
+Lightning and Fabric are not listed: they create their callbacks through the entry points below.
+"""
+
 
 def start() -> None:
-    """Install the bridges into this process, if its environment asks for it."""
+    """Install the bridges in this process if `EXPORTER_AUTO=1`."""
     if os.environ.get("EXPORTER_AUTO") != "1":
         return
     try:
-        from exporter.bridges import install_into_running  # noqa: PLC0415  # see above
+        from exporter.bridges import install  # noqa: PLC0415  # nothing is loaded unless the job asks for it
 
-        install_into_running()
-    except Exception:  # noqa: BLE001, S110  # see above; what a bridge cannot do it tells itself
+        install()
+    except Exception:  # noqa: BLE001, S110  # an exception would make `import torch` fail
         pass
 
 
 def _callbacks(bridge: str, package: str) -> list[Any]:
-    if not _wanted():
+    if not _is_enabled():
         return []
     try:
-        from importlib import import_module  # noqa: PLC0415  # see above
+        from importlib import import_module  # noqa: PLC0415  # nothing is loaded unless the job asks for it
 
         return [import_module(f"exporter.bridges.{bridge}").callback(package)]
-    except Exception:  # noqa: BLE001  # see above
+    except Exception:  # noqa: BLE001  # an exception would make the Trainer fail
         return []
 
 
@@ -42,21 +58,21 @@ lightning_callbacks = partial(_callbacks, "lightning", "lightning.pytorch")
 pytorch_lightning_callbacks = partial(_callbacks, "lightning", "pytorch_lightning")
 fabric_callbacks = partial(_callbacks, "fabric", "lightning.fabric")
 lightning_fabric_callbacks = partial(_callbacks, "fabric", "lightning_fabric")
-"""What gives the callbacks of every Trainer, or Fabric, of these packages."""
+"""Return the callbacks that every Trainer or Fabric of a package receives."""
 
 
 class OneLoggerExporterConfig:
-    """What one-logger asks a package with an exporter."""
+    """Exporter configuration that one-logger reads from installed packages."""
 
     @staticmethod
     def get_default_config() -> dict[str, Any]:
-        """Name the exporter, and whether it is wanted."""
+        """Return the exporter's class name and whether the exporter is enabled."""
         return {
             "class_name": "exporter.bridges.one_logger.OneLoggerExporter",
             "config": {},
-            "enabled": _wanted(),
+            "enabled": _is_enabled(),
         }
 
 
-def _wanted() -> bool:
+def _is_enabled() -> bool:
     return os.environ.get("EXPORTER_AUTO") == "1" and os.environ.get("EXPORTER_DISABLED") != "1"

@@ -289,10 +289,10 @@ def imports() -> list[Row]:
     ]
 
 
-def loop(*, bridged: bool) -> None:
-    """Train one linear layer in a plain loop and print the median time of a step (in a process of its own).
+def loop(*, bridged: bool, modules: int) -> None:
+    """Train a model of some modules in a plain loop and print the median CPU time of a step (in its own process).
 
-    What the bridge adds does not depend on the model, and is lost in the noise of a step that takes much longer.
+    All modules but the last are empty, because a step of a larger model varies by more than the bridge costs.
     """
     import torch
 
@@ -302,42 +302,60 @@ def loop(*, bridged: bool) -> None:
         exporter.bridges.install()
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    model = torch.nn.Linear(64, 1)
+    empty = [torch.nn.Identity() for _ in range(modules - 1)]
+    model = torch.nn.Sequential(*empty, torch.nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.utils.data.DataLoader(torch.randn(8 * (300 if QUICK else 3000), 32, 64), batch_size=8)
+    data = torch.utils.data.DataLoader(torch.randn(8 * (500 if QUICK else 3000), 32, 64), batch_size=8)
     began = []
     for batch in data:
         began.append(time.thread_time())
+        model.train()
         optimizer.zero_grad()
         model(batch).pow(2).mean().backward()
         optimizer.step()
-    print(statistics.median(after - before for before, after in pairwise(began[5:])) * 1e6)
+    print(statistics.median(after - before for before, after in pairwise(began[50:])) * 1e6)
+
+
+def observe_ns() -> float:
+    """Return the time of one `observe` of prometheus_client, for which the budgets of the bridges are scaled."""
+    import prometheus_client
+
+    observe = prometheus_client.Histogram("scale", "scale", registry=None).observe
+    found = []
+    for _ in range(5):
+        began = time.thread_time()
+        for _ in range(20_000):
+            observe(0.1)
+        found.append((time.thread_time() - began) / 20_000 * 1e9)
+    return min(found)
 
 
 def bridges() -> list[Row]:
-    """What the bridge for plain loops adds to a step, with it and without it by turns."""
+    """Measure what the bridge for plain loops adds to a step: bare and bridged processes alternate."""
     if not has("torch"):
         return []
-    times: dict[str, list[float]] = {"on": [], "off": []}
-    for _ in range(2 if QUICK else 5):
-        for name, found in times.items():
-            done = subprocess.run(
-                [sys.executable, __file__, "loop", name],
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            found.append(float(done.stdout.split()[-1]))
-    on, off = min(times["on"]), min(times["off"])
-    return [
-        Row(
-            "bridge of a plain torch loop, µs a step",
-            round(on - off, 1),
-            None,
-            {"the bare step of one layer": round(off, 1)},
-        )
-    ]
+    rows = []
+    for modules in (1, 200):
+        added, bare, scales = [], [], []
+        for _ in range(3 if QUICK else 7):
+            times = {}
+            for name in ("off", "on"):
+                done = subprocess.run(
+                    [sys.executable, __file__, "loop", name, str(modules)],
+                    env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                times[name] = float(done.stdout.split()[-1])
+            scales.append(observe_ns())
+            added.append(times["on"] - times["off"])
+            bare.append(times["off"])
+        scale = statistics.median(scales)
+        peers = {"the bare step": round(statistics.median(bare), 1), "observe, ns": round(scale)}
+        title = f"bridge of a plain torch loop, {modules} module{'s' * (modules > 1)}, µs a step, scaled"
+        rows.append(Row(title, round(statistics.median(added) * 600 / scale, 1), 25.0, peers))
+    return rows
 
 
 def main() -> None:
@@ -355,6 +373,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["loop"]:
-        loop(bridged=sys.argv[2] == "on")
+        loop(bridged=sys.argv[2] == "on", modules=int(sys.argv[3]))
     else:
         main()

@@ -1,7 +1,7 @@
-"""Patching other libraries: hooks around a method, hooks after an import, and the promise that no hook raises.
+"""Patching of other libraries: hooks around functions and methods, and hooks after an import. No hook raises into the job.
 
-Used in the training process. The method gets the arguments it was given, whatever its signature, and its caller what it
-returned or raised, whatever happens in a hook; the wrappers' frames are taken out of the tracebacks that pass through them.
+Used in the training process. The patched function receives the arguments as they were given, and its caller receives the
+result or the exception, whatever happens in a hook. The wrappers' frames are removed from tracebacks.
 """
 
 from __future__ import annotations
@@ -18,123 +18,173 @@ from exporter.recording.notices import tell_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
-"""What happens around a call: up to its `yield` before, then after; the `yield` gives the result and what was raised."""
+"""Hook of a rare call: the part before its `yield` runs before the call; `yield` returns the result and the exception."""
 Hook = Callable[..., "Around | None"]
-"""Called with the arguments of the call; gives None where the end of it does not matter."""
+"""Called with the arguments of the call; returns None to skip the part after the call."""
+Before = Callable[..., Any]
+"""Hook of a frequent call: called with the call's arguments before it; returns a token, or None to skip `After`."""
+After = Callable[[Any, Any, "BaseException | None"], None]
+"""Called after the call with the token of `Before`, the result and the exception."""
 
 _PATCHED = "__exporter_patched__"
 
 
 def never_raises(hook: Function) -> Function:
-    """Wrap a hook so that an error in it is reported once, and the hook then returns None."""
+    """Wrap a hook so that an error in the hook is logged once and the hook returns None."""
 
     @wraps(hook)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return hook(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  # the job must not fail for being watched
-            name = f"{hook.__module__}.{hook.__qualname__}"
-            tell_once(f"{name} {type(error)}", f"a bridge has missed something, {name}: {error!r}")
+        except Exception as error:  # noqa: BLE001  # the job must not fail because of a bridge
+            log_failure(hook, error)
             return None
 
     return guarded  # type: ignore[return-value]  # the same signature
 
 
-def patch(owner: Any, name: str, hook: Hook) -> None:
-    """Put a hook around a method, unless it has one already; AttributeError where there is no such method."""
-    method = getattr(owner, name)
-    if _PATCHED in vars(method):
-        return
+def log_failure(hook: Callable[..., object], error: Exception) -> None:
+    """Log once that a hook failed."""
+    name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
+    tell_once(f"{name} {type(error)}", f"bridge hook {name} failed, event skipped: {error!r}")
 
-    @never_raises
-    @wraps(hook)
-    def begin(*args: Any, **kwargs: Any) -> Around | None:
+
+def patch(owner: Any, name: str, hook: Hook) -> None:
+    """Put a generator hook around a rarely called method. Does nothing if the method is patched already.
+
+    Raises:
+        AttributeError: The owner has no such method.
+    """
+
+    def before(*args: Any, **kwargs: Any) -> Around | None:
         around = hook(*args, **kwargs)
         if around is not None:
             next(around, None)
         return around
 
-    @never_raises
-    @wraps(hook)
-    def end(around: Around, result: Any, error: BaseException | None) -> None:
+    def after(around: Around, result: Any, error: BaseException | None) -> None:
         with suppress(StopIteration):
             around.send((result, error))
 
+    patch_frequent(owner, name, wraps(hook)(before), wraps(hook)(after))
+
+
+def patch_frequent(owner: Any, name: str, before: Before, after: After) -> None:
+    """Put two plain functions around a method that is called in every step. Does nothing if the method is patched.
+
+    Raises:
+        AttributeError: The owner has no such method.
+    """
+    method = getattr(owner, name)
+    if _PATCHED in vars(method):
+        return
+
     @wraps(method)
     def patched(*args: Any, **kwargs: Any) -> Any:
-        around = begin(*args, **kwargs)
+        try:
+            token = before(*args, **kwargs)
+        except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
+            log_failure(before, failure)
+            token = None
         try:
             result = method(*args, **kwargs)
         except BaseException as error:
-            if around is not None:
-                end(around, None, error)
+            if token is not None:
+                _call_after(after, token, None, error)
             drop_frame(error)
             raise
-        if around is not None:
-            end(around, result, None)
+        if token is not None:
+            _call_after(after, token, result, None)
         return result
 
     setattr(patched, _PATCHED, True)
     setattr(owner, name, patched)
     home = sys.modules.get(method.__module__)
     if isinstance(owner, ModuleType) and getattr(home, name, None) is method:
-        setattr(home, name, patched)  # pickle finds a function by the module that it was defined in
+        setattr(home, name, patched)  # pickle finds a function by the module in which it is defined
+
+
+def _call_after(after: After, token: Any, result: Any, error: BaseException | None) -> None:
+    try:
+        after(token, result, error)
+    except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
+        log_failure(after, failure)
 
 
 def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
-    """Patch those of some methods that this version of the library has."""
+    """Patch those of the methods that this version of the library has."""
     for name in names:
         if callable(getattr(owner, name, None)):
             patch(owner, name, hook)
 
 
 def drop_frame(error: BaseException) -> None:
-    """Take the calling wrapper's frame out of a traceback that is raised on; in Python 3.10 `raise` adds it again."""
+    """Remove the calling wrapper's frame from a traceback; Python 3.10 adds the frame again at `raise`."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of a loaded package; None where it does not say."""
+    """Return the version of a loaded package; None if the package has no `__version__`."""
     return str(getattr(sys.modules.get(package), "__version__", "")) or None
 
 
 def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
-    """Call a hook with a module: now if it is loaded, else right after its import; an error in it is reported.
+    """Call a hook with a module: now if the module is loaded, else after its import. Errors in the hook are logged.
 
-    Nothing is imported for it. A finder at the front of `sys.meta_path` knows the modules that are waited for; for each
-    other import it is one look into a dictionary, and it goes when nothing is waited for any more.
+    Nothing is imported for the hook. A finder at the front of `sys.meta_path` holds the names of expected modules; any other
+    import costs one look-up. The finder is removed when no module is expected any more.
     """
     module = sys.modules.get(name)
-    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+    if module is not None and not _is_initializing(module):
         _call(hook, module)
         return
-    _FINDER.hooks.setdefault(name, []).append(hook)
+    if module is None:
+        _FINDER.expected.setdefault(name, []).append(hook)
+    else:
+        _FINDER.unfinished.append((module, hook))
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
 
 
+def _is_initializing(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
 class _Finder:
-    # Not importlib.abc's: that loads tempfile, shutil and random, two thirds of a megabyte, into every job.
+    # Not derived from importlib.abc's class: that loads tempfile, shutil and random, 0.7 MB, into every job.
     def __init__(self) -> None:
-        self.hooks: dict[str, list[Callable[[ModuleType], object]]] = {}
+        self.expected: dict[str, list[Callable[[ModuleType], object]]] = {}
+        self.unfinished: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self.hooks:
+        if self.unfinished:
+            self._call_finished()
+        if name not in self.expected:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
-                with suppress(AttributeError):  # no loader, or one that cannot be changed
+                with suppress(AttributeError):  # there is no loader, or the loader cannot be changed
                     self._watch(spec.loader)
                 return spec
         return None
 
+    def _call_finished(self) -> None:
+        """Call the hooks of modules whose import was under way when the hook was registered and is complete now."""
+        waiting, self.unfinished = self.unfinished, []
+        for module, hook in waiting:
+            if _is_initializing(module):
+                self.unfinished.append((module, hook))
+            else:
+                _call(hook, module)
+        # The finder stays in `sys.meta_path`, over which the import system iterates at this moment.
+
     def _watch(self, loader: Any) -> None:
-        """Have a module's loader, made for this import, call the hooks once; the module sees it as it was."""
+        """Let the loader, which was made for this import, call the hooks once; the module sees the loader unchanged."""
         execute = loader.exec_module
 
         def watched(module: ModuleType) -> None:
@@ -144,9 +194,9 @@ class _Finder:
             except BaseException as error:
                 drop_frame(error)
                 raise
-            for hook in self.hooks.pop(module.__name__, ()):
+            for hook in self.expected.pop(module.__name__, ()):
                 _call(hook, module)
-            if not self.hooks and self in sys.meta_path:
+            if not self.expected and not self.unfinished and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
         loader.exec_module = watched
@@ -155,7 +205,7 @@ class _Finder:
 def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         hook(module)
-    except Exception as error:  # noqa: BLE001  # a library that has become different must not fail for being watched
+    except Exception as error:  # noqa: BLE001  # an unknown version of a library must not fail because of a bridge
         tell_once(f"hook {module.__name__}", f"{module.__name__} is not watched: {error!r}")
 
 

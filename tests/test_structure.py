@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Folder or file of the package → what of ours it may import. The same table stands in ARCHITECTURE.md."""
 
 THIRD_PARTY: dict[str, set[str]] = {
-    "bridges": {"opentelemetry", "torch"},
+    "bridges": {"exporter_auto", "opentelemetry", "torch"},
     "config": {"yaml"},
     "families": {"prometheus_client"},
     "collectors": {"prometheus_client", "psutil", "pynvml"},

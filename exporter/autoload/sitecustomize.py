@@ -1,7 +1,7 @@
-"""Loaded by every Python that a job of `training-exporter run` starts, since its folder is the first of PYTHONPATH.
+"""Start-up hook of every Python process in a job of `training-exporter run`: installs bridges before their libraries load.
 
-One-logger, Keras and prometheus_client without torch look for no entry point, so their import calls `exporter_auto` here.
-Whatever goes wrong stays here. The environment's own `sitecustomize` is loaded as if this one were not there.
+`run` puts this folder first in PYTHONPATH, because most libraries look for no entry point. The environment's own
+`sitecustomize` is loaded afterwards. Exceptions are swallowed here.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_WATCHED = frozenset({"nv_one_logger", "keras", "prometheus_client"})
-
 
 class _Finder:
-    """Installs the bridges before the first of the libraries is imported, and lets those find it that then are there."""
+    """Import finder that calls `exporter_auto.start()` before the first import of a bridged library."""
 
-    @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in _WATCHED:
+    def __init__(self, libraries: set[str]) -> None:
+        self._libraries = libraries
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self._libraries:
             return None
-        sys.meta_path.remove(cls)
+        sys.meta_path.remove(self)
         with suppress(Exception):
             __import__("exporter_auto").start()
-        # The import that is under way does not see the finders that the bridges have put first.
+        # The import under way does not call the finders that the bridges have just added in front.
         finders = [each.find_spec for each in sys.meta_path if hasattr(each, "find_spec")]
         return next((spec for find in finders if (spec := find(name, path, target)) is not None), None)
 
 
-def _give_way() -> None:
-    """Load the sitecustomize that this one stands before, if there is one."""
-    here, own = os.path.dirname(os.path.abspath(__file__)), sys.modules.pop("sitecustomize")  # noqa: PTH100, PTH120  # cheap
-    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]  # noqa: PTH100  # likewise
+def _load_own_sitecustomize() -> None:
+    """Load the `sitecustomize` of the environment, if there is one."""
+    here, own = os.path.dirname(os.path.abspath(__file__)), sys.modules.pop("sitecustomize")  # noqa: PTH100, PTH120  # pathlib is slow to import
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]  # noqa: PTH100  # as above
     try:
         with suppress(ImportError):
             __import__("sitecustomize")
@@ -44,5 +44,7 @@ def _give_way() -> None:
 
 
 if os.environ.get("EXPORTER_AUTO") == "1":
-    sys.meta_path.insert(0, _Finder)
-_give_way()
+    with suppress(Exception):
+        # `import torch` itself calls an entry point.
+        sys.meta_path.insert(0, _Finder(set(__import__("exporter_auto").BRIDGES.values()) - {"torch"}))
+_load_own_sitecustomize()

@@ -1,4 +1,4 @@
-"""Bridges: what other libraries do in the job, recorded without any change to the job; docs/bridges.md describes them.
+"""Bridges: what other libraries do in the job, recorded without a change to the job; see docs/bridges.md.
 
 Used in the training process and in torchrun's agent. A bridge costs nothing before its library is loaded, never raises,
 takes no lock on the job's path and writes nothing to its output.
@@ -8,49 +8,27 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from types import ModuleType
 
-from exporter.bridges import (
-    accelerate,
-    keras,
-    one_logger,
-    prometheus_client,
-    torch_loop,
-    torch_monitor,
-    torch_stats,
-    transformers,
-)
-from exporter.elastic import bridge as elastic
+from exporter.patching import when_imported
 from exporter.recording.notices import tell_once
+from exporter_auto import BRIDGES
 
-BRIDGES: dict[str, Callable[[], None]] = {
-    "elastic": elastic.install,
-    "monitor": torch_monitor.install,
-    "wait_counters": torch_stats.install_wait_counters,
-    "cuda_memory": torch_stats.install_cuda_memory,
-    "plain_torch": torch_loop.install,
-    "transformers": transformers.install,
-    "accelerate": accelerate.install,
-    "keras": keras.install,
-    "one_logger": one_logger.install,
-    "prometheus_client": prometheus_client.install,
-}
-"""Every bridge by name; those to Lightning are its own entry points (see `exporter_auto`)."""
-
-LOAD_TORCH = frozenset({"monitor", "wait_counters", "cuda_memory", "plain_torch"})
-
-_installed: set[str] = set()
-
-
-def install_into_running() -> None:
-    """Install all but those that would load torch into a job that has not: it asks again at `import torch`."""
-    install(*[name for name in BRIDGES if name not in LOAD_TORCH or "torch" in sys.modules])
+_requested: set[str] = set()
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Install these bridges, or all; again is harmless.
+    """Install these bridges, or all of `exporter_auto.BRIDGES`; calling again is harmless.
 
-    Returns the names of those that are installed now. Raises ValueError: There is no such bridge.
+    A bridge to a library that is not loaded yet is installed when the job imports the library.
+
+    Returns:
+        The names of all bridges that have been requested so far and have not failed.
+
+    Raises:
+        ValueError: There is no bridge of that name.
     """
     unknown = [name for name in names if name not in BRIDGES]
     if unknown:
@@ -58,12 +36,19 @@ def install(*names: str) -> tuple[str, ...]:
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return ()
     for name in names or BRIDGES:
-        if name in _installed:
-            continue
-        _installed.add(name)
-        try:
-            BRIDGES[name]()
-        except Exception as error:  # noqa: BLE001  # the job must not fail for being watched
-            _installed.discard(name)
-            tell_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")
-    return tuple([name for name in BRIDGES if name in _installed])
+        if name not in _requested:
+            _requested.add(name)
+            if BRIDGES[name] == "torch" and "torch" in sys.modules:
+                # The entry point is called by a complete torch whose import is still marked as under way.
+                _install(name, sys.modules["torch"])
+            else:
+                when_imported(BRIDGES[name], partial(_install, name))
+    return tuple([name for name in BRIDGES if name in _requested])
+
+
+def _install(name: str, _library: ModuleType) -> None:
+    try:
+        import_module(f"exporter.bridges.{name}").install()
+    except Exception as error:  # noqa: BLE001  # the job must not fail because of a bridge
+        _requested.discard(name)
+        tell_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")

@@ -14,9 +14,10 @@ from bridges_support import PRINT_PAGE, installed_distribution, job, wanted
 from elastic_support import REPOSITORY, child, labelled, page_of, series, tally, total
 
 import exporter
+import exporter_auto
 from exporter import bridges, patching
-from exporter.bridges.torch_monitor import MonitorBridge
-from exporter.bridges.torch_stats import WaitCounters
+from exporter.bridges.monitor import MonitorBridge
+from exporter.bridges.wait_counters import WaitCounters
 from exporter.elastic.bridge import is_launcher
 from exporter.recording.events import EVENTS
 
@@ -71,7 +72,7 @@ def test_a_module_that_cannot_be_imported_yet_is_waited_for(module_name: str, tm
 
 
 def test_an_unknown_bridge_is_told_so() -> None:
-    with pytest.raises(ValueError, match="known: elastic, monitor, wait_counters"):
+    with pytest.raises(ValueError, match="known: elastic, monitor"):
         bridges.install("elastc")
 
 
@@ -108,29 +109,49 @@ def test_a_job_that_has_not_loaded_torch_is_not_made_to(tmp_path: Path) -> None:
 import sys
 import exporter_auto
 exporter_auto.start()
-from exporter.bridges import LOAD_TORCH, install
-print("torch" in sys.modules, LOAD_TORCH & set(install("elastic")))
+from exporter.bridges import install
+print("torch" in sys.modules, install() == tuple(exporter_auto.BRIDGES))
 """
     done = child(tmp_path / "feed", program, EXPORTER_AUTO="1")
 
-    assert (done.stdout, done.stderr) == ("False frozenset()\n", "")
+    assert (done.stdout, done.stderr) == ("False True\n", "")
 
 
-def test_bridges_without_their_library_are_left_out_with_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", exporter_auto.BRIDGES)
+def test_every_registered_bridge_has_a_file_and_a_row_in_the_documentation(name: str) -> None:
+    assert callable(importlib.import_module(f"exporter.bridges.{name}").install)
+    assert f"`{name}`" in (REPOSITORY / "docs/bridges.md").read_text()
+
+
+def test_a_bridge_that_cannot_be_installed_is_logged_and_left_out(tmp_path: Path) -> None:
+    (tmp_path / "keras.py").touch()
     program = """
-import sys
-sys.modules["torch"] = None
+import exporter.bridges.keras as bridge
 from exporter import bridges
-print(bridges.install())
-print(bridges.install("plain_torch") == bridges.install())
+bridge.install = lambda: 1 / 0
+bridges.install("keras")
+import keras
+print(bridges.install("accelerate"))
 """
-    done = child(tmp_path / "feed", program)
+    done = child(tmp_path / "feed", program, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
 
-    assert (
-        done.stdout
-        == "('elastic', 'transformers', 'accelerate', 'keras', 'one_logger', 'prometheus_client')\nTrue\n"
+    assert done.stdout == "('accelerate',)\n"
+    assert "the bridge keras could not be installed: ZeroDivisionError" in done.stderr
+
+
+def test_a_hook_on_a_module_whose_import_is_under_way_is_called_after_the_import(
+    module_name: str, tmp_path: Path
+) -> None:
+    waiting = (
+        f"from exporter import patching\nfound = []\npatching.when_imported({module_name!r}, found.append)\n"
     )
-    assert "the bridge monitor could not be installed" in done.stderr
+    (tmp_path / f"{module_name}.py").write_text(f"{waiting}assert not found\n")
+    (tmp_path / f"{module_name}_next.py").touch()
+
+    module = importlib.import_module(module_name)
+    importlib.import_module(f"{module_name}_next")
+
+    assert module.found == [module]
 
 
 # An unchanged program that uses everything a bridge listens to.
@@ -202,6 +223,7 @@ FLOOD = """
 import datetime, sys, threading, time
 import torch, torch.monitor as monitor
 import exporter
+import exporter_auto
 from exporter import bridges
 bridges.install("monitor")
 exporter.events.register(lambda event: None, types="built", name="told")
@@ -349,7 +371,7 @@ def test_keys_beyond_the_bound_share_one_series() -> None:
 # Torch's allocator of GPU memory: the answers of a real one, written down ------------------------------------
 
 ANSWERS = """
-from exporter.bridges.torch_stats import CudaMemory
+from exporter.bridges.cuda_memory import CudaMemory
 
 def stats(allocated, reserved, retries, ooms):
     def both(current): return {"all": {"current": current, "peak": 2 * current, "allocated": 0, "freed": 0}}

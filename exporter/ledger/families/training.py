@@ -165,10 +165,10 @@ training_torch_waits{key}: Waits of torch's stores, process groups and compiler 
 training_torch_wait_longest_seconds{key}: The longest wait of torch's stores, process groups and compiler
     in this process so far <- wait_counter_values: max_time_us
 training_torch_monitor_overflows_total: Looks that found the bridge's queue of torch.monitor events full,
-    so that an unknown number of them was lost <- exporter.bridges.torch_monitor
+    so that an unknown number of them was lost <- exporter.bridges.monitor
 training_torch_monitor_refused_total: Numbers of torch.monitor Stats that were not recorded (a name that
     cannot be used or is somebody else's, too many names, no number), and events of a class that cannot be
-    read <- exporter.bridges.torch_monitor
+    read <- exporter.bridges.monitor
 """)
 
 SPAN_EXPORTERS = _table("""

@@ -1,0 +1,7 @@
+"""Bridge to torchelastic: metrics and events of torchrun's agent and of its workers."""
+
+from __future__ import annotations
+
+from exporter.elastic.bridge import install
+
+__all__ = ["install"]
