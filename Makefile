@@ -9,7 +9,7 @@ COMMA := ,
 # Tests mostly wait for processes: four at a time on two cores take half the time; 0 runs them one by one.
 WORKERS ?= 4
 
-.PHONY: setup system check lint types test bench soak fuzz attack docs demo dashboards rules clean
+.PHONY: setup system check lint types test bench soak fuzz attack docs demo dashboards rules release clean
 
 setup: $(BIN)/.installed
 
@@ -32,7 +32,7 @@ check: lint types test
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/proselint check --config proselint.json README.md ARCHITECTURE.md CHANGELOG.md docs/*.md deploy/README.md
+	$(BIN)/proselint check --config proselint.json README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md docs/*.md deploy/README.md
 
 types: setup
 	$(BIN)/mypy
@@ -72,6 +72,10 @@ dashboards: setup system
 # Writes what the alerts say into their cases, and the table of the runbook.
 rules: setup system
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_rules.py
+
+# Wheel, source archive, chart and image with checksums, in dist/.
+release: setup
+	scripts/release $(BIN)/python
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

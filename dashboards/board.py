@@ -186,7 +186,7 @@ class Board:
             ],
             "annotations": {"list": [_OWN_ANNOTATIONS, *(mark.model() for mark in self.marks)]},
             "description": self.what,
-            "editable": False,
+            "editable": True,
             "graphTooltip": 1,
             "id": None,
             "links": [_TO_OTHERS],

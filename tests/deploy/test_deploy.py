@@ -246,10 +246,12 @@ def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield document["spec"]["template"]["spec"]
 
 
-def chart(*values: str, folder: Path = CHART) -> list[dict[str, Any]]:
-    """What Helm makes of the chart with these values."""
+def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dict[str, Any]]:
+    """Return the documents that Helm renders with these values, in a cluster with or without Prometheus' operator."""
     helm = program("helm", "the extra `test`")
-    told = run(helm, "template", "release", folder, *(word for each in values for word in ("--set", each)))
+    crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
+    settings = [word for each in values for word in ("--set", each)]
+    told = run(helm, "template", "release", folder, *crds, *settings)
     assert told.returncode == 0, told.stderr
     return [each for each in yaml.safe_load_all(told.stdout) if each]
 
@@ -303,11 +305,59 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_flags_th
     assert len(port["name"]) <= 15  # the API server's limit, which no schema has
 
 
+def test_the_chart_renders_no_resource_of_an_operator_that_the_cluster_lacks() -> None:
+    kinds = {document["kind"] for document in chart(operator=False)}
+
+    assert "DaemonSet" in kinds
+    assert kinds.isdisjoint({"PodMonitor", "PrometheusRule"})
+
+
+def test_the_chart_serves_tls_with_probes_that_need_no_certificate() -> None:
+    documents = chart("webConfig.secretName=web", "podMonitor.endpoint.scheme=https")
+    (daemon_set,) = (each for each in documents if each["kind"] == "DaemonSet")
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    monitors = [each for each in documents if each["kind"] == "PodMonitor"]
+
+    assert "--web.config.file=/etc/training-exporter-web/web.yml" in container["args"]
+    assert all(
+        "tcpSocket" in container[probe] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    )
+    assert [each["spec"]["podMetricsEndpoints"][0]["scheme"] for each in monitors] == ["https", "https"]
+
+
+def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs() -> None:
+    documents = chart("sidecar.namespaces={team-a,team-b}", "networkPolicy.enabled=true")
+    by_kind = {
+        kind: {each["metadata"]["namespace"] for each in documents if each["kind"] == kind}
+        for kind in ("ConfigMap", "NetworkPolicy")
+    }
+    (monitor,) = (
+        each
+        for each in documents
+        if each["metadata"]["name"].endswith("-sidecar") and each["kind"] == "PodMonitor"
+    )
+
+    assert by_kind["NetworkPolicy"] == {"team-a", "team-b"} <= by_kind["ConfigMap"]
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
+
+
+def test_a_digest_a_priority_and_an_account_reach_the_pods_of_the_chart() -> None:
+    digest = f"sha256:{'0' * 64}"
+    documents = chart(f"image.digest={digest}", "node.priorityClassName=high", "serviceAccount.name=watcher")
+    (daemon_set,) = (each for each in documents if each["kind"] == "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+
+    assert pod["containers"][0]["image"] == f"example.org/training-exporter@{digest}"
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "watcher")
+    assert "watcher" in {each["metadata"]["name"] for each in documents if each["kind"] == "ServiceAccount"}
+
+
 def test_helm_finds_no_fault_with_the_chart_and_knows_its_values() -> None:
     helm = program("helm", "the extra `test`")
     linted = run(helm, "lint", "--strict", CHART)
     misspelt = run(helm, "template", CHART, "--set", "node.prot=3")
-    unknown = run(helm, "template", CHART, "--set", "prometheusRule.thresholds.threshold:x=3")
+    crds = ("--api-versions", "monitoring.coreos.com/v1")
+    unknown = run(helm, "template", CHART, *crds, "--set", "prometheusRule.thresholds.threshold:x=3")
 
     assert linted.returncode == 0, linted.stdout
     assert "Additional property prot is not allowed" in misspelt.stderr

@@ -11,7 +11,32 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{- define "training-exporter.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "training-exporter.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "training-exporter.name" .) }}
+{{- else -}}
+{{ .Values.serviceAccount.name | default "default" }}
+{{- end -}}
+{{- end }}
+
+{{- /* Probes of a container; takes a dict of root and startFailures. The kubelet has no certificate and no password. */ -}}
+{{- define "training-exporter.probes" -}}
+{{- if .root.Values.webConfig.secretName -}}
+startupProbe: {tcpSocket: {port: train-metrics}, periodSeconds: 1, failureThreshold: {{ .startFailures }}}
+readinessProbe: {tcpSocket: {port: train-metrics}, periodSeconds: 10, timeoutSeconds: 3}
+livenessProbe: {tcpSocket: {port: train-metrics}, periodSeconds: 10, timeoutSeconds: 3}
+{{- else -}}
+startupProbe: {httpGet: {path: /-/ready, port: train-metrics}, periodSeconds: 1, failureThreshold: {{ .startFailures }}}
+readinessProbe: {httpGet: {path: /-/ready, port: train-metrics}, periodSeconds: 10, timeoutSeconds: 3}
+livenessProbe: {httpGet: {path: /-/healthy, port: train-metrics}, periodSeconds: 10, timeoutSeconds: 3}
+{{- end -}}
 {{- end }}
 
 {{- /* What a scrape of ours may have, and the names that the rules go by. Takes a dict of root and job. */ -}}
@@ -21,6 +46,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   interval: {{ .root.Values.podMonitor.interval }}
   scrapeTimeout: {{ .root.Values.podMonitor.scrapeTimeout }}
   honorLabels: false
+  {{- with .root.Values.podMonitor.endpoint }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
   relabelings:
     # The alerts go by this name; without it `job` is namespace/name.
     - {targetLabel: job, replacement: {{ .job }}, action: replace}
@@ -34,14 +62,23 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   image: {{ include "training-exporter.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   restartPolicy: Always
-  args: [--config.file=/etc/training-exporter/config.yaml, --feed.dir=/run/training]
+  args:
+    - --config.file=/etc/training-exporter/config.yaml
+    - --feed.dir=/run/training
+    {{- if .Values.webConfig.secretName }}
+    - --web.config.file=/etc/training-exporter-web/web.yml
+    {{- end }}
   ports: [{name: train-metrics, containerPort: 20909}]
-  {{- if dig "gpu" "enabled" true .Values.sidecar.config | not }}
   env:
+    {{- if dig "gpu" "enabled" true .Values.sidecar.config }}
+    - {name: NVIDIA_VISIBLE_DEVICES, value: all}
+    {{- else }}
     - {name: NVIDIA_VISIBLE_DEVICES, value: void}
-  {{- end }}
-  startupProbe: {httpGet: {path: /-/ready, port: train-metrics}, periodSeconds: 1, failureThreshold: 30}
-  livenessProbe: {httpGet: {path: /-/healthy, port: train-metrics}, periodSeconds: 10, timeoutSeconds: 3}
+    {{- end }}
+    {{- with .Values.sidecar.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- include "training-exporter.probes" (dict "root" . "startFailures" 30) | nindent 2 }}
   # Prometheus sees the final values if it scrapes before the sidecar is stopped.
   lifecycle: {preStop: {exec: {command: [sleep, "20"]}}}
   resources: {{- toYaml .Values.sidecar.resources | nindent 4 }}
@@ -52,6 +89,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   volumeMounts:
     - {name: training-feed, mountPath: /run/training}
     - {name: training-exporter, mountPath: /etc/training-exporter, readOnly: true}
+    {{- if .Values.webConfig.secretName }}
+    - {name: training-exporter-web, mountPath: /etc/training-exporter-web, readOnly: true}
+    {{- end }}
 {{- end }}
 
 {{- /* Entries of the pod's volumes. */ -}}
@@ -59,6 +99,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 # Counts against the memory limits of the pod. A feed file is a few hundred KiB.
 - {name: training-feed, emptyDir: {medium: Memory, sizeLimit: 64Mi}}
 - {name: training-exporter, configMap: {name: {{ include "training-exporter.name" . }}-sidecar}}
+{{- with .Values.webConfig.secretName }}
+- {name: training-exporter-web, secret: {secretName: {{ . }}}}
+{{- end }}
 {{- end }}
 
 {{- /* Entries of the trainer's env. */ -}}
