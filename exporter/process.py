@@ -12,19 +12,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from exporter.errors import FeedError
 from exporter.feed.directory import feed_directory
 from exporter.recorder import RECORDER
 from exporter.recording.definition import check_labels, require
-from exporter.recording.events import EVENTS
-from exporter.recording.identity import PROCESS, clean_text
+from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
-from exporter.recording.stat import REGISTRY
-from exporter.training.buffers import Hooks
-from exporter.training.recording import TRAINING
 
 if TYPE_CHECKING:
     import subprocess
@@ -44,7 +39,7 @@ def configure(
     require(bool(good), "run", run, "printable text of 1 to 256 characters")
     good = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
     require(good, "rank", rank, "a whole number from 0")
-    PROCESS.configure(run, rank, None if labels is None else check_labels(labels))
+    RECORDER.process.configure(run, rank, None if labels is None else check_labels(labels))
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
@@ -53,22 +48,13 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     Event handlers and exporters of spans are given the same time to take what was logged before. Says whether it arrived
     in the feed within the time; with `EXPORTER_DISABLED=1` there is nothing that could.
     """
-    if not REGISTRY.recording:
+    if not RECORDER.recording:
         return True
     try:
-        deadline = monotonic() + timeout_seconds
-        for state in REGISTRY.states():
-            if state.tensors is not None:
-                state.tensors.collect()
-        Hooks.collect()
-        RECORDER.drain(timeout_seconds)
-        EVENTS.flush(max(deadline - monotonic(), 0.1))
-        arrived = RECORDER.flush(max(deadline - monotonic(), 0.1))
-        TRAINING.flush(max(deadline - monotonic(), 0.1))
+        return RECORDER.flush_all(timeout_seconds)
     except Exception as error:  # noqa: BLE001  # an error of CUDA, or a defect of ours: not the loop's problem
         tell_once("flush", f"not everything could be flushed: {error!r}")
         return False
-    return arrived
 
 
 def shutdown() -> None:

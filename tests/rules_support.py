@@ -181,7 +181,10 @@ def fill_annotations(path: Path) -> None:
             key = frozenset((label, str(value)) for label, value in labels.items())
             inner = expected["indent"] + "  "
             filled.append(f"{inner}exp_annotations:")
-            filled += [f'{inner}  {label}: "{text}"' for label, text in annotations.get((name + alert, time, key), [])]
+            filled += [
+                f'{inner}  {label}: "{text}"'
+                for label, text in annotations.get((name + alert, time, key), [])
+            ]
     path.write_text("\n".join([*filled, ""]), encoding="utf-8")
 
 

@@ -21,7 +21,7 @@ from exporter import training
 from exporter.one_logger.exporters import BaseExporter
 from exporter.one_logger.provider import forget
 from exporter.one_logger.records import current
-from exporter.recording.identity import PROCESS
+from exporter.recording.recorder import RECORDER
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import metrics
 from exporter.training.buffers import Anchor, SpanBuffer
@@ -245,7 +245,7 @@ def begun_anew() -> Iterator[None]:
 def _begin_anew() -> None:
     forget()
     TRAINING.after_fork()
-    PROCESS.after_fork()  # it has no rank until it trains
+    RECORDER.process.after_fork()  # it has no rank until it trains
 
 
 def configured(

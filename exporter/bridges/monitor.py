@@ -137,5 +137,4 @@ def install() -> None:
         at_exit=lambda: monitor.unregister_event_handler(
             handle
         ),  # once, or torch crashes the exiting process
-        exit_seconds=15.0,
     )

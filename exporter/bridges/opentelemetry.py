@@ -22,7 +22,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from exporter.errors import ExportError
 from exporter.one_logger.exporters import BaseExporter
 from exporter.one_logger.records import current
-from exporter.recording.identity import identity
+from exporter.recording.recorder import RECORDER
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
@@ -134,7 +134,7 @@ class OTelExporter(BaseExporter):
 
 
 def _resource() -> Resource:
-    who, configured = identity(), current()
+    who, configured = RECORDER.process.identity(), current()
     name = "training" if configured is None else configured.settings.application_name
     service = os.environ.get("OTEL_SERVICE_NAME") or name
     told = {"service.name": service, "service.instance.id": who.run, "host.name": who.node}

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from exporter.recording.events import EVENTS
+from exporter.recording.recorder import RECORDER
 from exporter.recording.worker import Worker
+
+LAST = object()
+"""Item of the worker that stands for the last look."""
 
 
 class Periodic:
     """Takes a look every so many seconds, at the times of the recording thread.
 
-    `after_fork` is called in a forked child; `at_exit` before the last look, for which an exiting process waits at most
-    `exit_seconds`. They begin with the first thing that is recorded; now, where `wake`.
+    `after_fork` is called in a forked child; `at_exit` before the last look. They begin with the first thing that is recorded; now, where `wake`.
     """
 
     def __init__(
@@ -27,18 +29,17 @@ class Periodic:
         seconds: float,
         after_fork: Callable[[], None],
         at_exit: Callable[[], object] = lambda: None,
-        exit_seconds: float = 2.0,
         wake: bool = False,
     ) -> None:
         self._name, self._look = name, look
-        self._seconds, self._exit_seconds, self._due = seconds, exit_seconds, 0.0
+        self._seconds, self._due = seconds, 0.0
         self._forget, self._at_exit = after_fork, at_exit
         self.restart()
-        EVENTS.attach(self, wake=wake)
+        RECORDER.attach(self, start=wake)
 
     def restart(self) -> None:
         """Go on with a thread that has not hung."""
-        self._worker = Worker(lambda _: self._look(), name=self._name, bound=1)
+        self._worker = Worker(self._run_item, name=self._name, bound=1)
         self._worker.start()
 
     def tick(self) -> None:
@@ -48,11 +49,15 @@ class Periodic:
             self._due = now + self._seconds
             self._worker.put(None)
 
-    def close(self) -> None:
-        """Look once more, for the last time."""
-        self._at_exit()
-        self._worker.put(None)
-        self._worker.finish()(self._exit_seconds, "exit")
+    def _run_item(self, item: object) -> None:
+        if item is LAST:
+            self._at_exit()
+        self._look()
+
+    def finish(self) -> Callable[[float, str], object]:
+        """Start the last look; returns the function that waits for it."""
+        self._worker.put(LAST)
+        return self._worker.finish()
 
     def after_fork(self) -> None:
         """Begin anew."""

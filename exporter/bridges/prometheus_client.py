@@ -19,7 +19,7 @@ from exporter.patching import when_imported
 from exporter.recording.definition import LONGEST_HELP, check_definition
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
-from exporter.recording.stat import REGISTRY
+from exporter.recording.recorder import RECORDER
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation
 
@@ -191,7 +191,7 @@ class Registries(Periodic):
             definition = check_definition(
                 name, aggregations, help=text, labels=dict(labels), buckets=bounds or None
             )
-            state = REGISTRY.obtain(definition.replace(kind=kind))
+            state = RECORDER.stats.obtain(definition.replace(kind=kind))
         except DefinitionError as error:
             tell_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from exporter import training
 from exporter.patching import Around, never_raises
-from exporter.recording.identity import identity
+from exporter.recording.recorder import RECORDER
 
 WATCHING, INSTRUMENTED, LEADING = 0, 1, 2
 """How much a source knows: what torch is asked to do; what the job says in another library's words; each turn of the
@@ -145,7 +145,7 @@ EXIT = ExitHooks()
 
 def set_rank(rank: int) -> None:
     """Record under the rank that a framework knows; rank 0 of a process that has none is left to when it trains."""
-    if identity().rank != rank and (rank or identity().rank is not None):
+    if RECORDER.process.identity().rank != rank and (rank or RECORDER.process.identity().rank is not None):
         import exporter  # noqa: PLC0415  # the root of the process, which knows the bridges' parts
 
         exporter.configure(rank=rank)

@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from exporter.bridges.periodic import Periodic
-from exporter.recording.identity import PROCESS, clean_text
+from exporter.recording.identity import clean_text
+from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import metric
 
 MOST_KEYS = 200
@@ -31,7 +32,7 @@ class WaitCounters:
 
     def look(self) -> None:
         """Look once."""
-        if PROCESS.is_agent and not PROCESS.run_id:
+        if RECORDER.process.is_agent and not RECORDER.process.run_id:
             return  # whose they are is not known yet; they are totals, so nothing is lost
         found = self._read()
         before, self._before = self._before, dict(found)

@@ -13,7 +13,8 @@ from typing import Any
 from exporter.recording.conversion import to_message
 from exporter.recording.event_values import convert_data
 from exporter.recording.events import EVENTS
-from exporter.recording.identity import PROCESS, clean_text
+from exporter.recording.identity import clean_text
+from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import metric
 
 Record = Callable[[object], None]
@@ -57,7 +58,7 @@ class Platform:
             function, _, what = rest.partition(".")
             record = self._of_function(f"{owner}.{function}", what)
         if record is not None:
-            PROCESS.seen()
+            RECORDER.process.seen()
         return record
 
     def known_role(self, role: str) -> str:
@@ -159,7 +160,7 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
         metadata = metadata if isinstance(metadata, Mapping) else {}
         state = name.removeprefix(WORKER_STATUS) if name.startswith(WORKER_STATUS) else ""
         if name.startswith("torchelastic.") or (source == "AGENT" and "run_id" in metadata):
-            PROCESS.seen(str(metadata.get("run_id") or ""))
+            RECORDER.process.seen(str(metadata.get("run_id") or ""))
         type_ = AGENT_STATUS + state if source == "AGENT" and state else name
         if state and source == "WORKER":
             _count_worker(state, metadata)
@@ -171,7 +172,7 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
 def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
     """Tell of a `RdzvEvent`, given its fields; never raises."""
     try:
-        PROCESS.seen(str(fields.get("run_id") or ""))
+        RECORDER.process.seen(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
         left_out = {"message", "node_state"}
         data = {key: value for key, value in fields.items() if key not in left_out and value != ""}

@@ -18,7 +18,7 @@ from typing import Any
 from exporter.elastic import agent
 from exporter.elastic.families import STATS
 from exporter.patching import patch, when_imported
-from exporter.recording.identity import PROCESS
+from exporter.recording.recorder import RECORDER
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 RECORDED = "exporter_recorded"  # attribute of log records that stand for events which are recorded already
@@ -40,7 +40,7 @@ def install() -> None:
         return
     Faces.installed = True
     if is_launcher(sys.orig_argv):
-        PROCESS.declare()
+        RECORDER.process.declare()
     when_imported(
         "torch.distributed.elastic.metrics.api", lambda api: patch(api.MetricStream, "add_value", _taken)
     )
@@ -83,9 +83,9 @@ def _taken(stream: Any, metric_name: str, metric_value: Any) -> None:
 
 def _agent_made(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
     try:
-        PROCESS.declare(str(spec.rdzv_handler.get_run_id() or ""))
+        RECORDER.process.declare(str(spec.rdzv_handler.get_run_id() or ""))
     except Exception:  # noqa: BLE001  # the job's own rendezvous handler
-        PROCESS.declare()
+        RECORDER.process.declare()
 
 
 def _watch_events(events: ModuleType) -> None:

@@ -27,9 +27,9 @@ from exporter.recording.event_values import (
     check_type,
 )
 from exporter.recording.events import EVENTS, enabled
-from exporter.recording.stat import REGISTRY
+from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import Stat as RecordedStat
-from exporter.recording.state import TAPS, StatState
+from exporter.recording.state import StatState
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
 from exporter.recording.windows import Window
@@ -108,7 +108,7 @@ def log(
     happened = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
-        raw = (type_, text, severity, data, happened, now, monotonic_ns(), EVENTS.current_span(), ())
+        raw = (type_, text, severity, data, happened, now, monotonic_ns(), EVENTS.span_id(), ())
         EVENTS.record(kind, raw, happened, event)
 
 
@@ -122,9 +122,9 @@ def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
 
 def unregister(handle: Handle) -> None:
     """Tell a handler, or a collector, no more; again is harmless."""
-    if handle in TAPS:
-        REGISTRY.flush(REPORT_SECONDS)
-        TAPS.remove(handle)
+    if handle in RECORDER.stats.taps:
+        RECORDER.flush(REPORT_SECONDS)
+        RECORDER.stats.taps.remove(handle)
     EVENTS.unregister(handle)
 
 
@@ -205,9 +205,9 @@ def register_stat_collector(collector: StatCollector) -> Handle:
         if errors:
             raise errors[0]
 
-    REGISTRY.flush(REPORT_SECONDS)
+    RECORDER.flush(REPORT_SECONDS)
     handle = EVENTS.register(take, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
-    TAPS.append(handle)
+    RECORDER.stats.taps.append(handle)
     if isinstance(collector, AggregatingStatCollector):
         collector._handle = handle  # noqa: SLF001  # of this file
     return handle
@@ -257,7 +257,7 @@ class AggregatingStatCollector(StatCollector):
 
     def _catch_up(self) -> None:
         if self._handle is not None:
-            REGISTRY.flush(REPORT_SECONDS)
+            RECORDER.flush(REPORT_SECONDS)
             self._handle.drain(REPORT_SECONDS)
 
 

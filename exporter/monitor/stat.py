@@ -23,6 +23,7 @@ from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
 from exporter.recording.definition import LONGEST_NAME, SHORTEST_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
 from exporter.recording.notices import tell_once
+from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.values import Aggregation as RecordedAggregation
@@ -244,7 +245,7 @@ class _Clockwork:
         for stat in _living():
             stat._settle()  # noqa: SLF001  # of this file
 
-    def close(self) -> None:
+    def finish(self) -> None:
         for stat in _living():
             stat._settle(at_end=True)  # noqa: SLF001  # of this file
 
@@ -257,7 +258,7 @@ def _living() -> list[Stat]:
     return [stat for reference in list(_live.values()) if (stat := reference()) is not None]
 
 
-EVENTS.attach(_Clockwork())
+RECORDER.attach(_Clockwork())
 
 
 def _number(v: Any) -> float:

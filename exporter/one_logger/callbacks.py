@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from exporter.recording.recorder import RECORDER
 from exporter.training import buffers, calls
 from exporter.training import span_kinds as kinds
 from exporter.training.buffers import Handle, Hooks
@@ -77,7 +78,7 @@ def on_save_checkpoint_success(global_step: int, time_msec: float | None = None)
     """Say that a checkpoint is safe; of an asynchronous save at any time later, in any order, from any thread."""
     call = "on_save_checkpoint_success"
     calls.say(call, at=calls.moment_of(time_msec, call), **calls.save_values(global_step))
-    Hooks.flush_soon()
+    RECORDER.flush_soon()
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from exporter.errors import ExportError
 from exporter.one_logger.names import RecordType
 from exporter.recording.handlers import LinesFile, filled
-from exporter.recording.identity import identity
+from exporter.recording.recorder import RECORDER
 from exporter.training.attributes import Attributes, shown
 from exporter.training.buffers import Hooks
 from exporter.training.metrics import report
@@ -155,7 +155,7 @@ class BaseJsonExporter(BaseExporter):
         self._record(kind, **{name: value for name, value in fields.items() if value is not None})
 
     def _record(self, kind: RecordType, **fields: Any) -> None:
-        who, name = identity(), Hooks.telemetry.application_name
+        who, name = RECORDER.process.identity(), Hooks.telemetry.application_name
         whose: dict[str, Any] = {} if who.rank is None else {"rank": who.rank, "node_name": who.node}
         if name is not None:
             whose["application_name"] = name
@@ -197,7 +197,7 @@ class FileExporter(BaseJsonExporter):
 
     def initialize(self) -> None:
         """Make the directory and the file, so that one that cannot be written to is an `ExportError` early."""
-        who = identity()
+        who = RECORDER.process.identity()
         self._path = filled(self._pattern, who.run, who.rank)
         with self._refusals():
             self._path.parent.mkdir(parents=True, exist_ok=True)

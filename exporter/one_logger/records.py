@@ -15,7 +15,7 @@ from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.one_logger.delivery import Delivery
 from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
 from exporter.one_logger.timers import MetricSummarizer
-from exporter.recording.identity import identity
+from exporter.recording.recorder import RECORDER
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.buffers import Hooks
 from exporter.training.checkpoints import Save
@@ -213,7 +213,7 @@ class Records(Telemetry):
             is_baseline_run=bool(asked.get("is_baseline_run")),
             summary_data_schema_version=settings.summary_data_schema_version,
             node_name=platform.node(),
-            rank=identity().rank or 0,
+            rank=RECORDER.process.identity().rank or 0,
             custom_metadata=settings.custom_metadata,
         )
         at = None if opened.span is None else opened.span.start_event.timestamp

@@ -128,9 +128,9 @@ class KindTable:
     active: tuple[Handle, ...]  # the handlers that are told, in order of registration
     latest: deque[Any]  # what `recent` makes events of; whoever counts an event adds it here
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
         self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
-        self.wake: Callable[[], None] = lambda: None  # called when there is something to record
+        self._wake = wake  # called on the first event or handler
         self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
         self._rules: dict[str, Rule] = {}
         self.recording = True  # False with `EXPORTER_DISABLED=1`
@@ -162,8 +162,8 @@ class KindTable:
             kind.route(self.active)
             if kept:
                 kind = self._kinds.setdefault(pair, kind)
-        if self.recording:
-            self.wake()
+        if self._wake is not None:
+            self._wake()
         return kind
 
     def enabled(self, type: str, severity: str = "info") -> bool:

@@ -37,8 +37,8 @@ class Process:
         is_agent: Whether it is torchrun's agent: nothing in its environment says so, only what it does.
     """
 
-    def __init__(self) -> None:
-        self.renew: Callable[[], None] = lambda: None  # begins the recording anew under another run or rank
+    def __init__(self, renew: Callable[[], None] | None = None) -> None:
+        self._renew = renew  # starts a new recording after a change of run or rank
         self._run: str | None = None
         self._rank: int | None = None
         self._labels: tuple[tuple[str, str], ...] = ()
@@ -115,13 +115,8 @@ class Process:
         return self.identity().replace(trains=False)
 
     def _renew_unless(self, before: ProcessIdentity) -> None:
-        if self._who() != before:
-            self.renew()
-
-
-PROCESS = Process()
-"""This process."""
-identity = PROCESS.identity
+        if self._renew is not None and self._who() != before:
+            self._renew()
 
 
 def launch_name(script: str, now: float, pid: int | None = None) -> str:

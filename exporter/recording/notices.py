@@ -1,48 +1,95 @@
-"""Notices: telling the job's operator something once, without running the job's code on our threads.
+"""Notices to the job's operator: each is written to standard error once, by a daemon thread.
 
-Used in the job. A log handler is the user's code, which may hang: a notice is logged by a thread of its own.
+Runs on any thread. The job's `logging` is not used: a log handler is the job's code, which could hang while it holds the
+lock that `logging.shutdown` waits for. Nor is the buffer of `sys.stderr`, whose lock the exiting interpreter waits for.
 """
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
 import threading
-from contextlib import suppress
-from time import monotonic
+from collections import deque
+from time import monotonic, sleep
 
-_TOLD: set[str] = set()
-_THREADS: list[threading.Thread] = []
 EXIT_SECONDS = 0.5
+"""Longest time that an exiting process waits for its last notices."""
 MOST_NOTICES = 100
-"""Different notices per process; what is counted stays counted beyond it."""
+"""Different notices per process; further ones are counted as dropped."""
+LONGEST = 2000
+"""Characters of one notice."""
 
 
-def tell_once(key: str, message: str) -> None:
-    """Log a warning, the first time that this key is seen; never raises, never waits."""
-    if key in _TOLD or len(_TOLD) >= MOST_NOTICES:
-        return
-    _TOLD.add(key)
-    with suppress(RuntimeError):  # no thread can be started any more: the interpreter is ending
-        thread = threading.Thread(target=_tell, args=(message,), name="exporter-notice", daemon=True)
-        thread.start()
-        _THREADS.append(thread)
+class Notices:
+    """The notices of one process.
+
+    Attributes:
+        dropped: Notices that were not written: too many, or no thread could be started.
+    """
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()  # kept by forked children, which repeat no notice
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the thread and the notices that wait: what a forked child does."""
+        self._waiting: deque[str] = deque()
+        self._starting = threading.Lock()
+        self._is_writing = False
+        self.dropped = 0
+
+    def log_once(self, key: str, message: str) -> None:
+        """Write a notice unless this key had one; never raises, never waits."""
+        if key in self._logged:
+            return
+        if len(self._logged) >= MOST_NOTICES:
+            self.dropped += 1
+            return
+        self._logged.add(key)
+        self._waiting.append(message[:LONGEST])
+        # A thread that holds the lock is starting the writer; a signal handler that interrupts it must not wait.
+        if self._is_writing or not self._starting.acquire(blocking=False):
+            return
+        try:
+            if not self._is_writing:
+                self._is_writing = True
+                threading.Thread(target=self._write_all, name="exporter-notices", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending, or threads have run out
+            self._is_writing = False
+            self.dropped += len(self._waiting)
+            self._waiting.clear()
+        finally:
+            self._starting.release()
+
+    def flush(self, timeout_seconds: float = EXIT_SECONDS) -> None:
+        """Wait until all notices are written, for a bounded time."""
+        until = monotonic() + timeout_seconds
+        while self._is_writing and monotonic() < until:
+            sleep(0.002)
+
+    def _write_all(self) -> None:
+        while True:
+            while self._waiting:
+                self._write(f"exporter: {self._waiting.popleft()}\n")
+            self._is_writing = False
+            if not self._waiting:  # else a notice came in between, and its thread saw the writer at work
+                return
+            self._is_writing = True
+
+    def _write(self, line: str) -> None:
+        stream, original = sys.stderr, sys.__stderr__
+        try:
+            if original is not None and stream is original:
+                os.write(original.fileno(), line.encode(original.encoding or "utf-8", "backslashreplace"))
+            elif stream is not None:
+                stream.write(line)
+                stream.flush()
+        except Exception:  # noqa: BLE001  # a stream of the job's own, or a closed one
+            self.dropped += 1
 
 
-def end_notices() -> None:
-    """At exit, give what is being told a moment to be told."""
-    until = monotonic() + EXIT_SECONDS
-    for thread in _THREADS:
-        thread.join(max(until - monotonic(), 0.0))
+NOTICES = Notices()
+"""The notices of this process; reset by the recorder."""
 
-
-def _tell(message: str) -> None:
-    try:
-        logger = logging.getLogger("exporter")
-        if logger.hasHandlers():
-            logger.warning(message)
-        elif sys.stderr is not None:  # else `print` would take standard output, which is the job's
-            # Flushed, since a child that is forked now would inherit what still waits and write it again.
-            print(f"exporter: {message}\n", end="", file=sys.stderr, flush=True)  # noqa: T201  # logging's last resort says not who speaks
-    except Exception:  # noqa: BLE001, S110  # the job's own log handlers: what they raise is not the job's problem
-        pass
+log_once = NOTICES.log_once
+tell_once = log_once

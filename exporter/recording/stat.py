@@ -1,183 +1,81 @@
-"""Stat: what training code records numbers with, and the registry of all that a process has.
+"""Stat: a named statistic of the job, and the public registry of all Stats.
 
-Used by any thread. `Stat.add` is the buffer's own bound `append`; the recording thread does the rest. Making a Stat locks.
+Runs on any thread. `Stat.add` is the buffer's own bound `append`; the recording thread aggregates. Constructing a Stat locks.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from time import time
 from typing import TYPE_CHECKING
 
-from exporter.errors import DefinitionError
-from exporter.recording.definition import Rule, apply_rules, check_definition, check_rules, require
-from exporter.recording.events import EVENTS
-from exporter.recording.notices import tell_once
-from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
+from exporter.recording.definition import check_definition, require
+from exporter.recording.event_log import EventLog
+from exporter.recording.recorder import RECORDER
+from exporter.recording.stat_table import StatTable
 from exporter.recording.state import StatState
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import Timer
-from exporter.recording.values import Aggregation, StatDefinition, WindowReading, families_of
+from exporter.recording.values import Aggregation, StatDefinition, WindowReading
 from exporter.recording.worker import Handle, name_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MOST_STATS = 10_000
-"""Beyond it a new Stat is made, but not kept: a label that runs away must not fill the job's memory."""
 WAITING_WINDOWS = 10_000
-"""Closed windows that may wait for a handler."""
-
-Identity = tuple[str, tuple[tuple[str, str], ...]]
+"""Closed windows that may wait for one handler."""
 
 
 class Registry:
     """The Stats of one process, to be listed, looked up and switched."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._states: dict[Identity, StatState] = {}
-        self._order: list[StatState] = []
-        self._owners: dict[str, str] = {}  # family or sample name, and the Stat that publishes it
-        self._firsts: dict[str, StatState] = {}  # of each name
-        self._rules: list[Rule] = []
-        self._switched: list[Rule] = []
-        self._listeners: tuple[tuple[Callable[[StatState], bool], Handle], ...] = ()
-        self.wake: Callable[[], None] = lambda: None  # called when a Stat was made
-        self.refused = 0  # Stats that were made beyond `MOST_STATS` and are not recorded
-        self.recording = True  # False with `EXPORTER_DISABLED=1`
-        # drains every Stat, within so many seconds
-        self.flush: Callable[[float], bool] = lambda _seconds: True
-
-    def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
-        """Give the state of a Stat, made now or earlier; DefinitionError where it was made otherwise, or its names are taken."""
-        identity = (definition.name, definition.labels)
-        # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
-        known = self._states.get(identity)
-        if known is None:
-            is_full = self.recording and len(self._states) >= MOST_STATS
-            if is_full:
-                self.refused += 1
-                told = f"{definition.name!r} and those made after it are not"
-                tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
-            if is_full or not self.recording:
-                return StatState(definition, wall=time(), samples=0)
-            known = self._make(identity, definition, own=own)
-            self.wake()
-        if known.definition != definition:
-            _differs(known, definition)
-        return known
-
-    def _make(self, identity: Identity, definition: StatDefinition, *, own: bool) -> StatState:
-        with self._lock:
-            state = StatState(definition, wall=time(), own=own)
-            state.origin = _origin()
-            self._claim_names(state)
-            self._apply(state)
-            # Another thread, or a handler that interrupted this one, may have been first.
-            kept = self._states.setdefault(identity, state)
-            if kept is state:
-                self._order.append(state)
-            return kept
+    def __init__(self, table: StatTable, events: EventLog) -> None:
+        self._table = table
+        self._events = events
 
     def states(self) -> tuple[StatState, ...]:
-        """The state of every Stat, in order of construction; a snapshot that later Stats do not change."""
-        return tuple(self._order)
+        """Return the state of every Stat, in order of construction."""
+        return self._table.states()
 
     def find(self, name: str, labels: Mapping[str, str] | None = None) -> Stat | None:
-        """Look a Stat up by its identity."""
-        state = self._states.get((name, tuple(sorted((labels or {}).items()))))
+        """Return the Stat of a name and labels, or None."""
+        state = self._table.get(name, labels)
         return None if state is None else Stat.of(state)
 
     def matching(self, pattern: str = "*") -> list[Stat]:
-        """List those whose names match a pattern (`*`: any characters, `?`: one), in order of construction."""
-        return [Stat.of(each) for each in self._order if fnmatchcase(each.definition.name, pattern)]
+        """Return the Stats whose names match a shell pattern, in order of construction."""
+        return [Stat.of(each) for each in self.states() if fnmatchcase(each.definition.name, pattern)]
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
-        """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
+        """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
-        What was counted stays counted; samples added while a Stat is off are dropped.
+        Counts are kept; samples added to a disabled Stat are dropped.
         """
-        with self._lock:
-            others = [rule for rule in self._switched if rule["match"] != pattern]
-            self._switched = [*others, {"match": pattern, "enabled": enabled}]
-            for state in self._order:
-                self._apply(state)
-
-    def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Put the configuration's rules in force, before the code's own switches; gives what is wrong with those left out."""
-        good, wrong = check_rules(rules)
-        with self._lock:
-            if good != self._rules:
-                self._rules = good
-                for state in self._order:
-                    self._apply(state)
-        return wrong
+        self._table.switch(pattern, enabled=enabled)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object], match: str = "*") -> Handle:
-        """Have a handler given each window that closes with a sample in it, of the Stats whose names match a pattern.
+        """Register a handler of closed windows with samples, of the Stats whose names match a shell pattern.
 
-        It is called with the Stat and the window, on a thread of its own, in order; what it raises, and what its queue has
-        no room for, is counted. `unregister` of what is returned ends it; one that cannot be called is a TypeError.
+        Calls `handler(stat, window)` on a thread of its own, in order. Exceptions of the handler and windows that find its
+        queue full are counted. Returns the handle, whose `unregister` ends the delivery. Raises TypeError for a handler
+        that is not callable.
         """
-        return self._listen(handler, lambda state: fnmatchcase(state.definition.name, match))
+        return self.listen(handler, lambda state: fnmatchcase(state.definition.name, match))
 
-    def _listen(
+    def listen(
         self, handler: Callable[[Stat, WindowReading], object], wants: Callable[[StatState], bool]
     ) -> Handle:
+        """Register a handler of the windows of all Stats that *wants* selects."""
         if not callable(handler):
             raise TypeError(f"a handler of windows must be a callable (stat, window), not {handler!r}")
-        handle = EVENTS.register(
+        handle = self._events.register(
             lambda item: handler(Stat.of(item[0]), item[1]),
             types=(),
             queue=WAITING_WINDOWS,
             name=name_of(handler),
         )
-        with self._lock:
-            self._listeners = (*[each for each in self._listeners if each[1].registered], (wants, handle))
-            for state in self._order:
-                self._apply(state)
+        self._table.listen(handle, wants)
         return handle
-
-    def after_fork(self) -> None:
-        """In a forked child: forget what the parent recorded, keep the Stats."""
-        self._lock = threading.RLock()
-        for state in self._order:
-            state.after_fork(wall=time())
-
-    def _apply(self, state: StatState) -> None:
-        state.listeners = tuple([handle for wants, handle in self._listeners if wants(state)])
-        definition, enabled = apply_rules(state.definition, [*self._rules, *self._switched])
-        if definition != state.effective or enabled is not state.enabled:
-            state.override(definition, enabled=enabled)
-
-    def _claim_names(self, state: StatState) -> None:
-        definition = state.definition
-        first = self._firsts.get(definition.name)
-        if first is not None:
-            if _shape(first.definition) != _shape(definition):
-                _differs(first, definition)
-            return
-        # All that it could publish, since an override may ask for other aggregations later.
-        names = families_of(definition.replace(aggregations=frozenset(Aggregation))).names()
-        for name in sorted(names):
-            owner = self._owners.get(name, definition.name)
-            reserved = not state.own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
-            if reserved or owner != definition.name:
-                whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
-                told = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
-                allowed = "a name whose families are free"
-                raise DefinitionError(told, field="name", found=definition.name, allowed=allowed)
-        self._owners.update(dict.fromkeys(names, definition.name))
-        self._firsts[definition.name] = state
-
-
-REGISTRY = Registry()
-"""The Stats of this process."""
 
 
 class Stat:
@@ -242,7 +140,7 @@ class Stat:
             stale_seconds=stale_seconds,
             min_samples=min_samples,
         )
-        return cls.of(REGISTRY.obtain(definition))
+        return cls.of(RECORDER.stats.obtain(definition))
 
     @classmethod
     def of(cls, state: StatState) -> Self:
@@ -305,7 +203,7 @@ class Stat:
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object]) -> Handle:
         """Have a handler given each window of this Stat that closes with a sample in it; see `Registry.on_window`."""
-        return REGISTRY._listen(handler, lambda state: state is self._state)  # noqa: SLF001  # of this file
+        return REGISTRY.listen(handler, lambda state: state is self._state)
 
     def get(self) -> dict[Aggregation, float]:
         """Give the aggregations of the last closed window; empty when there is none, or no sample was in it."""
@@ -352,12 +250,15 @@ class Stat:
 
 
 _STATS: dict[tuple[type[Stat], StatState], Stat] = {}
-"""So that the same definition is the same object; as many as the registry keeps."""
+"""The Stat of each state, so that the same definition returns the same object."""
+
+REGISTRY = Registry(RECORDER.stats, RECORDER.events)
+"""The Stats of this process."""
 
 
 def _remade(cls: type[Stat], definition: StatDefinition) -> Stat:
     known = REGISTRY.find(definition.name, dict(definition.labels))
-    return cls.of(REGISTRY.obtain(definition)) if known is None else known
+    return cls.of(RECORDER.stats.obtain(definition)) if known is None else known
 
 
 def metric(
@@ -377,30 +278,4 @@ def metric(
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)
-    return REGISTRY.obtain(definition.replace(kind=kind), own=own).buffer.append
-
-
-def _shape(definition: StatDefinition) -> tuple[object, ...]:
-    """What the Stats of one name must share, since they share their main family."""
-    histogram = Aggregation.HISTOGRAM in definition.aggregations
-    return definition.kind, definition.unit, definition.buckets, histogram
-
-
-def _differs(known: StatState, second: StatDefinition) -> None:
-    first = known.definition
-    names = [each.name for each in dataclasses.fields(first) if each.name != "labels"]
-    found = [name for name in names if getattr(first, name) != getattr(second, name)]
-    told = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
-    raise DefinitionError(
-        f"the Stat {first.name!r} was first made at {known.origin} with another definition: {', '.join(told)}",
-        field=found[0],
-        found=getattr(second, found[0]),
-        allowed="the same definition, or another name or labels",
-    )
-
-
-def _origin() -> str:
-    frame = sys._getframe(1)  # noqa: SLF001  # the only way to a caller's line that costs nothing
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("exporter"):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return RECORDER.stats.obtain(definition.replace(kind=kind), own=own).buffer.append

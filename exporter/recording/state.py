@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 from exporter.recording.conversion import Rejection, to_sample
@@ -15,17 +15,13 @@ from exporter.recording.exponential import count_into
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
-from exporter.recording.worker import Handle, Worker
+from exporter.recording.worker import Handle
 
 BUFFER_SAMPLES = 1 << 19
 """Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
 CHUNK_SAMPLES = 4096
 """Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
 
-TAPS: list[Handle] = []
-"""Handles that are given every Stat of the job's with each batch of its samples."""
-GRAVES = Worker(list.clear, name="graves", bound=1 << 20)
-"""Where objects that were no numbers end, which may run the job's code."""
 _NUMBERS = frozenset({float, int, bool})
 
 
@@ -42,8 +38,17 @@ class StatState:
     """
 
     def __init__(
-        self, definition: StatDefinition, *, wall: float, samples: int = BUFFER_SAMPLES, own: bool = False
+        self,
+        definition: StatDefinition,
+        *,
+        wall: float,
+        samples: int = BUFFER_SAMPLES,
+        own: bool = False,
+        taps: Sequence[Handle] = (),
+        dispose: Callable[[object], object] | None = None,
     ) -> None:
+        self._taps = taps  # handlers of every batch of samples
+        self._dispose = dispose  # receives lists of objects whose finalizers may run the job's code
         self.definition = self.effective = definition
         self.own, self.origin = own, ""
         self.buffer: deque[object] = deque(maxlen=samples)
@@ -173,8 +178,8 @@ class StatState:
                     foreign.append(value)
         del value
         accepted.reverse()
-        if foreign:
-            GRAVES.put(foreign)
+        if foreign and self._dispose is not None:
+            self._dispose(foreign)
         return accepted
 
     def _reject(self, reason: str) -> None:
@@ -182,8 +187,8 @@ class StatState:
         self._reading = None
 
     def _absorb(self, samples: list[float], wall: float) -> None:
-        if TAPS and self.effective.kind == "stat":
-            for tap in tuple(TAPS):
+        if self._taps and self.effective.kind == "stat":
+            for tap in tuple(self._taps):
                 tap.put((self, samples))
         self._reading = None
         self._last_sample = wall

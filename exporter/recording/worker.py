@@ -247,16 +247,16 @@ class Handle(Worker):
         """Tell it no more; see `EventLog.unregister`."""
         self._end(self)
 
-    def answer(self) -> None:
-        """Wait until it has taken what was logged so far; after `ANSWER_SECONDS` nobody waits until it has caught up."""
+    def answer(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
+        """Wait until the handler has taken all events logged so far; a handler that is late is not awaited again."""
         # Threads of ours never wait: two handlers could wait for each other, so what one logs is told after it.
         is_ours = threading.current_thread().name.startswith("exporter-")
         if is_ours or not (self._late is None or self._late.wait(0)):
             return
         marker = self.mark()
-        self._late = None if marker is None or marker.wait(ANSWER_SECONDS) else marker
+        self._late = None if marker is None or marker.wait(timeout_seconds) else marker
         if self._late is not None:
-            told = f"has not answered within {ANSWER_SECONDS:g} s: it is told without waiting for it"
+            told = f"has not answered within {timeout_seconds:g} s: it is told without waiting for it"
             tell_once(f"late {self.name}", f"the handler {self.name} {told}")
 
     def after_fork(self) -> None:

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from exporter.errors import OneLoggerError
+from exporter.recording.recorder import RECORDER
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import AnyFunction, within
 from exporter.recording.values import END_REASONS
@@ -355,7 +356,7 @@ def checkpoint_saved(
     The kind is sync, async or local; `seconds` until it was safe, of which it held up the training for some.
     """
     calls.say("checkpoint_saved", **{name: taken(value) for name, value in locals().items()})
-    Hooks.flush_soon()
+    RECORDER.flush_soon()
 
 
 def step(step: int | None = None, *, seconds: float | None = None, mode: str = "train") -> None:

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from exporter.recording.recorder import RECORDER
 from exporter.recording.timing import AnyFunction, within
 from exporter.training.span_kinds import ENTER, EXIT, FAIL, STEPS, VALUES, Kind
 from exporter.training.spans import NO_TELEMETRY, Span, Telemetry
@@ -39,7 +40,6 @@ limit = FULL_ITEMS
 class Hooks:
     """What the recording of this process does for its buffers; set when it is put together."""
 
-    adopt: Callable[[], None] = staticmethod(lambda: None)
     # Called on the thread whose buffer holds more than `limit` items, and on one that has made a rare call, with whether an
     # exception is passing.
     full: Callable[[SpanBuffer, bool], None] = staticmethod(lambda _buffer, _failing: None)
@@ -48,7 +48,6 @@ class Hooks:
     span: Callable[[SpanBuffer, Kind], Span | None] = staticmethod(lambda _buffer, _kind: None)
     values: Callable[[], dict[str, Any]] | None = None  # gives what the job's callables say now
     collect: Callable[[], None] = staticmethod(lambda: None)
-    flush_soon: Callable[[], None] = staticmethod(lambda: None)
     telemetry: Telemetry = NO_TELEMETRY
     gpu: GpuTimer | None = None
 
@@ -216,7 +215,7 @@ class Place:
         self.opened: list[Span] = []  # rare spans that were begun here and not ended, the outermost first
         if recorded:
             _buffers[id(self.buffer)] = self.buffer
-            Hooks.adopt()
+            RECORDER.start()
 
 
 class _Thread(threading.local, Place):

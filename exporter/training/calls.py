@@ -11,6 +11,7 @@ from math import isfinite
 from time import monotonic, time
 from typing import Any
 
+from exporter.recording.recorder import RECORDER
 from exporter.training import buffers
 from exporter.training.attributes import AHEAD_SECONDS, Attributes, SpanName, TracingTimestamp, shown, taken
 from exporter.training.buffers import MOST_OPEN, Hooks
@@ -135,7 +136,7 @@ def end(
     _note(place, kind.code + ENDED, ended)
     Hooks.settle(buffers.here().buffer, exception is not None)
     if kind is CHECKPOINT_SAVE and exception is None:
-        Hooks.flush_soon()
+        RECORDER.flush_soon()
 
 
 def say(name: str, **values: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from exporter.errors import OneLoggerError
 from exporter.recording.events import EVENTS
+from exporter.recording.recorder import RECORDER
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import buffers, calls, gpu_time
 from exporter.training.buffers import FULL_ITEMS, MOST_ITEMS, Hooks, SpanBuffer
@@ -50,7 +51,7 @@ class TrainingRecording:
         self._recording = True
         # Wait for the exporters of spans, and say whether they have taken what there is; give them a bounded time to end.
         self.flush: Callable[[float], bool] = lambda _timeout_seconds: True
-        self.close: Callable[[], None] = lambda: None
+        self.close: Callable[[float], None] = lambda _timeout_seconds: None
         self._begin(monotonic())
         Hooks.full = self._full
         Hooks.settle = self._settle
@@ -86,8 +87,22 @@ class TrainingRecording:
         """Tell whether the job has told of a phase, a step or a number: whether this process trains."""
         return self._interpreter.trains
 
-    def drain(self, give_way: Callable[[], None] = lambda: None) -> None:
-        """Interpret all marks up to now; `give_way` is called between two pieces."""
+    def collect(self, *, final: bool) -> None:
+        """Interpret all marks up to now."""
+        self.drain()
+        if final:
+            self.settle()
+
+    def current_span_id(self) -> str | None:
+        """Return the id of the calling thread's innermost span."""
+        return buffers.current_span_id()
+
+    def collect_tensors(self) -> None:
+        """Read the tensors in flight of the calling thread that have arrived."""
+        Hooks.collect()
+
+    def drain(self) -> None:
+        """Interpret all marks up to now."""
         until = monotonic()
         more = True
         while more:
@@ -96,13 +111,13 @@ class TrainingRecording:
                 if alone and not more:
                     for buffer in buffers.forget_ended():
                         self._interpreter.forget(buffer)
-            give_way()
+            RECORDER.yield_gil()
 
-    def tick(self, give_way: Callable[[], None] = lambda: None) -> None:
+    def tick(self) -> None:
         """Interpret where much is waiting, so that what is drained once a second stays little."""
         buffers.look_for_tasks()
         if any(len(buffer.items) > FULL_ITEMS // 4 for buffer in buffers.all_buffers()):
-            self.drain(give_way)
+            self.drain()
 
     def series(self) -> Sequence[StatReading]:
         """Read all families, with the time up to now."""
@@ -286,4 +301,5 @@ def in_order(busy: list[SpanBuffer], until: float, most: int) -> list[Mark]:
 TRAINING = TrainingRecording()
 """That of this process."""
 
-EVENTS.current_span = buffers.current_span_id
+TRAINING.record(on=RECORDER.recording)
+TRAINING.since(RECORDER.started_at)

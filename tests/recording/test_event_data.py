@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import exporter
+from exporter.recording.event_log import EventLog
 from exporter.recording.event_values import Event
-from exporter.recording.events import EventLog
 from exporter.recording.handlers import (
     ConsoleHandler,
     JsonLinesHandler,
@@ -186,8 +186,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_event_is_a_line_of_json_with_all_its_fields(events: EventLog, tmp_path: Path) -> None:
-    events.identify = lambda: new_identity(run="a/b", rank=7)
+def test_every_event_is_a_line_of_json_with_all_its_fields(tmp_path: Path) -> None:
+    events = EventLog(identify=lambda: new_identity(run="a/b", rank=7))
     events.register(JsonLinesHandler(tmp_path / "deep" / "events-{run}-{rank}-{pid}.jsonl"))
     events.log("a", "m", severity="error", span_id="s", parent_ids=["p"], step=1, ok=True, loss=math.nan)
     assert events.flush(5.0)

@@ -16,8 +16,8 @@ import pytest
 from feed_support import new_identity
 from waiting import PATIENCE, wait_until
 
+from exporter.recording.event_log import EventLog
 from exporter.recording.event_values import Event
-from exporter.recording.events import EventLog
 from exporter.recording.worker import name_of
 
 
@@ -28,9 +28,9 @@ def events() -> Iterator[EventLog]:
     log.close(timeout_seconds=0.2)
 
 
-def test_an_event_has_all_that_was_said_of_it_and_when(events: EventLog) -> None:
+def test_an_event_has_all_that_was_said_of_it_and_when() -> None:
     told: list[Event] = []
-    events.identify = lambda: new_identity(run="night-run", rank=3)
+    events = EventLog(identify=lambda: new_identity(run="night-run", rank=3))
     events.register(told.append)
     before = time.time()
     events.log(

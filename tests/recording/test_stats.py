@@ -21,7 +21,7 @@ from waiting import wait_until
 import exporter
 from exporter import Aggregation, DefinitionError, Stat, WindowReading, registry
 from exporter.recording.definition import DEFAULT_BUCKETS, apply_rules, check_definition, check_rules
-from exporter.recording.stat import Registry
+from exporter.recording.stat_table import StatTable
 from exporter.recording.values import families_of
 
 numbers = itertools.count()
@@ -193,7 +193,7 @@ def test_stats_are_listed_looked_up_and_switched_off_by_pattern() -> None:
 
 
 def test_every_stat_that_threads_make_at_once_is_listed() -> None:
-    several = Registry()
+    several = StatTable()
 
     def make(part: int) -> None:
         for number in range(100):
@@ -211,7 +211,7 @@ def test_every_stat_that_threads_make_at_once_is_listed() -> None:
 
 def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(tmp_path: Path) -> None:
     program = """
-        import exporter.recording.stat as registry
+        import exporter.recording.stat_table as registry
         registry.MOST_STATS = 3
         for number in range(5):
             Stat(f"s{number}").add(1.0)

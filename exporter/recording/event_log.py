@@ -1,0 +1,352 @@
+"""The event log of one process: counts events without a lock and delivers them to handlers on threads of their own.
+
+Runs on any thread of the job. `log` and `enabled` never raise and never wait; `register` and `limit` check their arguments.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from math import inf
+from time import monotonic, monotonic_ns, time
+from typing import Any, TypeVar
+
+from exporter.recording.conversion import safe_repr, to_message
+from exporter.recording.event_kinds import LONGEST_LABEL, Kind, KindTable, Pair
+from exporter.recording.event_values import (
+    LONGEST_TYPE,
+    Event,
+    check_parents,
+    check_severity,
+    check_timestamp,
+    convert_data,
+    find_severity,
+)
+from exporter.recording.identity import Process, clean_text
+from exporter.recording.values import EventsReading, ProcessIdentity
+from exporter.recording.worker import ANSWER_SECONDS, Adapt, Handle, RawEvent, end_all, name_of
+
+RECENT_EVENTS = 256
+"""Latest events that are kept for `recent`."""
+MOST_QUEUED = 1_000_000
+END_SECONDS = 2.0
+"""The longest that an unregistration, or the exit of the process, waits for a handler to take what is queued."""
+_UNNAMED = "unnamed"
+Found = TypeVar("Found")
+_class_of = type
+"""Not isinstance, which asks an object of the job's for its `__class__`."""
+
+
+class EventLog(KindTable):
+    """The events of one process.
+
+    Args:
+        identify: Returns the identity that events carry; None for one from the environment.
+        current_span: Returns the id of the calling thread's innermost span; None if there are no spans.
+        wake: Called when there is something to record.
+    """
+
+    def __init__(
+        self,
+        *,
+        identify: Callable[[], ProcessIdentity] | None = None,
+        current_span: Callable[[], str | None] | None = None,
+        wake: Callable[[], None] | None = None,
+    ) -> None:
+        self._identify = identify or Process().identity
+        self._current_span = current_span
+        self.active: tuple[Handle, ...] = ()
+        self.latest: deque[Any] = deque(maxlen=RECENT_EVENTS)
+        self._deadline = inf  # after which no thread waits for a handler; finite once the process exits
+        super().__init__(wake)
+
+    def _begin_counts(self) -> None:
+        self._who: ProcessIdentity | None = None
+        self.latest.clear()
+        self._leaving: list[Handle] = []  # no longer told, but perhaps still at it
+        self._delivered: dict[str, int] = {}
+        self._dropped: dict[Pair, int] = {}
+        for each in self.active:
+            self._add_up(each, self._delivered, self._dropped, sign=-1)
+        super()._begin_counts()
+
+    # What code that logs calls ---------------------------------------------------------------------------
+
+    def log(
+        self,
+        type: str,
+        message: str | None = None,
+        *,
+        severity: str = "info",
+        timestamp: float | None = None,
+        span_id: str | None = None,
+        parent_ids: Iterable[str] = (),
+        payload: Callable[[], Mapping[str, object]] | None = None,
+        **data: object,
+    ) -> None:
+        """Say that something has happened. Never waits and never raises.
+
+        What it is given is converted; what cannot be is left out, counted under the reason `payload` and said once.
+
+        Args:
+            type: What happened, in few different words: `checkpoint.saved`. It becomes a label value.
+            message: For people.
+            severity: A name of `Severity`; words of other libraries (`warn`, `fatal`) and levels of `logging` will do.
+            timestamp: When it happened, Unix time in seconds or a datetime; None for now.
+            span_id: The span that it belongs to; None for the innermost open one that is an object (`exporter.span`,
+                applications, loops and saves).
+            parent_ids: The ids of the events that led to it.
+            payload: Gives further data; called only when a handler is told of this event.
+            data: What programs look at: str, float, int or bool. Numbers of other libraries become plain ones; None is
+                left out; lists, paths and anything else become short text.
+        """
+        try:
+            try:
+                kind = self._kinds[type, severity]
+            except (KeyError, TypeError):
+                if not isinstance(type, str) or not type:
+                    type = to_message(type, LONGEST_TYPE) or _UNNAMED  # noqa: A001  # the parameter, made text
+                known = find_severity(severity)
+                if known is None:
+                    self._refuse(type, f"the severity {safe_repr(severity)}")
+                kind = self.kind(type, known or "info")
+            if not kind.enabled:
+                return
+            plain = convert_data(data, lambda name: self._refuse(type, f"the datum {name!r}"))
+            now = time()
+            happened = now if timestamp is None else self._checked(type, check_timestamp, timestamp, now)
+            parents: tuple[str, ...] = ()
+            if parent_ids != ():
+                parents = self._checked(type, check_parents, parent_ids, parents)
+            raw: RawEvent = (
+                type,
+                None if message is None else to_message(message),
+                kind.severity,
+                plain,
+                happened,
+                now,
+                monotonic_ns(),
+                self.span_id() if span_id is None else to_message(span_id, LONGEST_TYPE),
+                parents,
+            )
+            self.record(kind, raw, happened, payload=payload)
+        except Exception as error:  # noqa: BLE001  # an object of the job's that fails wherever it is touched
+            self._refuse(type if _class_of(type) is str else _UNNAMED, safe_repr(error))
+
+    def _checked(self, type: str, check: Callable[[Any], Found], value: object, default: Found) -> Found:
+        try:
+            return check(value)
+        except (TypeError, ValueError) as error:
+            self._refuse(type, str(error))
+            return default
+
+    def recent(self) -> list[Event]:
+        """Give the latest events, the oldest first; at most `RECENT_EVENTS`."""
+        with self._lock:
+            kept = self.latest
+            for position in range(len(kept)):
+                entry = kept[position]
+                if not isinstance(entry, Event):
+                    kept[position] = self._event(entry if isinstance(entry, tuple) else entry.raw())
+            return [entry for entry in list(kept) if isinstance(entry, Event)]
+
+    # Handlers --------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        handler: Any,
+        *,
+        types: Iterable[str] | str | None = None,
+        severity: str | None = None,
+        queue: int = 1000,
+        name: str | None = None,
+        adapt: Adapt | None = None,
+        own: type | None = None,
+        answers: bool = False,
+    ) -> Handle:
+        """Have a handler told of events, on a thread of its own, in the order in which they were logged.
+
+        The same handler again is told again, by another thread. What it raises is counted, and what finds `queue` events
+        waiting. For an argument that cannot be, a TypeError or ValueError is raised.
+
+        Args:
+            handler: A callable that takes an `Event`, or an object with `handle(event)`. The bound `append` or
+                `put` of a list, deque or SimpleQueue is called at once, on the thread that logs.
+            types: Shell patterns of the types that it wants, one or several; None for all.
+            severity: The least severity that it wants; None for all.
+            queue: Events that may wait for it, 1 to 1,000,000.
+            name: The label value under which it is counted; None for its own name.
+            adapt: For faces: makes what it takes out of an `Event` and the object that was logged.
+            own: For faces: the class of the objects that it takes as they were logged.
+            answers: For faces: that they wait for it (`answer`), so that the default rate limit need not hold.
+        """
+        a_class = isinstance(handler, type) and hasattr(handler, "handle")  # where an object of it is meant
+        if a_class or not (callable(handler) or callable(getattr(handler, "handle", None))):
+            raise TypeError(
+                f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
+            )
+        if not 1 <= queue <= MOST_QUEUED:
+            raise ValueError(f"queue must be 1 to {MOST_QUEUED} events, not {queue}")
+        patterns = None if types is None else (types,) if isinstance(types, str) else tuple(types)
+        if not all(isinstance(text, str) for text in (name or "", *(patterns or ()))):
+            raise TypeError(
+                f"name must be str, and types patterns: 'checkpoint.*', not {name!r}, {patterns!r}"
+            )
+        handle = Handle(
+            handler,
+            end=self.unregister,
+            name=clean_text(name)[:LONGEST_LABEL] if name else name_of(handler),
+            types=patterns,
+            severity="debug" if severity is None else check_severity(severity),
+            queue=queue,
+            adapt=adapt,
+            own=own,
+            answers=answers,
+        )
+        if self.recording:
+            with self._lock:
+                self._tell_only((*self.active, handle))
+            if not handle.direct:
+                handle.start()
+        if self._wake is not None:
+            self._wake()
+        return handle
+
+    def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
+        """Tell a handler no more; wait until it has taken what was logged before, and count what it has not by then."""
+        if not isinstance(handle, Handle):
+            raise TypeError(f"unregister takes what register gave, not {handle!r}")
+        with self._lock:
+            if handle not in self.active:
+                return
+            self._leaving.append(handle)
+            self._tell_only(tuple([each for each in self.active if each is not handle]))
+        end_all([handle], seconds=timeout_seconds, reason="unregistered")
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until every handler has taken what was logged before; says whether all have within the time."""
+        deadline = monotonic() + timeout_seconds
+        arrived = [each.drain(deadline - monotonic()) for each in self.active]
+        return all(arrived)
+
+    def close(self, timeout_seconds: float = END_SECONDS) -> None:
+        """End all deliveries: what an exiting process does, giving its handlers a bounded time."""
+        with self._lock:
+            ended = self.active
+            self._leaving += ended
+            self._tell_only(())
+        end_all(ended, seconds=timeout_seconds, reason="exit")
+
+    def limit_waits(self, deadline: float) -> None:
+        """Let no thread wait for a handler beyond a time on the monotonic clock: the process exits."""
+        self._deadline = deadline
+
+    # Called by the recorder -------------------------------------------------------------------------------
+
+    def in_use(self) -> bool:
+        """Whether anything was logged or registered."""
+        return self.recording and bool(self._kinds or self.active)
+
+    def reading(self) -> EventsReading:
+        """Tell all; by one thread at a time."""
+        with self._lock:
+            for each in [each for each in self._leaving if each.over]:
+                self._leaving.remove(each)
+                self._add_up(each, self._delivered, self._dropped)
+            delivered, dropped = dict(self._delivered), dict(self._dropped)
+            for each in (*self._leaving, *self.active):
+                self._add_up(each, delivered, dropped)
+            return EventsReading(*self._counts(), delivered, dropped)
+
+    def reset(self) -> None:
+        """Count from zero: what was recorded so far belongs to another identity."""
+        with self._lock:
+            self._begin_counts()
+
+    def renew(self) -> None:
+        """Ask anew who this process is."""
+        self._who = None
+
+    def after_fork(self) -> None:
+        """In a forked child: forget what the parent recorded and what waits for its handlers."""
+        self._lock = threading.RLock()
+        for each in self.active:
+            each.after_fork()
+        self._deadline = inf
+        self._begin_counts()
+
+    # What faces call, which have checked their events -----------------------------------------------------
+
+    def record(
+        self,
+        kind: Kind,
+        late: Any,
+        happened: float | datetime,
+        origin: object = None,
+        payload: Callable[[], Mapping[str, object]] | None = None,
+    ) -> None:
+        """Count an event of an enabled kind; hand it on, made of `late` (or its `raw()`), or `origin`, a face's object."""
+        kind.count()
+        kind.counted.last = happened
+        event: Event | None = None
+        admitted: bool | None = None
+        for each in kind.routes:
+            if kind.limited or not (each.direct or each.answers):
+                if admitted is None:
+                    admitted = kind.admits()
+                if not admitted:
+                    continue
+            if each.direct and each.own is not None and isinstance(origin, each.own):
+                each.take_at_once(origin)
+                continue
+            if event is None:
+                raw = late if isinstance(late, tuple) else late.raw()
+                if raw[7] is None:  # a face knows of no spans
+                    raw = (*raw[:7], self.span_id(), raw[8])
+                event = self._event(raw if payload is None else self._with_payload(raw, payload))
+            each.put(event, origin)
+        self.latest.append(late if event is None else event)
+
+    def answer(self, kind: Kind) -> None:
+        """Wait for the faces' handlers, each for a bounded time, until they have taken what was recorded of a kind."""
+        for each in kind.routes:
+            if each.answers:
+                each.answer(min(ANSWER_SECONDS, max(self._deadline - monotonic(), 0.0)))
+
+    # Inside ----------------------------------------------------------------------------------------------
+
+    def _tell_only(self, handles: tuple[Handle, ...]) -> None:
+        for each in (*self.active, *handles):
+            each.registered = each in handles
+        self.active = handles
+        for kind in list(self._kinds.values()):
+            kind.route(handles)
+
+    def _with_payload(self, raw: RawEvent, payload: Callable[[], Mapping[str, object]]) -> RawEvent:
+        try:
+            more = convert_data(payload(), lambda name: self._refuse(raw[0], f"the datum {name!r}"))
+        except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
+            self._refuse(raw[0], f"its payload, {safe_repr(error)}")
+            return raw
+        return (*raw[:3], {**more, **raw[3]}, *raw[4:])
+
+    def span_id(self) -> str | None:
+        """Return the id of the calling thread's innermost open span, or None."""
+        return None if self._current_span is None else self._current_span()
+
+    def _event(self, raw: RawEvent) -> Event:
+        who = self._who
+        if who is None:
+            who = self._who = self._identify()
+        return Event(*raw[:7], os.urandom(8).hex(), *raw[7:], who.rank, who.run)
+
+    def _add_up(
+        self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1
+    ) -> None:
+        name = handle.name
+        delivered[name] = delivered.get(name, 0) + sign * handle.delivered
+        for reason, lost in handle.lost().items():
+            dropped[name, reason] = dropped.get((name, reason), 0) + sign * lost
