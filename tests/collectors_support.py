@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from prometheus_client.core import Metric
 
 from exporter.collectors.catalogue import CATALOGUE, CollectorEntry
-from exporter.collectors.host.filesystem import StatvfsPool
+from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.collectors.kernel_files import FILE_REASONS
 from exporter.families import Collected, Collector
 
@@ -46,7 +46,6 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
         monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
         monkeypatch.setattr(psutil, "getloadavg", lambda: (0.5, 0.25, 0.125))
         monkeypatch.setattr(psutil, "cpu_count", lambda *, logical=True: 8 if logical else 4)
-        monkeypatch.setattr(psutil, "sensors_temperatures", dict)
         monkeypatch.setattr(psutil, "net_if_stats", dict)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
         return root
@@ -104,8 +103,13 @@ def text_of(metrics: Iterable[Metric]) -> str:
         lines += [f"# HELP {name} {metric.documentation}", f"# TYPE {name} {kind}"]
         for sample in metric.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
-            lines.append(f"{sample.name}{{{labels}}} {sample.value!r}".replace("{}", ""))
+            lines.append(f"{sample.name}{{{labels}}} {_shortest(sample.value)}".replace("{}", ""))
     return "".join(f"{line}\n" for line in lines)
+
+
+def _shortest(value: float) -> str:
+    """Return a number without the noise of binary fractions; whole numbers are exact."""
+    return repr(value) if float(value).is_integer() else f"{value:.12g}"
 
 
 def assert_golden(text: str, golden: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, RunUse
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.ledger.energy.attribution import WorkUse
 from exporter.ledger.energy.collector import EnergyCollector, NodeLock, Sources
 from exporter.ledger.families.run_info import Gpus
@@ -94,10 +94,10 @@ class Machine:
             self.joules[key] += watts * seconds
         self.write()
 
-    def collector(self, keeper: Keeper | None = None, **options: Any) -> RaplCollector:
+    def collector(self, **options: Any) -> RaplCollector:
         psutil.PROCFS_PATH, before = str(self.root / "proc"), psutil.PROCFS_PATH
         try:
-            return RaplCollector(sys=self.root / "sys", keeper=keeper, monotonic=lambda: self.now, **options)
+            return RaplCollector(sys=self.root / "sys", monotonic=lambda: self.now, **options)
         finally:
             psutil.PROCFS_PATH = before
 

@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporter.collectors.host.filesystem import FilesystemCollector, StatvfsPool
+from exporter.collectors.host.filesystem import FilesystemCollector
+from exporter.collectors.host.statvfs import StatvfsPool
 
 HEADER = struct.Struct("<IIQQ")  # length, operation, unique, node …
 INIT, STATFS = 26, 17

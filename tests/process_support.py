@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from ledger_support import START, a_process
 
-from exporter.collectors.job import GpuProcessUse, JobProcess, Keeper
+from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.families import Collected
 
@@ -95,7 +95,7 @@ class Proc:
         (directory / "cmdline").write_text("" if process.state == "Z" else process.command)
         own = "" if process.own_pid is None else f"\t{process.own_pid}"
         (directory / "status").write_text(
-            f"Name:\t{process.comm}\nNSpid:\t{process.pid}{own}\nCpus_allowed_list:\t{process.cpus}\n"
+            f"Name:\t{process.comm}\nThreads:\t{process.threads}\nNSpid:\t{process.pid}{own}\nCpus_allowed_list:\t{process.cpus}\n"
         )
         (directory / "io").write_text(
             "read_bytes: 4096\nwrite_bytes: 8192\nrchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\n"
@@ -110,26 +110,24 @@ class Proc:
 
 @dataclass
 class Watch:
-    """A collector on such a tree, with the feed and the GPUs as lists; `restart` is what SIGKILL does."""
+    """A collector on such a tree, with the feed and the GPUs as lists."""
 
     proc: Proc
-    keeper: Keeper | None = None
     job: list[JobProcess] = field(default_factory=list)
     gpus: list[GpuProcessUse] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
+        wall, self.proc.wall = self.proc.wall, START - 60.0  # before the processes of the job
         psutil.PROCFS_PATH = str(self.proc.root)  # until the test is over: see the fixture
         self.collector = ProcessCollector(
             job=lambda: self.job,
             gpu_use=lambda: self.gpus,
-            keeper=self.keeper,
+            discover_seconds=0.0,
             clock=lambda: self.proc.wall,
             monotonic=lambda: self.proc.now,
             own_pid=999_999,
         )
+        self.proc.wall = wall
 
     def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
         """Let a process record, whose first Stat came 10 s after its start."""

@@ -21,7 +21,7 @@ from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
 from exporter.collectors.gpu.publishing import ENERGY as GPU_ENERGY
 from exporter.collectors.gpu.publishing import STATUS_SPECS
-from exporter.collectors.host.filesystem import CheckpointDirsCollector
+from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, Rows
 from exporter.collectors.processes.collector import ProcessCollector
@@ -269,10 +269,10 @@ class Wiring:
             return extra_collectors(**options)
         more: dict[str, Any] = {}
         if entry.name == ProcessCollector.name:
-            more = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use, "keeper": self._pages}
+            more = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use}
             more["linger_seconds"] = self._linger_seconds
         elif entry.name == RaplCollector.name:
-            more = {"keeper": self._pages, "counts": self._lock.acquire, "working": self._is_working}
+            more = {"counts": self._lock.acquire, "working": self._is_working}
             watts = self._settings.cpu_idle_watts, self._settings.cpu_tdp_watts
             more["idle_watts"], more["tdp_watts"] = watts
         elif entry.name == ProcessMemoryCollector.name:

@@ -17,23 +17,25 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.host.cgroup import CgroupCollector
+from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.disk import DEVICE_EXCLUDE as DISKS_EXCLUDE
 from exporter.collectors.host.disk import DiskCollector
 from exporter.collectors.host.filesystem import (
     FS_TYPES_EXCLUDE,
     MOUNT_POINTS_EXCLUDE,
-    CheckpointDirsCollector,
     FilesystemCollector,
-    StatvfsPool,
 )
+from exporter.collectors.host.hardware import HardwareCollector
+from exporter.collectors.host.lustre import LustreCollector
 from exporter.collectors.host.memory import MemoryCollector
 from exporter.collectors.host.network import DEVICE_EXCLUDE as INTERFACES_EXCLUDE
 from exporter.collectors.host.network import NetworkCollector
-from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
+from exporter.collectors.host.nfs import NfsCollector
+from exporter.collectors.host.own import OwnCollector
 from exporter.collectors.host.pressure import PressureCollector
 from exporter.collectors.host.rdma import RdmaCollector
-from exporter.collectors.host.system import HardwareCollector, OwnCollector
+from exporter.collectors.host.statvfs import StatvfsPool
 from exporter.collectors.kernel_files import EVERYTHING
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -94,7 +96,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
     _entry(MemoryCollector, "Use of memory, swap, page faults, out-of-memory kills, /dev/shm."),
     _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
-    _entry(HardwareCollector, "Number of CPUs, temperatures.", times=SLOW),
+    _entry(HardwareCollector, "Number of CPUs.", times=SLOW),
     _entry(CgroupCollector, "The job's cgroup: its CPU and memory limits, and its use of them."),
     _entry(
         DiskCollector,

@@ -71,6 +71,8 @@ class EnergyReading:
     joules: float | None  # corrected for wraps and resets; may start anew; None while there is no reading
     watts: float | None  # over the last interval; None where it is not known
     at: float
+    register_joules: float | None = None  # raw counter of the device, None for an integral of power
+    range_joules: float = 0.0  # the register wraps there; 0 for never
     idle_watts: float | None = None  # drawn without work; None where nobody knows
     name: str = ""  # the device's, for people and for prices by model
     index: str = ""

@@ -1,24 +1,26 @@
-"""Small files of /proc and /sys, what is mounted, and which names a user wants to see.
+"""Kernel files of /proc and /sys: reading, parsing and the choice of names.
 
-A source that the kernel does not offer is a normal state; one that cannot be read, or holds something else than documented,
-is a problem with one of `FILE_REASONS`. Where procfs is mounted, `psutil.PROCFS_PATH` says for psutil and for us.
+A source that the kernel does not offer is a normal state. A source that cannot be read or parsed is a problem with one of
+`FILE_REASONS`. Any other exception is an error of the exporter and leaves the collector. psutil.PROCFS_PATH is the mount
+point of procfs, for psutil and for the exporter.
 """
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-import os
 import re
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from exporter.errors import CollectError
 from exporter.families import Collected
+
+_T = TypeVar("_T")
 
 FILE_REASONS = ("malformed", "permission", "unreadable")
 """Every reason with which reading a file can fail."""
@@ -30,64 +32,85 @@ ABSENT = frozenset(
         errno.ENODEV,
         errno.ENXIO,
         errno.EOPNOTSUPP,  # /proc/pressure with psi=0
-        errno.ESRCH,  # said of an open file whose process has ended
-        errno.EINVAL,  # a driver's word for no such counter
+        errno.ESRCH,  # an open file of a process that has ended
+        errno.EINVAL,  # drivers without such a counter
         errno.ENODATA,  # a sensor without a value at the moment
         errno.EAGAIN,
         errno.EBUSY,
     )
 )
 
-_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
-
 EVERYTHING = ("*",)
-"""The include list that leaves nothing out."""
+"""Include list that matches every name."""
 
 
 def procfs() -> Path:
-    """Give the place where procfs is mounted, as psutil knows it."""
+    """Return the mount point of procfs."""
     return Path(psutil.PROCFS_PATH)
 
 
 @contextmanager
-def source(collected: Collected, what: Path | str) -> Iterator[None]:
-    """Read one source: one that is not offered is noted, one that fails is a problem; the others go on."""
+def source(collected: Collected, name: Path | str) -> Iterator[None]:
+    """Read one source: a missing source is noted as unsupported, a failure is a problem of this source alone."""
     try:
         yield
     except CollectError as error:
         collected.fail(error)
     except OSError as error:
         if error.errno in ABSENT:
-            collected.unsupported.append(f"no {error.filename or what}")
+            collected.unsupported.append(f"no {error.filename or name}")
         else:
-            collected.fail(failure(error.filename or what, error))
-    except (
-        ArithmeticError,
-        AssertionError,
-        LookupError,
-        RuntimeError,
-        StopIteration,
-        TypeError,
-        ValueError,
-    ) as error:
-        # A field that is missing, one too many, or no number: psutil and we take files apart as documented.
-        message = f"{what}: not what the kernel documents ({type(error).__name__}: {error})"
-        collected.fail(CollectError(message, reason="malformed"))
+            collected.fail(failure(error.filename or name, error))
 
 
-def failure(what: Path | str, error: OSError) -> CollectError:
-    """Make the error of a source that the system does not let us have."""
+def failure(name: Path | str, error: OSError) -> CollectError:
+    """Return the CollectError for a source that the system refuses."""
     reason = "permission" if error.errno in (errno.EACCES, errno.EPERM) else "unreadable"
-    return CollectError(f"{what}: {error.strerror or error}", reason=reason)
+    return CollectError(f"{name}: {error.strerror or error}", reason=reason)
+
+
+def malformed(name: Path | str, error: Exception) -> CollectError:
+    """Return the CollectError for a file whose content is not as documented."""
+    message = f"{name}: unexpected content ({type(error).__name__}: {error})"
+    return CollectError(message, reason="malformed")
+
+
+def parse(name: Path | str, parser: Callable[[str], _T], text: str) -> _T:
+    """Return `parser(text)`; raises CollectError (malformed) if the parser raises ValueError or LookupError.
+
+    A parser handles nothing but the text: an exception of either kind is then a fault of the file.
+    """
+    try:
+        return parser(text)
+    except (ValueError, LookupError) as error:
+        raise malformed(name, error) from error
+
+
+def parse_file(path: Path, parser: Callable[[str], _T]) -> _T:
+    """Return the parsed content of a file; raises OSError and CollectError (malformed)."""
+    return parse(path, parser, read_file(path))
+
+
+def from_psutil(name: Path | str, call: Callable[[], _T]) -> _T:
+    """Return what a function of psutil reads from a file; raises OSError and CollectError (malformed).
+
+    psutil does not document the exceptions that damaged files cause.
+    """
+    try:
+        return call()
+    except (OSError, psutil.Error):
+        raise
+    except Exception as error:
+        raise malformed(name, error) from error
 
 
 def read_file(path: Path) -> str:
-    """Read a kernel file, without blanks around it; bytes that are not UTF-8 become surrogates; raises OSError."""
+    """Return the content of a kernel file, stripped; bytes that are not UTF-8 become surrogates; raises OSError."""
     return path.read_bytes().decode("utf-8", "surrogateescape").strip()
 
 
 def read_optional(path: Path) -> str | None:
-    """Read a kernel file; None where there is none or it has no reading now; raises OSError."""
+    """Return the content of a kernel file; None if there is no file or no reading now; raises OSError."""
     try:
         return read_file(path)
     except OSError as error:
@@ -97,7 +120,7 @@ def read_optional(path: Path) -> str | None:
 
 
 def list_directory(directory: Path) -> list[str]:
-    """List the names in a directory, sorted; empty where there is no such directory; raises OSError."""
+    """Return the names in a directory, sorted; an empty list if there is no directory; raises OSError."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
@@ -107,18 +130,27 @@ def list_directory(directory: Path) -> list[str]:
 
 
 def named_counts(text: str) -> dict[str, int]:
-    """Read lines of a name and a number, as in `pgfault 12` and `MemTotal: 12 kB`; what is no such line is left out."""
+    """Parse lines of a name and a number, such as `pgfault 12` and `MemTotal: 12 kB`; other lines are ignored."""
     pairs = (line.replace(":", " ", 1).split() for line in text.split("\n"))
     return {words[0]: int(words[1]) for words in pairs if len(words) > 1 and words[1].isdecimal()}
 
 
+def counts_in(path: Path, *required: str) -> dict[str, int]:
+    """Return the counts of a file such as /proc/vmstat; raises CollectError (malformed) if a required line is missing."""
+    counts = parse_file(path, named_counts)
+    for name in required:
+        if name not in counts:
+            raise CollectError(f"{path}: unexpected content (no line {name})", reason="malformed")
+    return counts
+
+
 def printable(text: str) -> str:
-    """Make a name of the system fit for a label: what is not UTF-8 shows as U+FFFD."""
+    """Return a name of the system as a label value: bytes that are not UTF-8 become U+FFFD."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class Selection:
-    """Names that match a shell-style pattern of one list and none of another; `*` also stands for `/`."""
+    """Names that match a shell-style pattern of one list and no pattern of another; `*` also matches `/`."""
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str] = ()) -> None:
         # An empty list matches nothing, not even the empty name.
@@ -132,101 +164,19 @@ class Selection:
 
 
 class HighWater:
-    """The largest value seen per key, for kernel numbers that may step back a little.
+    """Largest value per key, for kernel counters that may step back a little.
 
-    A step back would read as a restart in Prometheus and add the whole value to an increase.
+    Prometheus would read a step back as a restart and add the whole value to an increase.
     """
 
     def __init__(self) -> None:
         self._highest: dict[Hashable, float] = {}
 
     def hold(self, key: Hashable, value: float) -> float:
-        """Give the value, or the larger one that has been seen before."""
+        """Return the value, or a larger value seen before."""
         highest = self._highest[key] = max(value, self._highest.get(key, value))
         return highest
 
     def forget(self, key: Hashable) -> None:
-        """Begin anew with the next value."""
+        """Discard the largest value of a key."""
         self._highest.pop(key, None)
-
-
-class Mount(NamedTuple):
-    """One line of mountinfo; names that are not UTF-8 hold surrogates, as the system calls want them.
-
-    Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
-    """
-
-    id: int
-    parent: int  # the mount it stands on
-    device: str  # `major:minor`, the same for all mounts of one filesystem
-    root: str  # the directory of the filesystem that is mounted
-    path: str  # where
-    fstype: str  # `ext4`, `nfs4`, `fuse.sshfs` …
-    source: str  # the block device, the server's export, or any word
-    options: frozenset[str]  # of the mount and of the filesystem
-
-    @property
-    def label(self) -> str:
-        """The path as a label value."""
-        return printable(self.path)
-
-
-def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
-    """List the mounts of a mountinfo in the kernel's order; raises ValueError."""
-    wanted = [f" - {fs_type} " for fs_type in fs_types]
-    return [
-        _mount(line)
-        for line in text.split("\n")
-        if line and (not wanted or any(word in line for word in wanted))
-    ]
-
-
-def visible(mounts: Sequence[Mount]) -> list[Mount]:
-    """Leave out what other mounts cover: to look at such a path would be to look at another filesystem.
-
-    Of two mounts on the same parent, the one further up in the tree covers the one below it: had it been
-    there first, it would be the parent. A mount on a mount's very own path covers that.
-    """
-    by_id = {mount.id: mount for mount in mounts}
-    beside: dict[int, set[str]] = {}
-    for mount in mounts:
-        beside.setdefault(mount.parent, set()).add(mount.path)
-    shadowed = {
-        mount.id
-        for mount in mounts
-        if not beside[mount.parent].isdisjoint(map(str, PurePosixPath(mount.path).parents))
-    }
-
-    def can_be_seen(mount: Mount) -> bool:
-        if mount.id != mount.parent and mount.path in beside.get(mount.id, ()):
-            return False
-        stands_on: set[int] = set()
-        step: Mount | None = mount
-        while step is not None and step.id not in stands_on:  # the root of all may be its own parent
-            stands_on.add(step.id)
-            step = by_id.get(step.parent)
-        return shadowed.isdisjoint(stands_on)
-
-    return [mount for mount in mounts if can_be_seen(mount)]
-
-
-def unescape(field: str) -> str:
-    r"""Undo the kernel's octal escapes (`\040` for a blank) in a name."""
-    return os.fsdecode(_OCTAL.sub(lambda found: bytes((int(found[1], 8),)), os.fsencode(field)))
-
-
-def _mount(line: str) -> Mount:
-    # Optional fields stand before the dash, at least three fields behind it.
-    before, after = line.split(" - ", 1)
-    number, parent, device, root, path, options = before.split(" ")[:6]
-    fstype, origin, super_options = after.split(" ")[:3]
-    return Mount(
-        int(number),
-        int(parent),
-        device,
-        unescape(root),
-        unescape(path),
-        printable(unescape(fstype)),
-        printable(unescape(origin)),
-        frozenset(f"{options},{super_options}".split(",")),
-    )

@@ -236,7 +236,7 @@ class Scheduler:
         try:
             thread.start()
         except RuntimeError:  # a limit on processes or memory
-            task.problems = [("unexpected", "the system gives no thread")]
+            task.problems = [("internal", "the system gives no thread")]
             return False
         task.thread = thread
         return True
@@ -337,4 +337,4 @@ def _message(problems: Problems) -> str:
 def _unexpected(error: BaseException) -> tuple[str, str]:
     """Give class and message, also of an exception that cannot be printed."""
     LOG.debug("the failure in full", exc_info=error)
-    return "unexpected", "".join(traceback.format_exception_only(error)).strip()
+    return "internal", "".join(traceback.format_exception_only(error)).strip()

@@ -1,6 +1,6 @@
-"""Status: what is known about one collector, apart from its data: verdict, age, counters.
+"""Verdict, age and counters of a collector, apart from its data.
 
-Used in the sidecar by the scheduler and the status page. Values only. It stays when the collector's own series are gone.
+The families here remain when the collector's own series disappear.
 """
 
 from __future__ import annotations
@@ -8,29 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from exporter.families import Collected, table
+from exporter.families import Collected, FamilySpec
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorStatus:
-    """One collector at one moment, for the status page."""
+    """State of one collector at one moment."""
 
     name: str
     success: bool | None  # verdict of the last pass; None before the first has ended
-    reason: str  # why the verdict is 0, several joined by a comma; "" otherwise
-    message: str  # the same for people
-    age_seconds: float | None  # of the published block; None while nothing is published
+    reason: str  # reasons of the failure, joined by commas; "" after a success
+    message: str  # the problems in words
+    age_seconds: float | None  # of the published block; None if nothing is published
     last_success: float | None  # Unix time of the last pass without any problem
     duration_seconds: float | None  # of the last pass
     interval_seconds: float
     deadline_seconds: float
-    running: bool  # a pass is under way; with the reason `timeout` it hangs
-    unsupported: tuple[str, ...]  # what this machine does not offer
+    running: bool  # a pass is in progress; with the reason `timeout` it hangs
+    unsupported: tuple[str, ...]  # sources that this machine does not offer
 
 
 @dataclass(slots=True)
 class Totals:
-    """The counters of a collector's name; they outlive its removal, as a counter must not step back."""
+    """Counters of a collector's name, which continue after its removal: a counter must not step back."""
 
     duration_seconds: float = 0.0
     timeouts: int = 0
@@ -38,30 +38,81 @@ class Totals:
     last_success: float | None = None
 
 
-SPECS = table("""
-exporter_collector_success{collector}: Whether the last pass of the collector read all of its sources (1) or
-    not (0). Absent before the first pass has ended. <- last pass
-exporter_collector_last_duration_seconds{collector}: How long the last pass took; while one is past its
-    deadline, how long it has been running. Absent before the first pass has ended. <- monotonic clock
-exporter_collector_duration_seconds_total{collector}: Time that all passes of the collector took, late ones
-    included once they return. <- monotonic clock
-exporter_collector_last_success_timestamp_seconds{collector}: When the last pass that read all of its
-    sources ended. Absent before the first one. <- wall clock
-exporter_collector_timeouts_total{collector}: Passes that had not returned at their deadline; one that hangs
-    for hours counts once. <- scheduler
-exporter_collector_interval_seconds{collector}: Time between two passes of the collector; a scrape interval
-    below it repeats values. <- configuration
-exporter_collector_unsupported_sources{collector}: Sources of the collector that this machine does not
-    offer, so that their families are absent; the log names them. Absent where it offers all, and before the
-    first pass that published. <- last pass
-exporter_collector_errors_total{collector,reason}: Passes that failed in part or as a whole, late ones
-    included, by reason. Absent before the first of its reason. <- last pass
-""")
-(SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNSUPPORTED, ERRORS) = SPECS
+SUCCESS = FamilySpec(
+    name="exporter_collector_success",
+    type="gauge",
+    labels=("collector",),
+    help=(
+        "1 if the last pass of the collector read all of its sources, else 0. Absent before the end of the first pass."
+    ),
+    source="last pass",
+)
+LAST_DURATION = FamilySpec(
+    name="exporter_collector_last_duration_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=("collector",),
+    help=(
+        "Duration of the last pass, or of a pass that is past its deadline. Absent before the end of the first pass."
+    ),
+    source="monotonic clock",
+)
+DURATION = FamilySpec(
+    name="exporter_collector_duration_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("collector",),
+    help="Duration of all passes of the collector; a late pass counts when it returns.",
+    source="monotonic clock",
+)
+LAST_SUCCESS = FamilySpec(
+    name="exporter_collector_last_success_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=("collector",),
+    help="Unix time at which the last pass that read all of its sources ended. Absent before the first such pass.",
+    source="wall clock",
+)
+TIMEOUTS = FamilySpec(
+    name="exporter_collector_timeouts_total",
+    type="counter",
+    labels=("collector",),
+    help="Passes that had not returned at their deadline; a pass that hangs for hours counts once.",
+    source="scheduler",
+)
+INTERVAL = FamilySpec(
+    name="exporter_collector_interval_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=("collector",),
+    help="Time between two passes of the collector; a shorter scrape interval repeats values.",
+    source="configuration",
+)
+UNSUPPORTED = FamilySpec(
+    name="exporter_collector_unsupported_sources",
+    type="gauge",
+    labels=("collector",),
+    help=(
+        "Sources of the collector that this machine does not offer; the log names them. Absent where the machine offers"
+        " all, and before the first published pass."
+    ),
+    source="last pass",
+)
+ERRORS = FamilySpec(
+    name="exporter_collector_errors_total",
+    type="counter",
+    labels=("collector", "reason"),
+    help=(
+        "Passes that failed in part or as a whole, late passes included, by reason. The reason internal is an error of the"
+        " exporter. Absent before the first error of a reason."
+    ),
+    source="last pass",
+)
+SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNSUPPORTED, ERRORS)
 
 
 def status_families(statuses: Iterable[tuple[CollectorStatus, Totals]]) -> Collected:
-    """Make the `exporter_collector_*` families."""
+    """Return the `exporter_collector_*` families."""
     made = Collected()
     for status, totals in statuses:
         for spec, value in (

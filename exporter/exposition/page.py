@@ -27,28 +27,33 @@ from prometheus_client.core import Metric
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.text import Reason, RefusedError, Written, write
-from exporter.families import family, visible_name
+from exporter.families import FamilySpec, visible_name
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
-SERIES = family(
-    "exporter_series",
-    "Series of the last scrape's page, those of a histogram being its buckets, its sum and its count.",
-    "exposition",
+SERIES = FamilySpec(
+    name="exporter_series",
+    type="gauge",
+    help="Series of the last written page; a histogram counts its buckets, its sum and its count.",
+    source="exposition",
 )
-SERIES_LIMIT = family(
-    "exporter_series_limit",
-    "Series that the page shows at most; what is offered beyond it is in exporter_series_dropped_total.",
-    "configuration",
+SERIES_LIMIT = FamilySpec(
+    name="exporter_series_limit",
+    type="gauge",
+    help="Largest number of series on the page; exporter_series_dropped_total counts the series beyond it.",
+    source="configuration",
 )
-SERIES_DROPPED = family(
-    "exporter_series_dropped_total",
-    "Series that were offered and left out of the page, each time that it was written. Reasons: cap (too many series), "
-    "duplicate (a label set or family that was there already), labels (not text, or too long), name (a family "
-    "that cannot be written), value (not a number, NaN, a counter below zero, buckets that fall). Absent while nothing "
-    "was left out.",
-    "exposition",
-    *("family", "reason"),
+SERIES_DROPPED = FamilySpec(
+    name="exporter_series_dropped_total",
+    type="counter",
+    labels=("family", "reason"),
+    help=(
+        "Series left out of the page, counted each time the page is written. Reasons: cap (too many series), duplicate (a"
+        " label set or family that exists already), labels (not text, or too long), name (not a valid family), value (not a"
+        " number, NaN, a counter below zero, buckets that fall). Absent until a series is left out."
+    ),
+    source="exposition",
 )
+SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 
 MAX_COUNTED_FAMILIES = 200
 """Families with a count of their own; the rest is counted together, as names may come from the job."""

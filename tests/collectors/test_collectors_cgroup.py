@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from collectors_support import MACHINES, assert_golden, assert_sound, copy_of, text_of, value_of
 
-from exporter.collectors.host.cgroup import CgroupCollector, CgroupTree
+from exporter.collectors.host.cgroup import CgroupCollector
+from exporter.collectors.host.cgroup_tree import CgroupTree
 from exporter.families import Collected
 
 LIMIT = "cgroup_cpu_limit_cpus"

@@ -22,8 +22,10 @@ from places import TESTS
 from waiting import PATIENCE, wait_until
 
 from exporter.collectors.catalogue import CATALOGUE
-from exporter.collectors.host.filesystem import CheckpointDirsCollector, FilesystemCollector, StatvfsPool
-from exporter.collectors.kernel_files import Mount, parse_mounts, unescape, visible
+from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
+from exporter.collectors.host.filesystem import FilesystemCollector
+from exporter.collectors.host.statvfs import StatvfsPool
+from exporter.collectors.mounts import Mount, parse_mounts, unescape, visible
 
 SIZE, ERROR = "host_filesystem_size_bytes", "host_filesystem_device_error"
 ANSWER = os.statvfs_result((4096, 4096, 1000, 500, 400, 100, 50, 50, 0, 255))
@@ -41,7 +43,7 @@ def collector_of(
 
 def ask(pool: StatvfsPool, *paths: str) -> Mapping[str, os.statvfs_result | OSError | None]:
     """Ask filesystems, each called as its path, and that of `/`."""
-    return pool.ask({path: path for path in (*paths, "/")})
+    return pool.call({path: path for path in (*paths, "/")})
 
 
 def machine_of(root: Path, *lines: str) -> Path:

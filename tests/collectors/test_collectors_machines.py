@@ -30,11 +30,11 @@ from hypothesis import strategies as st
 from exporter.collectors.catalogue import CollectorEntry
 from exporter.collectors.host.cpu import CpuCollector
 from exporter.collectors.host.disk import DiskCollector
+from exporter.collectors.host.lustre import LustreCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.host.network import NetworkCollector
-from exporter.collectors.host.nfs_lustre import LustreCollector, NfsCollector
+from exporter.collectors.host.nfs import NfsCollector
 from exporter.collectors.host.pressure import PressureCollector
-from exporter.collectors.host.system import HardwareCollector
 
 __all__ = ["read_from"]
 
@@ -217,28 +217,6 @@ def test_old_lustre_has_its_statistics_in_proc_and_no_times(node: Path, tmp_path
     assert "no statistics in" in nowhere.collect().unsupported[0]
 
 
-def test_thermometers_of_one_name_are_numbered_and_those_of_cores_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    readings = {
-        "coretemp": [("Package id 0", 61.0), ("Core 7", 60.0)],
-        "nvme": [("Composite", 41.85), ("Composite", 38.85), ("", -273.15)],
-    }
-    chips = {
-        chip: [SimpleNamespace(label=label, current=celsius) for label, celsius in sensors]
-        for chip, sensors in readings.items()
-    }
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: chips)
-    collected = HardwareCollector().collect()
-
-    found = next(metric for metric in collected if metric.name == "host_temperature_celsius")
-    assert {tuple(sample.labels.values()): sample.value for sample in found.samples} == {
-        ("coretemp", "Package id 0"): 61.0,
-        ("nvme", "Composite"): 41.85,
-        ("nvme", "Composite 2"): 38.85,
-    }
-
-
 # Whatever a file holds, the outcome is a documented one ---------------------------------------------------
 
 TOUCHED = {
@@ -312,8 +290,8 @@ def test_a_damaged_file_costs_what_is_in_it(
     assert "pressure/io" in collected.problems[0][1]
 
 
-# Without diskstats psutil asks this machine's sysfs.
-WITHOUT_DISK = [entry for entry in OF_TREE if entry.name != "disk"]
+# Without diskstats psutil reads the sysfs of this machine, which also has CPUs.
+WITHOUT_DISK = [entry for entry in OF_TREE if entry.name not in {"disk", "hardware"}]
 
 
 @pytest.mark.parametrize("entry", WITHOUT_DISK, ids=lambda entry: str(entry.name))

@@ -82,4 +82,4 @@ def test_a_port_that_belongs_to_somebody_else_is_said_to_be_so(monkeypatch: pyte
 
     assert list(collected) == []
     assert collected.problems == []
-    assert "ports/1: the driver does not let it be read" in collected.unsupported[0]
+    assert "ports/1: the driver refuses to read the state" in collected.unsupported[0]

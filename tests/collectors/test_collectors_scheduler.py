@@ -279,9 +279,9 @@ def test_a_publication_that_hangs_costs_its_own_collector_only() -> None:
     ("answer", "reason"),
     [
         (CollectError("no right to read it", reason="permission"), "permission"),
-        (ZeroDivisionError("division by zero"), "unexpected"),
-        (SystemExit(3), "unexpected"),
-        (["no family"], "unexpected"),
+        (ZeroDivisionError("division by zero"), "internal"),
+        (SystemExit(3), "internal"),
+        (["no family"], "internal"),
     ],
 )
 def test_a_collector_that_fails_publishes_nothing_and_counts_on_when_it_is_added_again(

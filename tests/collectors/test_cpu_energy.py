@@ -13,17 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from places import DATA
 
-from exporter.collectors.energy.counter import EnergyCounter
+from exporter.collectors.energy.counter import EnergyCounter, RegisterMark, joules_between
 from exporter.collectors.energy.rapl import RaplCollector
-from exporter.ledger.store import StateStore
 
 CPU = "host_cpu_energy_joules_total"
 POWER = "host_cpu_power_watts"
 IDLE = "host_cpu_power_idle_watts"
-
-
-def pages(directory: Path) -> StateStore:
-    return StateStore(directory, keeper="here")
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -80,34 +75,14 @@ def test_after_a_long_time_or_another_boot_nothing_is_guessed(at: float) -> None
     assert counter.joules == 500.0
 
 
-def test_a_successor_counts_what_was_used_while_nobody_looked(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "machine")
-    state = tmp_path / "state"
-    state.mkdir()
-    machine.collector(pages(state)).collect()
-    machine.draw(60.0, 100.0)
-    successor = machine.collector(pages(state)).collect()
-    machine.boot, machine.now = "boot-2", 20.0
-    machine.draw(5.0, 100.0)
-    after_boot = machine.collector(pages(state)).collect()
+def test_energy_between_two_sidecars_is_the_difference_of_the_registers() -> None:
+    before, after = RegisterMark(100.0, 10.0, watts=100.0), RegisterMark(6100.0, 70.0)
+    over_the_range = RegisterMark(500.0, 70.0)
 
-    assert value_of(successor, CPU, "0", "rapl") == pytest.approx(6000.0)
-    assert value_of(after_boot, CPU, "0", "rapl") == pytest.approx(6000.0)
-
-
-def test_totals_that_cannot_be_saved_are_withheld(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "machine")
-    collector = machine.collector(pages(tmp_path / "late"))
-    assert "No such file" in collector.collect().problems[0][1]
-    machine.draw(5.0, 100.0)
-    withheld = collector.collect()
-    (tmp_path / "late").mkdir()
-    machine.draw(5.0, 100.0)
-
-    assert value_of(withheld, CPU, "0", "rapl") is None
-    assert value_of(withheld, POWER, "0", "rapl") == pytest.approx(100.0)
-    assert [reason for reason, _ in withheld.problems] == ["state"]
-    assert value_of(collector.collect(), CPU, "0", "rapl") == pytest.approx(1000.0)
+    assert joules_between(before, after, range_joules=RANGE) == 6000.0
+    assert joules_between(RegisterMark(RANGE - 500.0, 10.0), over_the_range, range_joules=RANGE) == 1000.0
+    assert joules_between(before, RegisterMark(6100.0, 2000.0), range_joules=RANGE) is None
+    assert joules_between(before, RegisterMark(5.0, 70.0), range_joules=0.0) is None
 
 
 def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: Path) -> None:
@@ -213,18 +188,14 @@ def test_a_model_stands_in_only_where_it_was_asked_for_and_is_labelled(
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
-        st.tuples(
-            st.sampled_from(["draw", "reset", "garbage", "restart", "sleep", "gone"]), st.floats(0, 900)
-        ),
+        st.tuples(st.sampled_from(["draw", "reset", "garbage", "sleep", "gone"]), st.floats(0, 900)),
         max_size=15,
     )
 )
 def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
     number = len(list(tmp_path.iterdir()))
     machine = Machine(tmp_path / f"m{number}")
-    state = tmp_path / f"s{number}"
-    state.mkdir()
-    collector = machine.collector(pages(state))
+    collector = machine.collector()
     before: dict[tuple[str, ...], float] = {}
     for what, amount in happenings:
         machine.draw(5.0 + (amount if what == "sleep" else 0.0), amount)
@@ -235,8 +206,6 @@ def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str,
             machine.register("intel-rapl:1").write_text("?\n")
         elif what == "gone":
             machine.register("intel-rapl:0:0").unlink()
-        elif what == "restart":
-            collector = machine.collector(pages(state))
         collected = collector.collect()
         assert_sound(collector, collected)
         for metric in collected:
@@ -292,20 +261,6 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
     assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
     found = {(each.component, each.device): each.joules for each in collector.readings}
     assert found == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}  # without what overlaps
-
-
-def test_totals_of_a_meter_go_on_after_a_restart_without_the_time_between(tmp_path: Path) -> None:
-    grace = Grace(tmp_path)
-    first = grace.machine.collector(pages(tmp_path))
-    first.collect()
-    grace.draw(10.0)
-    first.collect()
-    grace.draw(60.0)
-    second = grace.machine.collector(pages(tmp_path))
-    second.collect()
-    grace.draw(10.0)
-
-    assert value_of(second.collect(), CPU, "0", "hwmon") == pytest.approx(3000.0)
 
 
 @pytest.mark.parametrize("garbage", ["", "N/A", "-5", "5000000000"])

@@ -45,4 +45,4 @@ def test_a_specification_that_contradicts_itself_is_refused(wrong: dict[str, Any
 
 def test_a_specification_is_written_with_keywords_only() -> None:
     with pytest.raises(TypeError):
-        FamilySpec("host_load1", "gauge", "Load.")  # type: ignore[call-arg,misc]
+        FamilySpec("host_load1", "gauge", "Load.")  # type: ignore[call-arg]

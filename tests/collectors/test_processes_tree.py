@@ -11,13 +11,13 @@ import pytest
 from collectors_support import assert_golden, assert_sound, text_of, value_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ledger_support import START
 from places import DATA
 from process_support import FakeProcess, Proc, Watch, labels_of
 
 from exporter.collectors.job import GpuProcessUse
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.families import Collected
-from exporter.ledger.store import StateStore
 
 CPU = "training_process_cpu_seconds_total"
 INSTANCES = "training_process_instances"
@@ -36,10 +36,9 @@ def proc(tmp_path: Path) -> Proc:
 
 
 @pytest.fixture
-def watch(proc: Proc, tmp_path: Path) -> Watch:
+def watch(proc: Proc) -> Watch:
     """A job of one rank, whose trainer is process 100."""
-    (tmp_path / "state").mkdir()
-    watch = Watch(proc, StateStore(tmp_path / "state", keeper="here"))
+    watch = Watch(proc)
     watch.records(proc.add(FakeProcess(100)))
     return watch
 
@@ -97,11 +96,10 @@ def test_somebody_else_with_the_pid_is_not_the_recording_process(watch: Watch, p
     assert labels_of(watch.collect(), INSTANCES) == [("r", "2", "trainer")]
 
 
-def test_a_clock_that_was_set_hides_nobody_from_the_next_sidecar(watch: Watch, proc: Proc) -> None:
+def test_a_process_stays_visible_when_the_clock_is_set(watch: Watch, proc: Proc) -> None:
     watch.collect()
     proc.wall += 7200.0
     proc.add(a_worker(110))
-    watch.restart()
     collected = watch.collect()
 
     assert value_of(collected, INSTANCES, *TRAINER) == value_of(collected, INSTANCES, *LOADER) == 1
@@ -121,11 +119,8 @@ def test_workers_that_outlive_their_trainer_stay_members(watch: Watch, proc: Pro
     proc.add(a_worker(110))
     watch.collect()
     watch.dies()
-    orphaned = watch.collect()
-    watch.restart()
 
-    for collected in (orphaned, watch.collect()):
-        assert value_of(collected, INSTANCES, *LOADER) == 1
+    assert value_of(watch.collect(), INSTANCES, *LOADER) == 1
 
 
 def test_a_forked_child_that_is_no_other_program_is_a_worker(watch: Watch, proc: Proc) -> None:
@@ -194,18 +189,6 @@ def test_a_run_that_is_over_lingers_and_goes(watch: Watch) -> None:
     assert over == Collected()
 
 
-def test_totals_that_cannot_be_saved_are_withheld(watch: Watch, tmp_path: Path) -> None:
-    (tmp_path / "state").rename(tmp_path / "away")
-    withheld = watch.collect()
-    (tmp_path / "away").rename(tmp_path / "state")
-    saved = watch.collect()
-
-    assert value_of(withheld, CPU, *TRAINER, "user") is None
-    assert value_of(withheld, INSTANCES, *TRAINER) == 1
-    assert [reason for reason, _ in withheld.problems] == ["state"]
-    assert value_of(saved, CPU, *TRAINER, "user") == 1.0
-
-
 def counters(collected: Collected) -> dict[tuple[str, ...], float]:
     return {
         (sample.name, *sample.labels.values()): sample.value
@@ -219,7 +202,7 @@ def counters(collected: Collected) -> dict[tuple[str, ...], float]:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["work", "fall", "end", "start", "reuse", "restart", "zombie", "step back"]),
+            st.sampled_from(["work", "fall", "end", "start", "reuse", "zombie", "step back"]),
             st.integers(0, 5),
             st.floats(0, 100),
         ),
@@ -228,9 +211,7 @@ def counters(collected: Collected) -> dict[tuple[str, ...], float]:
 )
 def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, int, float]]) -> None:
     proc = Proc(tmp_path / "proc")
-    state = tmp_path / f"state{len(list(tmp_path.iterdir()))}"
-    state.mkdir()
-    watch = Watch(proc, StateStore(state, keeper="here"))
+    watch = Watch(proc)
     watch.records(proc.add(FakeProcess(100)))
     before = counters(watch.collect())
     for what, which, amount in happenings:
@@ -238,8 +219,6 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, int, 
         worker = proc.processes.get(pid)
         if what == "start" and worker is None:
             proc.add(a_worker(pid, user=amount, started=proc.wall))
-        elif what == "restart":
-            watch.restart()
         elif what == "step back":
             proc.wall -= amount * 1000
         elif worker is not None:
@@ -257,3 +236,14 @@ def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, int, 
 
         assert {name: value for name, value in before.items() if after[name] < value} == {}
         before = after
+
+
+def test_cpu_time_before_the_sidecar_started_is_no_increase(watch: Watch, proc: Proc) -> None:
+    old = proc.processes[100]
+    old.started, old.user = START - 3600.0, 500.0
+    watch.job[0] = replace(watch.job[0], process=watch.job[0].process.replace(started=START - 3590.0))
+    first = watch.collect()
+    old.user = 502.0
+
+    assert value_of(first, CPU, *TRAINER, "user") == 0.0
+    assert value_of(watch.collect(), CPU, *TRAINER, "user") == 2.0

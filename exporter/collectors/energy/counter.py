@@ -1,64 +1,69 @@
-"""Energy of one device: a register that wraps, is reset, steps back and jumps, and what it draws without work.
+"""Energy of one device from a register that wraps, is reset, steps back or jumps.
 
-Corrections are counted by reason: `wrap` (nothing is lost), `reset` (it began anew elsewhere than at its range),
-`backwards` and `jump` (no device can have used that). Then the time is taken at the last known power.
+Corrections are counted by reason: `wrap` (no energy is lost), `reset` (the register restarted elsewhere than at its range),
+`backwards` and `jump` (no device can use that much). After the last three, the energy of the interval is the last known
+power times its length.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 REASONS = ("wrap", "reset", "backwards", "jump")
 
 MAX_WATTS = 4000.0
-"""More than any device draws: a package, its memory, a module of them, a GPU."""
+"""Upper bound of the power of a package, its memory, a module of packages or a GPU."""
 LONGEST_SECONDS = 600.0
-"""What happened in a longer time is not guessed."""
+"""Longest interval between two readings whose energy is computed."""
 SLACK_JOULES = 1.0
-"""By how much two looks at a register may differ from what the clock says."""
+"""Tolerance between a register and the clock."""
 
 
 class EnergyCounter:
-    """One register, which wraps at its range, 0 for never; a fall is a wrap when the device can have used so much."""
+    """Energy counted by one register, which wraps at its range (0: never).
+
+    A fall of the register is a wrap if the device can have used the energy up to the range.
+    """
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
         self.joules = 0.0  # used since counting began; never falls
         self.watts: float | None = None  # mean power between the last two readings
+        self.register: float | None = None  # last reading
+        self.at = 0.0  # monotonic time of the last reading
         self.resets: dict[str, float] = dict.fromkeys(REASONS, 0.0)
-        self._range = range_joules
+        self.range_joules = range_joules
         self._max_watts = max_watts
-        self._register: float | None = None
-        self._at = 0.0
 
     def update(self, register: float, at: float) -> float | None:
-        """Take a reading of joules at a monotonic time; more than one wrap since the last is found by its power.
+        """Add the energy since the last reading and return the seconds in between.
 
-        It returns the seconds that it has told about; None for a first one, and after too long a time.
+        The last power tells how often the register wrapped. Returns None for the first reading and after a longer pause
+        than `LONGEST_SECONDS`, when no energy is added.
         """
-        seconds = at - self._at
-        if self._register is None or seconds > LONGEST_SECONDS or seconds < 0:
-            self._register, self._at, self.watts = register, at, None
+        seconds = at - self.at
+        if self.register is None or seconds > LONGEST_SECONDS or seconds < 0:
+            self.register, self.at, self.watts = register, at, None
             return None
         if seconds == 0:
             return 0.0
-        grown = self._grown(register - self._register, register, seconds)
+        grown = self._grown(register - self.register, register, seconds)
         if grown is None:
             self.joules += (self.watts or 0.0) * seconds
         else:
             self.joules += grown
             self.watts = grown / seconds
-        self._register, self._at = register, at
+        self.register, self.at = register, at
         return seconds
 
     def forget(self) -> None:
-        """Begin anew with the next reading; the total stays."""
-        self._register = None
+        """Start again with the next reading; the total remains."""
+        self.register = None
 
     def _grown(self, step: float, register: float, seconds: float) -> float | None:
-        """Tell how much was used since the last reading; None when the register does not know."""
+        """Return the energy since the last reading; None if the register cannot be right."""
         wrapped = step < 0
-        grown = step + self._range if wrapped else step
+        grown = step + self.range_joules if wrapped else step
         limit = self._max_watts * seconds + SLACK_JOULES
         if grown > limit or grown < 0:
             if not wrapped:
@@ -67,80 +72,48 @@ class EnergyCounter:
                 self.resets["reset" if register <= limit else "backwards"] += 1
             return None
         more = 0
-        if self._range > 0 and self.watts is not None:
-            expected = round((self.watts * seconds - grown) / self._range)
-            more = max(0, min(expected, int((limit - grown) / self._range)))
+        if self.range_joules > 0 and self.watts is not None:
+            expected = round((self.watts * seconds - grown) / self.range_joules)
+            more = max(0, min(expected, int((limit - grown) / self.range_joules)))
         self.resets["wrap"] += wrapped + more
-        return grown + more * self._range
+        return grown + more * self.range_joules
+
+    # The three methods below serve the state file of the ledger.
 
     def row(self) -> tuple[float | None, ...]:
-        """Write the total and its corrections, for a page."""
+        """Return the total and its corrections."""
         return self.joules, *self.resets.values()
 
     def mark(self) -> tuple[float | None, ...]:
-        """Write where the register was; only good in the same boot of the machine."""
-        return self._register, self._at, self.watts
+        """Return the last reading, valid in the same boot of the machine."""
+        return self.register, self.at, self.watts
 
     def resume(self, row: Sequence[float | None], mark: Sequence[float | None] = ()) -> None:
-        """Go on from what `row`, and in the same boot `mark`, have written; what was counted since is added."""
+        """Continue from `row`, and in the same boot from `mark`; energy counted since then is added."""
         joules, *counts = (value or 0.0 for value in row)
         self.joules += joules
         for reason, count in zip(REASONS, counts, strict=False):
             self.resets[reason] += count
-        if self._register is None and len(mark) >= 3 and mark[0] is not None and mark[1] is not None:
-            self._register, self._at, self.watts = mark[0], mark[1], mark[2]
+        if self.register is None and len(mark) >= 3 and mark[0] is not None and mark[1] is not None:
+            self.register, self.at, self.watts = mark[0], mark[1], mark[2]
 
 
-IDLE_METHODS = ("config", "before_start", "min_seen")
-IDLE_SAMPLES = 720
-"""Passes without a job that are remembered: an hour at the usual interval."""
-ENOUGH_IDLE_SAMPLES = 10
-IDLE_PERCENTILE = 0.1
-RESTS_RATIO = 2.0
+@dataclass(frozen=True, slots=True)
+class RegisterMark:
+    """A reading of an energy register, valid in one boot of the machine."""
+
+    joules: float
+    at: float  # monotonic seconds
+    watts: float | None = None  # mean power before the reading
 
 
-class IdlePower:
-    """What a device draws without work, by the ways in which that can be known, the best first.
+def joules_between(before: RegisterMark, after: RegisterMark, *, range_joules: float) -> float | None:
+    """Return the energy between two readings of one register, such as the last before and the first after a restart.
 
-    `config`: somebody measured it and said so; `before_start`: the tenth percentile while no process of any run was
-    alive; `min_seen`: the least that was ever seen, once the most was twice as much: before, the device may never have rested.
+    Returns None after more than `LONGEST_SECONDS` and if the register cannot be right.
     """
-
-    def __init__(self, configured_watts: float | None = None) -> None:
-        self._configured = configured_watts
-        self._before: float | None = None
-        self._least: float | None = None
-        self._most = 0.0
-        self._samples: deque[float] = deque(maxlen=IDLE_SAMPLES)
-
-    def note(self, watts: float, *, working: bool | None) -> None:
-        """Take the mean power of one interval, and whether a job was running, None when that is not known."""
-        self._least = watts if self._least is None else min(self._least, watts)
-        self._most = max(self._most, watts)
-        if working is False:
-            self._samples.append(watts)
-            if len(self._samples) >= ENOUGH_IDLE_SAMPLES:
-                self._before = sorted(self._samples)[int(IDLE_PERCENTILE * len(self._samples))]
-
-    def by_method(self) -> dict[str, float]:
-        """Give what is known, the best first."""
-        rested = self._least is not None and self._most >= RESTS_RATIO * self._least
-        values = (self._configured, self._before, self._least if rested else None)
-        return {
-            method: value for method, value in zip(IDLE_METHODS, values, strict=True) if value is not None
-        }
-
-    def best(self) -> float | None:
-        """Give the value of the best method there is."""
-        return next(iter(self.by_method().values()), None)
-
-    def row(self) -> tuple[float | None, ...]:
-        """Write what was seen, for a page."""
-        return self._before, self._least, self._most
-
-    def resume(self, row: Sequence[float | None]) -> None:
-        """Go on from what `row` has written, where nothing was seen yet."""
-        before, least, most = (*row, None, None, None)[:3]
-        self._most = max(self._most, most or 0.0)
-        self._before = before if self._before is None else self._before
-        self._least = least if self._least is None else self._least
+    counter = EnergyCounter(range_joules=range_joules)
+    counter.register, counter.at, counter.watts = before.joules, before.at, before.watts
+    counted = counter.update(after.joules, after.at)
+    bridged = any(counter.resets[reason] for reason in ("reset", "backwards", "jump"))
+    return None if counted is None or bridged else counter.joules

@@ -1,13 +1,13 @@
-"""What energy of CPUs and memory is read of: RAPL registers, ACPI power meters, a model of the load.
+"""Sources of the energy of CPUs and memory: RAPL registers, ACPI power meters, a model of the load.
 
-    intel-rapl:0        name package-0     the CPU, its cores and caches          counted
-    intel-rapl:0:0      name core          a part of it                           left out
-    intel-rapl:0:1      name dram          the memory behind it, not part of it   counted
-    intel-rapl:1        name psys          the whole platform                     left out
-    intel-rapl-mmio:0   name package-0     the same package, by another way in    left out
-    CPU Power Socket 0                     the cores of NVIDIA's Grace            counted
-    SysIO Power Socket 0                   what is beside them on the chip        counted: soc
-    Module, Grace Power Socket 0           the whole module; the first two        left out
+    intel-rapl:0        name package-0     the CPU, its cores and caches                counted
+    intel-rapl:0:0      name core          a part of the package                        left out
+    intel-rapl:0:1      name dram          the memory behind the CPU, not part of it    counted
+    intel-rapl:1        name psys          the whole platform                           left out
+    intel-rapl-mmio:0   name package-0     the same package by another interface        left out
+    CPU Power Socket 0                     the cores of NVIDIA's Grace                  counted
+    SysIO Power Socket 0                   the rest of the chip                         counted: soc
+    Module, Grace Power Socket 0           the whole module; sums of the others         left out
 
 Source: Documentation/power/powercap/powercap.rst; NVIDIA Grace Performance Tuning Guide, "Power and Thermals";
 Documentation/hwmon/acpi_power_meter.rst.
@@ -23,15 +23,24 @@ from typing import Literal
 
 import psutil
 
-from exporter.collectors.energy.counter import LONGEST_SECONDS, MAX_WATTS, EnergyCounter, IdlePower
-from exporter.collectors.job import EnergyReading, Rows
-from exporter.collectors.kernel_files import list_directory, read_file, read_optional, source
+from exporter.collectors.energy.counter import LONGEST_SECONDS, MAX_WATTS, EnergyCounter
+from exporter.collectors.energy.idle_power import IdlePower
+from exporter.collectors.job import EnergyReading
+from exporter.collectors.kernel_files import (
+    list_directory,
+    parse_file,
+    read_file,
+    read_optional,
+    source,
+)
+from exporter.errors import CollectError
 from exporter.families import Collected
 
 GAPS = ("permission", "lost", "error")
-"""Why there is a time without a reading, in the order of the rows."""
-WAYS_IN = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
-"""Kernel drivers, the preferred one first."""
+"""Reasons for a time without a reading."""
+INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
+"""Kernel drivers, the preferred driver first."""
+MICRO = 1e6
 
 _ZONE = re.compile(r"(intel-rapl(?:-tpmi|-mmio)?)((?::[0-9]{1,4}){1,3})", re.ASCII)
 _PACKAGE = re.compile(r"package-([0-9]{1,4}(?:-die-[0-9]{1,4})?)", re.ASCII)
@@ -39,16 +48,16 @@ _METER = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
 
 
 @dataclass(slots=True, eq=False)
-class Device:
-    """One device."""
+class EnergyDevice:
+    """One source of energy readings."""
 
-    key: str  # its name in the rows of the page
+    key: str
     path: Path
     component: Literal["cpu", "dram", "soc"]
-    device: str  # the label of families that span CPUs and GPUs
-    index: str  # the label `package` of our own
+    device: str  # label of families that span CPUs and GPUs
+    index: str  # label `package`
     name: str
-    source: str  # what is read
+    source: str  # label `source`
     measured: bool = True  # False for a model
     idle: IdlePower = field(default_factory=IdlePower)
     readable: bool = False  # the last reading succeeded
@@ -56,33 +65,15 @@ class Device:
     counter: EnergyCounter = field(default_factory=EnergyCounter)
 
     def update(self, now: float) -> None:
-        """Take a reading; raises what cannot be read, and a ValueError for what cannot be."""
+        """Read the device; raises OSError and CollectError."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Begin anew with the next reading; the total stays."""
+        """Start again with the next reading; the total remains."""
         self.counter.forget()
 
-    def rows(self, boot: str) -> Rows:
-        """Write everything, for a page."""
-        return {
-            ("total", self.key): self.counter.row(),
-            ("register", boot, self.key): self.counter.mark(),
-            ("gaps", self.key): tuple(self.gaps.values()),
-            ("idle", self.key): self.idle.row(),
-        }
-
-    def resume(self, kept: Rows, boot: str) -> None:
-        """Go on from what `rows` has written; what was counted since is added."""
-        self.idle.resume(kept.get(("idle", self.key), ()))
-        total = kept.get(("total", self.key))
-        if total:
-            self.counter.resume(total, kept.get(("register", boot, self.key), ()))
-        for reason, gap in zip(GAPS, kept.get(("gaps", self.key), ()), strict=False):
-            self.gaps[reason] += gap or 0.0
-
     def reading(self, now: float) -> EnergyReading:
-        """Give what the ledger divides among the runs."""
+        """Return the reading that the ledger divides among the runs."""
         return EnergyReading(
             component=self.component,
             device=self.device,
@@ -94,48 +85,50 @@ class Device:
             idle_watts=self.idle.best(),
             name=self.name,
             index=self.index,
+            register_joules=self.counter.register if self.readable else None,
+            range_joules=self.counter.range_joules,
             resets=dict(self.counter.resets),
             gap_seconds=dict(self.gaps),
         )
 
 
-class Register(Device):
-    """A zone of RAPL."""
+class RaplZone(EnergyDevice):
+    """Energy register of a RAPL zone."""
 
     def update(self, now: float) -> None:
         """Read the register."""
-        before = self.counter.mark()
-        told = self.counter.update(int(read_file(self.path / "energy_uj")) / 1e6, now)
-        if told is None and before[0] is not None:
-            self.gaps["lost"] += max(0.0, now - (before[1] or 0.0))
+        known, last = self.counter.register is not None, self.counter.at
+        counted = self.counter.update(parse_file(self.path / "energy_uj", int) / MICRO, now)
+        if counted is None and known:
+            self.gaps["lost"] += max(0.0, now - last)
 
 
 @dataclass(slots=True, eq=False)
-class PowerMeter(Device):
-    """What tells its power only; short peaks between two readings are missed, which a register would have counted."""
+class PowerMeter(EnergyDevice):
+    """Power meter, integrated over time; short peaks between two readings are missed."""
 
     read_watts: Callable[[], float] = float
     _at: float | None = None
 
     def update(self, now: float) -> None:
-        """Add the time since the last reading; the first one, and one after a long pause, only begin."""
+        """Add the time since the last reading; the first reading, and a reading after a long pause, add nothing."""
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
-            raise ValueError(f"{watts:g} W")
+            raise CollectError(f"{self.path}: {watts:g} W is no possible power", reason="malformed")
         before, at = self.counter.watts, self._at
         if before is not None and at is not None and 0 < now - at <= LONGEST_SECONDS:
             self.counter.joules += (before + watts) / 2 * (now - at)
         self.counter.watts, self._at = watts, now
 
     def forget(self) -> None:
-        """Begin anew with the next reading; the total stays."""
+        """Start again with the next reading; the total remains."""
         self._at = self.counter.watts = None
 
 
 def tdp_model(tdp_watts: float) -> PowerMeter:
-    """Guess at the energy of all CPUs where it cannot be measured: P = TDP (0.1 + 0.9 load³), as codecarbon does.
+    """Return a model of the energy of all CPUs: P = TDP (0.1 + 0.9 load³), as in codecarbon.
 
-    Against wall meters such models are wrong by up to 40 %. Source: arXiv 2509.22092.
+    Such models deviate from wall meters by up to 40 %. Source: arXiv 2509.22092.
     """
     return PowerMeter(
         key="model",
@@ -151,9 +144,9 @@ def tdp_model(tdp_watts: float) -> PowerMeter:
     )
 
 
-def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[Device]:
-    """Find everything that counts, each once."""
-    found: list[Device] = []
+def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[EnergyDevice]:
+    """Return the devices that count, each once."""
+    found: list[EnergyDevice] = []
     with source(collected, sys / "class/hwmon"):
         found += _find_meters(sys / "class/hwmon")
     with source(collected, sys / "class/powercap"):
@@ -163,7 +156,7 @@ def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> l
 
 def _find_meters(root: Path) -> list[PowerMeter]:
     meters: dict[str, PowerMeter] = {}
-    # In the directory of the device, up to the driver's conversion in Linux 6.8.
+    # The files were in the directory `device` before Linux 6.8.
     for path in (root / name / below for name in list_directory(root) for below in ("", "device")):
         name = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
         if name:
@@ -176,25 +169,25 @@ def _find_meters(root: Path) -> list[PowerMeter]:
                 index=socket,
                 name=name[0],
                 source="hwmon",
-                read_watts=lambda path=path: int(read_file(path / "power1_average")) / 1e6,  # type: ignore[misc]
+                read_watts=lambda path=path: parse_file(path / "power1_average", int) / MICRO,  # type: ignore[misc]
             )
     return list(meters.values())
 
 
-def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[Register]:
+def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
     keys = [found for found in map(_ZONE.fullmatch, list_directory(root)) if found]
-    keys.sort(key=lambda found: (WAYS_IN.index(found[1]), [int(part) for part in found[2].split(":")[1:]]))
+    keys.sort(key=lambda found: (INTERFACES.index(found[1]), [int(part) for part in found[2].split(":")[1:]]))
     if not keys:
         collected.unsupported.append(
             f"no energy registers in {root} (a virtual machine, or no driver for this CPU)"
         )
     elif not any((root / found[0] / "name").exists() for found in keys):
         collected.unsupported.append(
-            f"{root} leads nowhere: the container runtime masks /sys/devices/virtual/powercap; run the exporter on"
+            f"{root} has no files: the container runtime masks /sys/devices/virtual/powercap; run the exporter on"
             " the host, or mount that directory and give the container the right to read it"
         )
         return []
-    registers: dict[tuple[str, str], Register] = {}
+    registers: dict[tuple[str, str], RaplZone] = {}
     packages: dict[str, str] = {}
     for key in (found[0] for found in keys):
         path = root / key
@@ -204,10 +197,10 @@ def _find_registers(root: Path, idle_watts: float | None, collected: Collected) 
             if is_package:
                 packages[key] = is_package[1]
             index = packages.get(key if is_package else key.rpartition(":")[0])
-            # Others are in or around a package; what another driver shows too is the same register.
+            # Other zones are in or around a package; two drivers show the same register.
             if index is not None and (is_package or name == "dram") and (index, name) not in registers:
-                range_joules = int(read_file(path / "max_energy_range_uj")) / 1e6
-                registers[index, name] = Register(
+                range_joules = parse_file(path / "max_energy_range_uj", int) / MICRO
+                registers[index, name] = RaplZone(
                     key=key,
                     path=path,
                     component="cpu" if is_package else "dram",

@@ -1,8 +1,4 @@
-"""CPU: where the machine's CPU time went, how busy it is, its load and when it booted.
-
-Used in the sidecar. psutil reads /proc/stat. It holds the previous pass, for the utilization over its own interval and
-to keep CPU times from stepping back.
-"""
+"""CPU time, utilization, load averages and boot time, from /proc/stat by psutil."""
 
 from __future__ import annotations
 
@@ -11,29 +7,63 @@ from collections.abc import Mapping
 
 import psutil
 
-from exporter.collectors.kernel_files import HighWater, procfs, read_file, source
-from exporter.families import Collected, table
+from exporter.collectors.kernel_files import HighWater, from_psutil, procfs, read_file, source
+from exporter.families import Collected, FamilySpec
 
-SPECS = table("""
-host_cpu_seconds_total{cpu,mode}: CPU time since boot by mode, which adds up to all of it: user and nice are
-    without the guests' time. Of all CPUs together, or by cpu with per_core. <- /proc/stat cpu; held where
-    the kernel steps back
-host_cpu_utilization_ratio: Share of all CPUs' time that was not idle or waiting for I/O, over the
-    collector's last interval; time stolen by a hypervisor counts as used. Absent in the first pass. <-
-    /proc/stat cpu, difference of two passes
-host_load1: Threads that ran, could run or waited for a device, averaged over 1 min. <- getloadavg(3)
-host_load5: Threads that ran, could run or waited for a device, averaged over 5 min. <- getloadavg(3)
-host_load15: Threads that ran, could run or waited for a device, averaged over 15 min. <- getloadavg(3)
-host_boot_time_seconds: When the machine booted, Unix time. <- /proc/stat btime
-""")
-(SECONDS, UTILIZATION, *LOADS, BOOT_TIME) = SPECS
+SECONDS = FamilySpec(
+    name="host_cpu_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("cpu", "mode"),
+    help=(
+        "CPU time since boot by mode. The modes sum to all CPU time: user and nice exclude the time of guests. One"
+        " series per mode for all CPUs together, or per CPU with per_core."
+    ),
+    source="/proc/stat cpu; held where the kernel steps back",
+)
+UTILIZATION = FamilySpec(
+    name="host_cpu_utilization_ratio",
+    type="gauge",
+    unit="ratio",
+    help=(
+        "Share of the time of all CPUs that was neither idle nor I/O wait, over the collector's last interval; time"
+        " stolen by a hypervisor counts as used. Absent in the first pass."
+    ),
+    source="/proc/stat cpu, difference of two passes",
+)
+LOAD1 = FamilySpec(
+    name="host_load1",
+    type="gauge",
+    help="Number of threads that run, can run or wait for a device, averaged over 1 min.",
+    source="getloadavg(3)",
+)
+LOAD5 = FamilySpec(
+    name="host_load5",
+    type="gauge",
+    help="Number of threads that run, can run or wait for a device, averaged over 5 min.",
+    source="getloadavg(3)",
+)
+LOAD15 = FamilySpec(
+    name="host_load15",
+    type="gauge",
+    help="Number of threads that run, can run or wait for a device, averaged over 15 min.",
+    source="getloadavg(3)",
+)
+BOOT_TIME = FamilySpec(
+    name="host_boot_time_seconds",
+    type="gauge",
+    unit="seconds",
+    help="Unix time at which the machine booted.",
+    source="/proc/stat btime",
+)
+SPECS = (SECONDS, UTILIZATION, LOAD1, LOAD5, LOAD15, BOOT_TIME)
 
 REPLUGGED_SECONDS = 3.0
-"""Idle time that falls by so much belongs to a CPU that was taken offline and begins anew (as node_exporter sees it)."""
+"""A fall of idle time by this much means that the CPU was offline and counts from zero (as in node_exporter)."""
 
 
 class CpuCollector:
-    """Reads CPU times and load."""
+    """Collector of CPU time and load."""
 
     name = "cpu"
     specs = SPECS
@@ -45,30 +75,34 @@ class CpuCollector:
         self._before: Mapping[str, float] = {}
 
     def collect(self) -> Collected:
-        """Read the sources once."""
+        """Read CPU time, load and boot time."""
         collected = Collected()
         with source(collected, self._stat):
-            times = self._settled("", psutil.cpu_times())
-            if self._per_core:
-                # psutil numbers the CPUs that are online; the kernel's own numbers have gaps.
-                numbers = re.findall(r"^cpu(\d+)", read_file(self._stat), re.MULTILINE)
-                of_cores = zip(numbers, psutil.cpu_times(percpu=True), strict=True)
-                shown = {number: self._settled(number, each) for number, each in of_cores}
-            else:
-                shown = {"": times}
-            for number, modes in shown.items():
+            times = self._settled("", from_psutil(self._stat, psutil.cpu_times)._asdict())
+            for cpu, modes in self._cores().items() if self._per_core else (("", times),):
                 for mode, seconds in modes.items():
-                    collected.add(SECONDS, seconds, number, mode)
+                    collected.add(SECONDS, seconds, cpu, mode)
             collected.add(UTILIZATION, self._utilization(times))
-            collected.add(BOOT_TIME, psutil.boot_time())
+            collected.add(BOOT_TIME, from_psutil(self._stat, psutil.boot_time))
         with source(collected, "load averages"):
-            for spec, load in zip(LOADS, psutil.getloadavg(), strict=True):
-                collected.add(spec, load)
+            load1, load5, load15 = psutil.getloadavg()
+            collected.add(LOAD1, load1)
+            collected.add(LOAD5, load5)
+            collected.add(LOAD15, load15)
         return collected
 
-    def _settled(self, cpu: str, times: tuple[float, ...]) -> dict[str, float]:
-        """CPU times by mode that do not step back."""
-        seconds: dict[str, float] = times._asdict()  # type: ignore[attr-defined]  # a named tuple
+    def _cores(self) -> dict[str, dict[str, float]]:
+        """Return CPU times by the kernel's number of the CPU; psutil numbers the CPUs that are online."""
+        numbers = re.findall(r"^cpu(\d+)", read_file(self._stat), re.MULTILINE)
+        times = from_psutil(self._stat, lambda: psutil.cpu_times(percpu=True))
+        # A CPU that goes offline between the two reads has no times.
+        return {
+            number: self._settled(number, each._asdict())
+            for number, each in zip(numbers, times, strict=False)
+        }
+
+    def _settled(self, cpu: str, seconds: dict[str, float]) -> dict[str, float]:
+        """Return CPU times by mode that do not step back."""
         seconds["user"] = max(0.0, seconds["user"] - seconds.get("guest", 0.0))
         seconds["nice"] = max(0.0, seconds["nice"] - seconds.get("guest_nice", 0.0))
         if self._highest.hold((cpu, "idle"), seconds["idle"]) - seconds["idle"] >= REPLUGGED_SECONDS:
@@ -80,15 +114,14 @@ class CpuCollector:
         before, self._before = self._before, times
         spent = {mode: seconds - before.get(mode, 0.0) for mode, seconds in times.items()}
         total = sum(spent.values())
-        if (
-            not before or total <= 0 or min(spent.values()) < 0
-        ):  # no time has passed, or the counters began anew
+        # No time has passed, or the counters began again.
+        if not before or total <= 0 or min(spent.values()) < 0:
             return None
         return 1 - min(1.0, (spent["idle"] + spent.get("iowait", 0.0)) / total)
 
 
 def busy_seconds() -> float:
-    """Read the CPU time of the machine since boot that was neither idle nor waiting for I/O; raises OSError."""
-    times = psutil.cpu_times()
+    """Return the CPU time of the machine since boot that was neither idle nor I/O wait; raises OSError and CollectError."""
+    times = from_psutil(procfs() / "stat", psutil.cpu_times)
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # within user and nice
     return float(sum(times) - guests - times.idle - getattr(times, "iowait", 0.0))

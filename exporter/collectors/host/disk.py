@@ -1,6 +1,6 @@
-"""Disk: what block devices read and write, and how long that takes. Source: Documentation/admin-guide/iostats.rst.
+"""Reads, writes and busy time of block devices. Source: Documentation/admin-guide/iostats.rst.
 
-A device that has others below it (RAID, LVM, multipath) counts the same I/O once more: sum over devices of one level only.
+A device on top of others (RAID, LVM, multipath) counts the same I/O again: sum over devices of one level only.
 """
 
 from __future__ import annotations
@@ -10,34 +10,73 @@ from pathlib import Path
 
 import psutil
 
-from exporter.collectors.kernel_files import EVERYTHING, Selection, procfs, source
-from exporter.families import Collected, rows
+from exporter.collectors.kernel_files import EVERYTHING, Selection, from_psutil, procfs, source
+from exporter.families import Collected, FamilySpec
 
 MILLISECONDS_PER_SECOND = 1000
 
-FIELDS = rows("""
-host_disk_read_bytes_total{device} [read_bytes]: Bytes read. <- /proc/diskstats sectors read * 512
-host_disk_written_bytes_total{device} [write_bytes]: Bytes written. <- /proc/diskstats sectors written * 512
-host_disk_reads_completed_total{device} [read_count]: Reads that have ended. <- /proc/diskstats reads
-    completed
-host_disk_writes_completed_total{device} [write_count]: Writes that have ended. <- /proc/diskstats writes
-    completed
-host_disk_read_time_seconds_total{device} [read_time]: Time that all reads took together, also those that
-    ran side by side. <- /proc/diskstats milliseconds reading
-host_disk_write_time_seconds_total{device} [write_time]: Time that all writes took together, also those that
-    ran side by side. <- /proc/diskstats milliseconds writing
-host_disk_io_time_seconds_total{device} [busy_time]: Time in which at least one I/O was under way; its rate
-    is the share of time the device was busy. <- /proc/diskstats milliseconds doing I/Os
-""")
-"""Family, and psutil's name of it."""
-SPECS = tuple(FIELDS)
+READ_BYTES = FamilySpec(
+    name="host_disk_read_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("device",),
+    help="Bytes read.",
+    source="/proc/diskstats sectors read * 512",
+)
+WRITTEN_BYTES = FamilySpec(
+    name="host_disk_written_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("device",),
+    help="Bytes written.",
+    source="/proc/diskstats sectors written * 512",
+)
+READS = FamilySpec(
+    name="host_disk_reads_completed_total",
+    type="counter",
+    labels=("device",),
+    help="Completed reads.",
+    source="/proc/diskstats reads completed",
+)
+WRITES = FamilySpec(
+    name="host_disk_writes_completed_total",
+    type="counter",
+    labels=("device",),
+    help="Completed writes.",
+    source="/proc/diskstats writes completed",
+)
+READ_TIME = FamilySpec(
+    name="host_disk_read_time_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("device",),
+    help="Sum of the times of all reads; concurrent reads count each.",
+    source="/proc/diskstats milliseconds reading",
+)
+WRITE_TIME = FamilySpec(
+    name="host_disk_write_time_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("device",),
+    help="Sum of the times of all writes; concurrent writes count each.",
+    source="/proc/diskstats milliseconds writing",
+)
+IO_TIME = FamilySpec(
+    name="host_disk_io_time_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("device",),
+    help="Time with at least one I/O in progress; the rate is the share of time in which the device is busy.",
+    source="/proc/diskstats milliseconds doing I/Os",
+)
+SPECS = (READ_BYTES, WRITTEN_BYTES, READS, WRITES, READ_TIME, WRITE_TIME, IO_TIME)
 
 DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
-"""Files and memory that pose as disks, and drives that nobody trains from."""
+"""Files and memory presented as disks, and removable drives."""
 
 
 class DiskCollector:
-    """Reads what the disks did."""
+    """Collector of block device counters."""
 
     name = "disk"
     specs = SPECS
@@ -56,19 +95,24 @@ class DiskCollector:
         self._partitions = partitions
 
     def collect(self) -> Collected:
-        """Read the source once."""
+        """Read the counters of the selected devices."""
         collected = Collected()
         with source(collected, self._path):
-            # nowrap would keep what a removed device has counted for the next one of its name.
-            for device, counters in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
+            # With nowrap=True psutil adds the counts of a removed device to the next device of the same name.
+            devices = from_psutil(self._path, lambda: psutil.disk_io_counters(perdisk=True, nowrap=False))
+            for device, counters in devices.items():
                 if device in self._selection and (self._partitions or not self._is_partition(device)):
-                    for spec, field in FIELDS.items():
-                        divisor = MILLISECONDS_PER_SECOND if spec.unit == "seconds" else 1
-                        collected.add(spec, getattr(counters, field) / divisor, device)
+                    collected.add(READ_BYTES, counters.read_bytes, device)
+                    collected.add(WRITTEN_BYTES, counters.write_bytes, device)
+                    collected.add(READS, counters.read_count, device)
+                    collected.add(WRITES, counters.write_count, device)
+                    collected.add(READ_TIME, counters.read_time / MILLISECONDS_PER_SECOND, device)
+                    collected.add(WRITE_TIME, counters.write_time / MILLISECONDS_PER_SECOND, device)
+                    collected.add(IO_TIME, counters.busy_time / MILLISECONDS_PER_SECOND, device)
             if not collected:
-                collected.unsupported.append(f"{self._path}: no disk, or none that is to be shown")
+                collected.unsupported.append(f"{self._path}: no disk, or none selected")
         return collected
 
     def _is_partition(self, device: str) -> bool:
-        # cciss/c0d0 is a directory cciss!c0d0
+        # The directory of cciss/c0d0 is cciss!c0d0.
         return (self._blocks / device.replace("/", "!") / "partition").exists()

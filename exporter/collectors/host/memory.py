@@ -1,6 +1,6 @@
-"""Memory: what it is used for, swap, page faults, out-of-memory kills, /dev/shm.
+"""Memory, swap, page faults, out-of-memory kills and /dev/shm.
 
-DataLoader workers hand over batches through /dev/shm and die of a bus error when it is full.
+DataLoader workers pass batches through /dev/shm and die of SIGBUS when it is full.
 """
 
 from __future__ import annotations
@@ -10,94 +10,196 @@ from pathlib import Path
 
 import psutil
 
-from exporter.collectors.kernel_files import HighWater, named_counts, procfs, read_file, source
-from exporter.families import Collected, rows, table
+from exporter.collectors.kernel_files import (
+    HighWater,
+    counts_in,
+    from_psutil,
+    named_counts,
+    procfs,
+    read_file,
+    source,
+)
+from exporter.families import Collected, FamilySpec
 
-OF_PSUTIL = rows("""
-host_memory_total_bytes [total]: Memory that the kernel can use. <- /proc/meminfo MemTotal
-host_memory_available_bytes [available]: Memory that new work could take without swapping, as the kernel
-    (before 3.14: psutil) estimates it. <- /proc/meminfo MemAvailable
-host_memory_buffers_bytes [buffers]: Cached blocks of raw devices. <- /proc/meminfo Buffers
-host_memory_shared_bytes [shared]: Shared memory and tmpfs, which also holds what DataLoader workers hand
-    over. <- /proc/meminfo Shmem
-host_memory_slab_bytes [slab]: Memory of the kernel's own objects. <- /proc/meminfo Slab
-""")
-OF_MEMINFO = rows("""
-host_memory_cached_bytes [Cached]: Cached pages of files, shared memory included. <- /proc/meminfo Cached
-host_memory_anon_bytes [AnonPages]: Memory of processes that no file backs. <- /proc/meminfo AnonPages
-host_swap_total_bytes [SwapTotal]: Swap space; 0 without any. <- /proc/meminfo SwapTotal
-""")
-OF_VMSTAT = rows("""
-host_swap_in_bytes_total [pswpin]: Memory read back from swap since boot. Absent on kernels without swap. <-
-    /proc/vmstat pswpin * page size
-host_swap_out_bytes_total [pswpout]: Memory written to swap since boot. Absent on kernels without swap. <-
-    /proc/vmstat pswpout * page size
-host_vm_oom_kills_total [oom_kill]: Processes killed because memory ran out, those at a cgroup's limit
-    included. Absent on kernels before 4.13. <- /proc/vmstat oom_kill
-""")
-(USED, SWAP_USED, FAULTS, SHM_SIZE, SHM_USED) = OTHERS = table("""
-host_memory_used_bytes: Memory that new work could not take: total - available. <- /proc/meminfo MemTotal -
-    MemAvailable
-host_swap_used_bytes: Swap space in use. <- /proc/meminfo SwapTotal - SwapFree
-host_vm_page_faults_total{kind}: Page faults since boot: major ones had to read from a disk, minor ones had
-    not. <- /proc/vmstat pgmajfault, pgfault - pgmajfault
-host_shm_size_bytes: Size of /dev/shm as the exporter sees it. Absent where there is none. <- statvfs
-    /dev/shm f_blocks * f_frsize
-host_shm_used_bytes: Used part of /dev/shm as the exporter sees it. Absent where there is none. <- statvfs
-    /dev/shm (f_blocks - f_bfree) * f_frsize
-""")
-SPECS = (*OF_PSUTIL, *OF_MEMINFO, *OF_VMSTAT, *OTHERS)
+TOTAL = FamilySpec(
+    name="host_memory_total_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Memory that the kernel can use.",
+    source="/proc/meminfo MemTotal",
+)
+AVAILABLE = FamilySpec(
+    name="host_memory_available_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Memory that new work can take without swapping, as the kernel (before 3.14: psutil) estimates.",
+    source="/proc/meminfo MemAvailable",
+)
+USED = FamilySpec(
+    name="host_memory_used_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Memory that new work cannot take: total - available.",
+    source="/proc/meminfo MemTotal - MemAvailable",
+)
+BUFFERS = FamilySpec(
+    name="host_memory_buffers_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Cached blocks of raw devices.",
+    source="/proc/meminfo Buffers",
+)
+CACHED = FamilySpec(
+    name="host_memory_cached_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Cached pages of files, shared memory included.",
+    source="/proc/meminfo Cached",
+)
+SHARED = FamilySpec(
+    name="host_memory_shared_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Shared memory and tmpfs, which hold the batches of DataLoader workers. Part of host_memory_cached_bytes.",
+    source="/proc/meminfo Shmem",
+)
+ANON = FamilySpec(
+    name="host_memory_anon_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Memory of processes without a file behind it.",
+    source="/proc/meminfo AnonPages",
+)
+SLAB = FamilySpec(
+    name="host_memory_slab_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Memory of the kernel's own objects.",
+    source="/proc/meminfo Slab",
+)
+SWAP_TOTAL = FamilySpec(
+    name="host_swap_total_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Swap space; 0 on a machine without swap.",
+    source="/proc/meminfo SwapTotal",
+)
+SWAP_USED = FamilySpec(
+    name="host_swap_used_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Swap space in use.",
+    source="/proc/meminfo SwapTotal - SwapFree",
+)
+SWAP_IN = FamilySpec(
+    name="host_swap_in_bytes_total",
+    type="counter",
+    unit="bytes",
+    help="Memory read back from swap since boot. Absent on kernels without swap.",
+    source="/proc/vmstat pswpin * page size",
+)
+SWAP_OUT = FamilySpec(
+    name="host_swap_out_bytes_total",
+    type="counter",
+    unit="bytes",
+    help="Memory written to swap since boot. Absent on kernels without swap.",
+    source="/proc/vmstat pswpout * page size",
+)
+FAULTS = FamilySpec(
+    name="host_vm_page_faults_total",
+    type="counter",
+    labels=("kind",),
+    help="Page faults since boot. Kind major needed a read from disk, kind minor did not.",
+    source="/proc/vmstat pgmajfault, pgfault - pgmajfault",
+)
+OOM_KILLS = FamilySpec(
+    name="host_vm_oom_kills_total",
+    type="counter",
+    help=(
+        "Processes killed because memory ran out, kills at the limit of a cgroup included. Absent on kernels before 4.13."
+    ),
+    source="/proc/vmstat oom_kill",
+)
+SHM_SIZE = FamilySpec(
+    name="host_shm_size_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Size of /dev/shm in the exporter's mount namespace. Absent where /dev/shm is not mounted.",
+    source="statvfs /dev/shm f_blocks * f_frsize",
+)
+SHM_USED = FamilySpec(
+    name="host_shm_used_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Used part of /dev/shm in the exporter's mount namespace. Absent where /dev/shm is not mounted.",
+    source="statvfs /dev/shm (f_blocks - f_bfree) * f_frsize",
+)
+SPECS = (
+    *(TOTAL, AVAILABLE, USED, BUFFERS, CACHED, SHARED, ANON, SLAB),
+    *(SWAP_TOTAL, SWAP_USED, SWAP_IN, SWAP_OUT, FAULTS, OOM_KILLS, SHM_SIZE, SHM_USED),
+)
 
 
 class MemoryCollector:
-    """Reads what memory is used for."""
+    """Collector of memory use."""
 
     name = "memory"
     specs = SPECS
 
-    def __init__(self, *, shm: Path = Path("/dev/shm")) -> None:  # noqa: S108 - looked at, never written to
+    def __init__(self, *, shm: Path = Path("/dev/shm")) -> None:  # noqa: S108 - read only, for its size
         self._proc = procfs()
         self._shm = shm
         self._highest = HighWater()
 
     def collect(self) -> Collected:
-        """Read the sources once."""
+        """Read memory, virtual memory and /dev/shm."""
         collected = Collected()
-        path = self._proc / "meminfo"
-        with source(collected, path):
-            memory = psutil.virtual_memory()
-            for spec, field in OF_PSUTIL.items():
-                collected.add(spec, getattr(memory, field))
-            collected.add(USED, max(0, memory.total - memory.available))
-            kibibytes = named_counts(read_file(path))
-            for spec, name in OF_MEMINFO.items():
-                collected.add(spec, kibibytes[name] * 1024)
-            collected.add(SWAP_USED, max(0, kibibytes["SwapTotal"] - kibibytes["SwapFree"]) * 1024)
-        path = self._proc / "vmstat"
-        with source(collected, path):
-            counts = named_counts(read_file(path))
-            major = counts["pgmajfault"]
-            collected.add(
-                FAULTS, self._highest.hold("minor faults", max(0, counts["pgfault"] - major)), "minor"
-            )
-            collected.add(FAULTS, major, "major")
-            for spec, name in OF_VMSTAT.items():
-                if name in counts:
-                    pages = spec.unit == "bytes"
-                    collected.add(spec, counts[name] * (os.sysconf("SC_PAGE_SIZE") if pages else 1))
-                else:
-                    collected.unsupported.append(f"{path}: no {name}")
+        with source(collected, self._proc / "meminfo"):
+            self._add_memory(collected, self._proc / "meminfo")
+        with source(collected, self._proc / "vmstat"):
+            self._add_vmstat(collected, self._proc / "vmstat")
         with source(collected, self._shm):
             found = os.statvfs(self._shm)
             collected.add(SHM_SIZE, found.f_blocks * found.f_frsize)
             collected.add(SHM_USED, (found.f_blocks - found.f_bfree) * found.f_frsize)
         return collected
 
+    def _add_memory(self, collected: Collected, path: Path) -> None:
+        memory = from_psutil(path, psutil.virtual_memory)
+        kibibytes = counts_in(path, "Cached", "AnonPages", "SwapTotal", "SwapFree")
+        collected.add(TOTAL, memory.total)
+        collected.add(AVAILABLE, memory.available)
+        collected.add(USED, max(0, memory.total - memory.available))
+        collected.add(BUFFERS, memory.buffers)
+        collected.add(CACHED, kibibytes["Cached"] * 1024)
+        collected.add(SHARED, memory.shared)
+        collected.add(ANON, kibibytes["AnonPages"] * 1024)
+        collected.add(SLAB, memory.slab)
+        collected.add(SWAP_TOTAL, kibibytes["SwapTotal"] * 1024)
+        collected.add(SWAP_USED, max(0, kibibytes["SwapTotal"] - kibibytes["SwapFree"]) * 1024)
+
+    def _add_vmstat(self, collected: Collected, path: Path) -> None:
+        counts = counts_in(path, "pgfault", "pgmajfault")
+        major = counts["pgmajfault"]
+        minor = self._highest.hold("minor faults", max(0, counts["pgfault"] - major))
+        collected.add(FAULTS, minor, "minor")
+        collected.add(FAULTS, major, "major")
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        for spec, name, unit in (
+            (SWAP_IN, "pswpin", page_bytes),
+            (SWAP_OUT, "pswpout", page_bytes),
+            (OOM_KILLS, "oom_kill", 1),
+        ):
+            if name in counts:
+                collected.add(spec, counts[name] * unit)
+            else:
+                collected.unsupported.append(f"{path}: no {name}")
+
 
 def oom_kills(proc: Path = Path("/proc")) -> float | None:
-    """Count the processes that the kernel has killed for memory since boot; None where that is not known.
+    """Return how many processes the kernel has killed for memory since boot; None if the kernel does not count them.
 
-    The machine's own count tells why a process of the job is gone: a container's cannot be seen from the next one.
+    The count of the machine explains the end of a process of the job: a container's count is not visible from outside.
     """
     try:
         return named_counts(read_file(proc / "vmstat")).get("oom_kill")

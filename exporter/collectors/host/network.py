@@ -1,6 +1,6 @@
-"""Network: what the interfaces carry and lose, their links, and TCP's retransmissions.
+"""Traffic, losses and links of network interfaces, and TCP retransmissions.
 
-A bond or a VLAN counts the same bytes once more than the interfaces below it do: sum over one level only.
+A bond or a VLAN counts the bytes of the interfaces below again: sum over interfaces of one level only.
 Source: Documentation/networking/statistics.rst; RFC 4022 (tcpRetransSegs).
 """
 
@@ -10,41 +10,89 @@ from collections.abc import Sequence
 
 import psutil
 
-from exporter.collectors.kernel_files import EVERYTHING, Selection, procfs, read_file, source
-from exporter.families import Collected, rows, table
+from exporter.collectors.kernel_files import (
+    EVERYTHING,
+    Selection,
+    from_psutil,
+    parse_file,
+    procfs,
+    source,
+)
+from exporter.families import Collected, FamilySpec
 
-COUNTERS = rows("""
-host_network_receive_bytes_total{device} [bytes_recv]: Bytes received. <- /proc/net/dev
-host_network_receive_errors_total{device} [errin]: Packets that were not received because something was
-    wrong with them or with the link. <- /proc/net/dev
-host_network_receive_dropped_total{device} [dropin]: Packets that were not received because somebody had no
-    room for them. <- /proc/net/dev
-host_network_transmit_bytes_total{device} [bytes_sent]: Bytes transmitted. <- /proc/net/dev
-host_network_transmit_errors_total{device} [errout]: Packets that were not transmitted because something was
-    wrong with them or with the link. <- /proc/net/dev
-host_network_transmit_dropped_total{device} [dropout]: Packets that were not transmitted because somebody
-    had no room for them. <- /proc/net/dev
-""")
-"""Family, and psutil's name of it."""
-(UP, RETRANSMITS) = OTHERS = table("""
-host_network_up{device}: Whether the interface is switched on and has a link (1) or not (0). <- SIOCGIFFLAGS
-    IFF_UP, IFF_RUNNING
-host_tcp_retransmits_total: TCP segments sent again because nobody confirmed them; a loaded network that
-    loses packets. <- /proc/net/snmp Tcp RetransSegs
-""")
-SPECS = (*COUNTERS, *OTHERS)
+RECEIVE_BYTES = FamilySpec(
+    name="host_network_receive_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("device",),
+    help="Bytes received.",
+    source="/proc/net/dev",
+)
+RECEIVE_ERRORS = FamilySpec(
+    name="host_network_receive_errors_total",
+    type="counter",
+    labels=("device",),
+    help="Packets not received because the packet or the link was faulty.",
+    source="/proc/net/dev",
+)
+RECEIVE_DROPPED = FamilySpec(
+    name="host_network_receive_dropped_total",
+    type="counter",
+    labels=("device",),
+    help="Received packets dropped because a buffer was full.",
+    source="/proc/net/dev",
+)
+TRANSMIT_BYTES = FamilySpec(
+    name="host_network_transmit_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("device",),
+    help="Bytes transmitted.",
+    source="/proc/net/dev",
+)
+TRANSMIT_ERRORS = FamilySpec(
+    name="host_network_transmit_errors_total",
+    type="counter",
+    labels=("device",),
+    help="Packets not transmitted because the packet or the link was faulty.",
+    source="/proc/net/dev",
+)
+TRANSMIT_DROPPED = FamilySpec(
+    name="host_network_transmit_dropped_total",
+    type="counter",
+    labels=("device",),
+    help="Packets dropped before transmission because a buffer was full.",
+    source="/proc/net/dev",
+)
+UP = FamilySpec(
+    name="host_network_up",
+    type="gauge",
+    labels=("device",),
+    help="1 if the interface is enabled and has a link, else 0.",
+    source="SIOCGIFFLAGS IFF_UP, IFF_RUNNING",
+)
+RETRANSMITS = FamilySpec(
+    name="host_tcp_retransmits_total",
+    type="counter",
+    help="TCP segments sent again without an acknowledgement; grows on a congested network.",
+    source="/proc/net/snmp Tcp RetransSegs",
+)
+SPECS = (
+    *(RECEIVE_BYTES, RECEIVE_ERRORS, RECEIVE_DROPPED, TRANSMIT_BYTES, TRANSMIT_ERRORS, TRANSMIT_DROPPED),
+    *(UP, RETRANSMITS),
+)
 
 DEVICE_EXCLUDE = (
-    # Interfaces that lead to containers and virtual machines of the same host.
+    # Interfaces of containers and virtual machines on the same host.
     *("br-*", "cali*", "cilium*", "cni*", "docker*", "flannel*", "kube-*", "lxc*", "nodelocaldns", "veth*"),
     *("tap*", "virbr*", "vnet*"),
-    # Those that lead nowhere, and tunnels, whose packets count once more below.
+    # Interfaces without a network, and tunnels, whose packets another interface counts too.
     *("lo", "dummy*", "ifb*", "sit[0-9]*", "tunl[0-9]*", "vxlan*"),
 )
 
 
 class NetworkCollector:
-    """Reads the counters and the state of the interfaces, and TCP's."""
+    """Collector of the counters and links of network interfaces, and of TCP."""
 
     name = "network"
     specs = SPECS
@@ -59,23 +107,30 @@ class NetworkCollector:
         self._selection = Selection(device_include, device_exclude)
 
     def collect(self) -> Collected:
-        """Read the sources once."""
+        """Read the counters of the selected interfaces and of TCP."""
         collected = Collected()
-        with source(collected, self._net / "dev"):
+        path = self._net / "dev"
+        with source(collected, path):
             links = psutil.net_if_stats()
-            # nowrap would keep what a removed interface has counted for the next one of its name.
-            for device, counters in psutil.net_io_counters(pernic=True, nowrap=False).items():
+            # With nowrap=True psutil adds the counts of a removed interface to the next interface of the same name.
+            interfaces = from_psutil(path, lambda: psutil.net_io_counters(pernic=True, nowrap=False))
+            for device, counters in interfaces.items():
                 if device in self._selection:
-                    for spec, field in COUNTERS.items():
-                        collected.add(spec, getattr(counters, field), device)
+                    collected.add(RECEIVE_BYTES, counters.bytes_recv, device)
+                    collected.add(RECEIVE_ERRORS, counters.errin, device)
+                    collected.add(RECEIVE_DROPPED, counters.dropin, device)
+                    collected.add(TRANSMIT_BYTES, counters.bytes_sent, device)
+                    collected.add(TRANSMIT_ERRORS, counters.errout, device)
+                    collected.add(TRANSMIT_DROPPED, counters.dropout, device)
                     collected.add(UP, int(links[device].isup) if device in links else None, device)
             if not collected:
-                collected.unsupported.append(
-                    f"{self._net / 'dev'}: no interface, or none that is to be shown"
-                )
+                collected.unsupported.append(f"{path}: no interface, or none selected")
         with source(collected, self._net / "snmp"):
-            # Two lines per protocol: the names of the columns, then their values.
-            lines = read_file(self._net / "snmp").splitlines()
-            names, values = (line.split() for line in lines if line.startswith("Tcp:"))
-            collected.add(RETRANSMITS, int(dict(zip(names, values, strict=True))["RetransSegs"]))
+            collected.add(RETRANSMITS, parse_file(self._net / "snmp", _parse_retransmits))
         return collected
+
+
+def _parse_retransmits(text: str) -> int:
+    # Two lines per protocol: the names of the columns, then their values.
+    names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+    return int(dict(zip(names, values, strict=True))["RetransSegs"])

@@ -1,43 +1,75 @@
-"""Pressure: how long threads could not go on for want of CPU, memory or I/O (PSI), of the machine or of a cgroup.
+"""Pressure stall information (PSI) of the machine or of a cgroup.
 
-Used in the sidecar. *Some* (here: waiting) is time in which at least one thread waited, *full* (here: stalled) time in
-which none could run; for the CPU of the whole machine that is undefined. Source: Documentation/accounting/psi.rst.
+Waiting (the kernel's *some*) is time in which at least one thread waited, stalled (*full*) is time in which no thread could
+run. The kernel does not define stalled time for the CPU of the whole machine. Source: Documentation/accounting/psi.rst.
 """
 
 from __future__ import annotations
 
-from exporter.collectors.kernel_files import procfs, read_file, source
-from exporter.families import Collected, FamilySpec, family
+from dataclasses import dataclass
+
+from exporter.collectors.kernel_files import parse_file, procfs, source
+from exporter.families import Collected, FamilySpec
 
 MICROSECONDS_PER_SECOND = 1e6
 
-WANTED = {"cpu": "a CPU", "memory": "memory", "io": "I/O"}
+CPU_WAITING = FamilySpec(
+    name="host_pressure_cpu_waiting_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time in which at least one thread waited for a CPU. Absent where the kernel does not account pressure.",
+    source="/proc/pressure/cpu some total",
+)
+MEMORY_WAITING = FamilySpec(
+    name="host_pressure_memory_waiting_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time in which at least one thread waited for memory. Absent where the kernel does not account pressure.",
+    source="/proc/pressure/memory some total",
+)
+MEMORY_STALLED = FamilySpec(
+    name="host_pressure_memory_stalled_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time in which all threads waited for memory. Absent where the kernel does not account pressure.",
+    source="/proc/pressure/memory full total",
+)
+IO_WAITING = FamilySpec(
+    name="host_pressure_io_waiting_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time in which at least one thread waited for I/O. Absent where the kernel does not account pressure.",
+    source="/proc/pressure/io some total",
+)
+IO_STALLED = FamilySpec(
+    name="host_pressure_io_stalled_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time in which all threads waited for I/O. Absent where the kernel does not account pressure.",
+    source="/proc/pressure/io full total",
+)
+SPECS = (CPU_WAITING, MEMORY_WAITING, MEMORY_STALLED, IO_WAITING, IO_STALLED)
 
 
-def total_seconds(text: str, line: str) -> float:
-    """Read the total of a line `some avg10=0.00 … total=1234`."""
-    row = next(row for row in text.splitlines() if row.startswith(line))
-    return int(row.rpartition("total=")[2]) / MICROSECONDS_PER_SECOND
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """Totals of one resource; stalled is None where the kernel does not define it."""
+
+    waiting_seconds: float
+    stalled_seconds: float | None
 
 
-def _spec(resource: str, line: str) -> FamilySpec:
-    word, whom = ("waiting", "at least one thread") if line == "some" else ("stalled", "all threads")
-    return family(
-        f"host_pressure_{resource}_{word}_seconds_total",
-        f"Time in which {whom} had to wait for {WANTED[resource]}. Absent where the kernel keeps no pressure of it.",
-        f"/proc/pressure/{resource} {line} total",
-    )
-
-
-LINES = {
-    resource: {line: _spec(resource, line) for line in (("some",) if resource == "cpu" else ("some", "full"))}
-    for resource in WANTED
-}
-SPECS = tuple(spec for lines in LINES.values() for spec in lines.values())
+def parse_pressure(text: str) -> Pressure:
+    """Parse lines such as `some avg10=0.00 … total=1234`; raises ValueError and LookupError."""
+    totals = {
+        line.partition(" ")[0]: int(line.rpartition("total=")[2]) / MICROSECONDS_PER_SECOND
+        for line in text.splitlines()
+    }
+    return Pressure(waiting_seconds=totals["some"], stalled_seconds=totals.get("full"))
 
 
 class PressureCollector:
-    """Reads /proc/pressure."""
+    """Collector of /proc/pressure."""
 
     name = "pressure"
     specs = SPECS
@@ -46,15 +78,20 @@ class PressureCollector:
         self._directory = procfs() / "pressure"
 
     def collect(self) -> Collected:
-        """Read the sources once."""
+        """Read the pressure of CPU, memory and I/O."""
         collected = Collected()
-        for resource, lines in LINES.items():
-            with source(collected, self._directory / resource):
-                text = read_file(self._directory / resource)
-                for line, spec in lines.items():
-                    collected.add(spec, total_seconds(text, line))
-        if len(collected.unsupported) == len(LINES):
+        with source(collected, self._directory / "cpu"):
+            collected.add(CPU_WAITING, parse_file(self._directory / "cpu", parse_pressure).waiting_seconds)
+        with source(collected, self._directory / "memory"):
+            memory = parse_file(self._directory / "memory", parse_pressure)
+            collected.add(MEMORY_WAITING, memory.waiting_seconds)
+            collected.add(MEMORY_STALLED, memory.stalled_seconds)
+        with source(collected, self._directory / "io"):
+            io = parse_file(self._directory / "io", parse_pressure)
+            collected.add(IO_WAITING, io.waiting_seconds)
+            collected.add(IO_STALLED, io.stalled_seconds)
+        if not collected and not collected.problems:
             collected.unsupported = [
-                f"no {self._directory}: the kernel keeps no pressure (CONFIG_PSI, psi=1)"
+                f"no {self._directory}: the kernel does not account pressure (CONFIG_PSI, psi=1)"
             ]
         return collected

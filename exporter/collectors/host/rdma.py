@@ -1,7 +1,7 @@
-"""RDMA: what InfiniBand and RoCE ports carry, and what goes wrong on their links.
+"""Traffic, link errors and congestion of InfiniBand and RoCE ports.
 
-What was refused, and the link's registers of a port that is DOWN or no InfiniBand, are left alone: each refusal of mlx5
-writes a line into the kernel's log. Registers stop at their largest value.
+The collector skips files that the driver refused, and the link registers of ports that are DOWN or not InfiniBand: mlx5
+logs a line to the kernel log for each refusal. Registers stop at their largest value.
 Source: Documentation/ABI/stable/sysfs-class-infiniband; InfiniBand Architecture Specification, PortCounters.
 """
 
@@ -11,49 +11,100 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exporter.collectors.kernel_files import EVERYTHING, Selection, list_directory, read_optional, source
-from exporter.families import Collected, rows, table
+from exporter.collectors.kernel_files import (
+    EVERYTHING,
+    Selection,
+    list_directory,
+    parse,
+    read_optional,
+    source,
+)
+from exporter.families import Collected, FamilySpec
 
 WORD_BYTES = 4
 REFUSED_SECONDS = 600.0
-"""How long a file that the driver refused is left alone."""
+"""Time for which a file that the driver refused is skipped."""
 
-TRAFFIC = rows("""
-host_rdma_receive_bytes_total{device,port} [port_rcv_data rx_bytes]: Bytes received, by RDMA and otherwise.
-    <- /sys/class/infiniband counters/port_rcv_data * 4, or hw_counters/rx_bytes
-host_rdma_transmit_bytes_total{device,port} [port_xmit_data tx_bytes]: Bytes transmitted, by RDMA and
-    otherwise. <- /sys/class/infiniband counters/port_xmit_data * 4, or hw_counters/tx_bytes
-""")
-"""By the words of a counter, and by the bytes of adapters without PMA (EFA)."""
-REGISTERS = rows("""
-host_rdma_link_downed_total{device,port} [link_downed]: How often the link failed and could not be saved;
-    stops at 255. Absent where the port is down or no InfiniBand. <- /sys/class/infiniband
-    counters/link_downed
-host_rdma_symbol_errors_total{device,port} [symbol_error]: Symbols damaged on the link; stops at 65535.
-    Absent where the port is down or no InfiniBand. <- /sys/class/infiniband counters/symbol_error
-host_rdma_receive_errors_total{device,port} [port_rcv_errors]: Packets damaged on the link; stops at 65535.
-    Absent where the port is down or no InfiniBand. <- /sys/class/infiniband counters/port_rcv_errors
-host_rdma_transmit_wait_total{device,port} [port_xmit_wait]: Ticks in which data waited because the other
-    side had no room: congestion; stops at 4294967295. Absent where the port is down or no InfiniBand. <-
-    /sys/class/infiniband counters/port_xmit_wait
-""")
-(HARDWARE, STATE) = OTHERS = table("""
-host_rdma_hw_total{device,port,counter}: What the adapter counts by itself: packets out of sequence,
-    congestion notifications, retries. Absent where the adapter has no such counter. <-
-    /sys/class/infiniband hw_counters
-host_rdma_port_state{device,port}: State of the port: 1 down, 2 initialising, 3 armed, 4 active, 5 active
-    but deferred. <- /sys/class/infiniband state
-""")
-SPECS = (*TRAFFIC, *REGISTERS, *OTHERS)
+RECEIVE_BYTES = FamilySpec(
+    name="host_rdma_receive_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("device", "port"),
+    help="Bytes received, RDMA and other traffic. Absent without RDMA devices.",
+    source="/sys/class/infiniband counters/port_rcv_data * 4, or hw_counters/rx_bytes",
+)
+TRANSMIT_BYTES = FamilySpec(
+    name="host_rdma_transmit_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("device", "port"),
+    help="Bytes transmitted, RDMA and other traffic. Absent without RDMA devices.",
+    source="/sys/class/infiniband counters/port_xmit_data * 4, or hw_counters/tx_bytes",
+)
+LINK_DOWNED = FamilySpec(
+    name="host_rdma_link_downed_total",
+    type="counter",
+    labels=("device", "port"),
+    help="Link failures without recovery; stops at 255. Absent where the port is down or not InfiniBand.",
+    source="/sys/class/infiniband counters/link_downed",
+)
+SYMBOL_ERRORS = FamilySpec(
+    name="host_rdma_symbol_errors_total",
+    type="counter",
+    labels=("device", "port"),
+    help="Symbols damaged on the link; stops at 65535. Absent where the port is down or not InfiniBand.",
+    source="/sys/class/infiniband counters/symbol_error",
+)
+RECEIVE_ERRORS = FamilySpec(
+    name="host_rdma_receive_errors_total",
+    type="counter",
+    labels=("device", "port"),
+    help="Packets damaged on the link; stops at 65535. Absent where the port is down or not InfiniBand.",
+    source="/sys/class/infiniband counters/port_rcv_errors",
+)
+TRANSMIT_WAIT_TICKS = FamilySpec(
+    name="host_rdma_transmit_wait_ticks_total",
+    type="counter",
+    labels=("device", "port"),
+    help=(
+        "Ticks of the port's clock in which data waited because the receiver had no buffer space (congestion). The"
+        " length of a tick depends on the device. Stops at 4294967295. Absent where the port is down or not InfiniBand."
+    ),
+    source="/sys/class/infiniband counters/port_xmit_wait",
+)
+HARDWARE = FamilySpec(
+    name="host_rdma_hw_total",
+    type="counter",
+    labels=("device", "port", "counter"),
+    help=(
+        "Events that the adapter counts: packets out of sequence, congestion notifications, retries. Absent where the"
+        " adapter has no such counter."
+    ),
+    source="/sys/class/infiniband hw_counters",
+)
+PORT_STATE = FamilySpec(
+    name="host_rdma_port_state",
+    type="gauge",
+    labels=("device", "port"),
+    help=(
+        "State of the port: 1 down, 2 initialising, 3 armed, 4 active, 5 active but deferred. Absent without RDMA"
+        " devices."
+    ),
+    source="/sys/class/infiniband state",
+)
+SPECS = (
+    *(RECEIVE_BYTES, TRANSMIT_BYTES, LINK_DOWNED, SYMBOL_ERRORS, RECEIVE_ERRORS, TRANSMIT_WAIT_TICKS),
+    *(HARDWARE, PORT_STATE),
+)
 
 HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "np_cnp_sent", "rnr_nak_retry_err", "roce_adp_retrans")
-"""Those that tell why a collective operation is slow."""
+"""Counters that explain a slow collective operation."""
 
 _DOWN = 1
 
 
 class RdmaCollector:
-    """Reads the ports of all RDMA devices."""
+    """Collector of the ports of all RDMA devices."""
 
     name = "rdma"
     specs = SPECS
@@ -69,10 +120,10 @@ class RdmaCollector:
         self._class = sys / "class/infiniband"
         self._selection = Selection(device_include, device_exclude)
         self._monotonic = monotonic
-        self._refused: dict[Path, float] = {}  # file → when it may be asked again
+        self._refused: dict[Path, float] = {}  # file → monotonic time of the next attempt
 
     def collect(self) -> Collected:
-        """Read the sources once."""
+        """Read the ports of the selected devices."""
         collected = Collected()
         ports = 0
         with source(collected, self._class):
@@ -84,32 +135,39 @@ class RdmaCollector:
                         with source(collected, directory / port):
                             self._add_port(collected, directory / port, device, port)
         if not ports:
-            collected.unsupported.append(f"{self._class}: no RDMA port, or none that is to be shown")
+            collected.unsupported.append(f"{self._class}: no RDMA port, or none selected")
         return collected
 
-    def _add_port(self, collected: Collected, path: Path, *labels: str) -> None:
+    def _add_port(self, collected: Collected, path: Path, device: str, port: str) -> None:
         text = self._read(path / "state")  # `4: ACTIVE`
         if text is None:
-            collected.unsupported.append(f"{path}: the driver does not let it be read")
+            collected.unsupported.append(f"{path}: the driver refuses to read the state")
             return
-        state = int(text.partition(":")[0])
-        collected.add(STATE, state, *labels)
-        for spec, names in TRAFFIC.items():
-            words, octets = names.split()
-            count = self._count(path / "counters" / words)
-            if count is not None:
-                collected.add(spec, count * WORD_BYTES, *labels)
-            else:
-                collected.add(spec, self._count(path / "hw_counters" / octets), *labels)
+        state = parse(path / "state", _parse_state, text)
+        counters, hw_counters = path / "counters", path / "hw_counters"
+        collected.add(PORT_STATE, state, device, port)
+        collected.add(
+            RECEIVE_BYTES, self._bytes(counters / "port_rcv_data", hw_counters / "rx_bytes"), device, port
+        )
+        collected.add(
+            TRANSMIT_BYTES, self._bytes(counters / "port_xmit_data", hw_counters / "tx_bytes"), device, port
+        )
         if state != _DOWN and self._read(path / "link_layer") == "InfiniBand":
-            for spec, name in REGISTERS.items():
-                collected.add(spec, self._count(path / "counters" / name), *labels)
+            collected.add(LINK_DOWNED, self._count(counters / "link_downed"), device, port)
+            collected.add(SYMBOL_ERRORS, self._count(counters / "symbol_error"), device, port)
+            collected.add(RECEIVE_ERRORS, self._count(counters / "port_rcv_errors"), device, port)
+            collected.add(TRANSMIT_WAIT_TICKS, self._count(counters / "port_xmit_wait"), device, port)
         for name in HW_COUNTERS:
-            collected.add(HARDWARE, self._count(path / "hw_counters" / name), *labels, name)
+            collected.add(HARDWARE, self._count(hw_counters / name), device, port, name)
+
+    def _bytes(self, words: Path, octets: Path) -> int | None:
+        """Return a counter of words in bytes, else the counter of bytes that adapters without PMA (EFA) have."""
+        count = self._count(words)
+        return self._count(octets) if count is None else count * WORD_BYTES
 
     def _count(self, path: Path) -> int | None:
         text = self._read(path)
-        return None if text is None or text.startswith("N/A") else int(text)
+        return None if text is None or text.startswith("N/A") else parse(path, int, text)
 
     def _read(self, path: Path) -> str | None:
         now = self._monotonic()
@@ -119,3 +177,7 @@ class RdmaCollector:
         if text is None:
             self._refused[path] = now + REFUSED_SECONDS
         return text
+
+
+def _parse_state(text: str) -> int:
+    return int(text.partition(":")[0])

@@ -1,61 +1,32 @@
-"""ProcessTree: which processes of this machine belong to which rank, and what each is there for.
+"""Processes of the job on this machine, by run, rank and role.
 
-A process belongs to the nearest recording process above it, so that the ranks below torchrun's agent are not the agent's,
-and stays a member for as long as it lives, also without its trainer. Source: proc_pid_stat(5), proc_pid_status(5).
+A process belongs to the nearest recording process among its ancestors, so that ranks below torchrun's agent do not belong to
+the agent. A process remains a member for as long as it lives, even after its trainer ended.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
 from exporter.collectors.job import JobProcess, Role
-from exporter.collectors.kernel_files import read_optional, source
+from exporter.collectors.kernel_files import from_psutil, parse, procfs, read_optional, source
+from exporter.errors import CollectError
 from exporter.families import Collected
 
-FULL_WALK_SECONDS = 15.0
-"""How often the children of every thread are listed; in between those of the main threads, which start nearly all."""
+DISCOVER_SECONDS = 15.0
+"""Interval between two searches for new descendants, which read the parent of every process of the machine."""
 YOUNG_SECONDS = 2.0
-"""A younger process may be about to become another program: nobody knows yet what it is."""
-STEP_SECONDS = 60.0
-"""By how much the wall clock may have been set between the start of a process and its first snapshot."""
+"""A younger child may still execute another program: its role is not known yet."""
+CLOCK_STEP_SECONDS = 60.0
+"""Largest step of the wall clock between the start of a process and its first snapshot."""
 
 _WORKER_THREAD = "pt_data_worker"
 _SPAWNED = "multiprocessing.spawn"
 _FORKSERVER = "multiprocessing.forkserver"
-_CLOCK_TICKS = float(os.sysconf("SC_CLK_TCK"))
-
-Identity = tuple[int, int]
-"""Pid and start time in ticks since boot."""
-
-
-class Stat(NamedTuple):
-    """/proc/<pid>/stat, as far as it is used; psutil does not tell the start in ticks."""
-
-    pid: int
-    start_ticks: int
-    comm: str = ""  # the program's name, at most 15 bytes
-    state: str = "S"  # one letter: R, S, D, T, t, Z, X, I
-    parent: int = 0
-    user_seconds: float = 0.0
-    system_seconds: float = 0.0
-    threads: int = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether it only waits for its parent."""
-        return self.state in "ZXx"
-
-    @property
-    def start_seconds(self) -> float:
-        """Time from boot to its start."""
-        return self.start_ticks / _CLOCK_TICKS
 
 
 @dataclass(slots=True, eq=False)
@@ -63,183 +34,217 @@ class Member:
     """One process of a run."""
 
     run: str
-    rank: str  # "" for one of the run that is no rank, such as torchrun's agent
+    rank: str  # "" for a process of the run without a rank, such as torchrun's agent
     role: Role
-    stat: Stat
-    root: bool = False  # a recording process that no other one of its rank has started
-    known_as: str = ""  # the program's name when its role was found; it may become another program
-    cpus: frozenset[int] = frozenset()  # of a root: those it may run on
-
-    @property
-    def identity(self) -> Identity:
-        """What tells it from every other process since boot."""
-        return self.stat.pid, self.stat.start_ticks
+    process: psutil.Process
+    root: bool = False  # a recording process without a recording ancestor of its rank
+    known_as: str = ""  # name of the program when the role was found; a process may execute another program
+    cpus: frozenset[int] = frozenset()  # of a root: the CPUs that it may run on
 
     def is_kin(self, other: Member) -> bool:
-        """Whether both belong to one rank."""
+        """Return whether both belong to one rank."""
         return (self.run, self.rank) == (other.run, other.rank)
 
 
-class ProcessTree:
-    """Finds the members; pids to `ignore` belong to nobody, with all below them: the sidecar's own.
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """Fields of /proc/<pid>/status that psutil does not read."""
 
-    `hidden` counts living processes that record and cannot be seen from here.
+    own_pid: int  # pid in the innermost pid namespace of the process
+    cpus: frozenset[int]
+
+
+class ProcessTree:
+    """Members of all runs; processes with a pid in `ignore`, and their descendants, belong to no run.
+
+    `hidden` counts living recording processes that are not visible from here.
     """
 
-    def __init__(self, proc: Path, *, ignore: Collection[int]) -> None:
-        self._proc = proc
+    def __init__(self, *, ignore: Collection[int], discover_seconds: float = DISCOVER_SECONDS) -> None:
+        self._proc = procfs()
         self._ignore = frozenset(ignore)
-        self._members: dict[Identity, Member] = {}
-        self._before: dict[Identity, Member] = {}
-        self._roots: dict[int, Member] = {}
-        self._walked = -math.inf
+        self._discover_seconds = discover_seconds
+        self._members: dict[psutil.Process, Member] = {}
+        self._discovered = -math.inf
         self.hidden = 0
 
-    def resume(self, member: Member) -> None:
-        """Take over a member that an earlier sidecar has found."""
-        self._members.setdefault(member.identity, member)
-
     def update(
-        self, job: Sequence[JobProcess], *, collected: Collected, now: float, boot_time: float, uptime: float
-    ) -> tuple[list[Member], list[Member]]:
-        """Look once, at a monotonic time that is `uptime` seconds since boot.
+        self, job: Sequence[JobProcess], *, collected: Collected, now: float, wall: float
+    ) -> Sequence[Member]:
+        """Return the living members (zombies included) at a monotonic and a wall clock time."""
+        self._remove_ended()
+        new_roots = self._add_recording(job, collected)
+        if new_roots or now - self._discovered >= self._discover_seconds:
+            self._discovered = now
+            with source(collected, "processes"):
+                self._discover(collected, wall)
+        return list(self._members.values())
 
-        Returns:
-            All members, as they are now, and those that have ended since the last time, as they were then.
-            A zombie is among the first.
-        """
-        self._before, self._members, self._roots, self.hidden = self._members, {}, {}, 0
+    def _remove_ended(self) -> None:
+        for process in [each for each in self._members if not _exists(each)]:
+            del self._members[process]
+
+    def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
+        """Add the recording processes as roots and return whether one of them is new."""
+        self.hidden, added = 0, False
         for each in job:
             if each.alive:
+                member = None
                 with source(collected, f"process {each.pid}"):
-                    root = self._recording(each, boot_time)
-                    if root is None:
-                        self.hidden += 1
-                    else:
-                        self._roots[root.stat.pid] = root
-        every_thread = now - self._walked >= FULL_WALK_SECONDS
-        if every_thread:
-            self._walked = now
-        for root in sorted(self._roots.values(), key=lambda root: root.stat.start_ticks):
-            known = self._before.get(root.identity)
-            # Whom an older process of the same rank has started is below that one, and stays there.
-            if root.identity not in self._members and (known is None or known.root or not known.is_kin(root)):
-                self._members[root.identity] = root
-                level = [root]
-                while level:
-                    level = [
-                        child
-                        for parent in level
-                        for child in self._children(
-                            parent, root, collected, every_thread=every_thread, uptime=uptime
-                        )
-                    ]
-        ended = []
-        for identity, member in self._before.items():
-            if identity not in self._members:
-                stat = None
-                with source(collected, f"process {identity[0]}"):
-                    stat = self._stat(identity[0])
-                if stat is not None and stat.start_ticks == identity[1]:
-                    member.stat = stat
-                    self._members[identity] = member
-                else:
-                    ended.append(member)
-        return list(self._members.values()), ended
+                    member = self._recording(each)
+                    self.hidden += member is None
+                if member is not None and member.process not in self._members:
+                    self._members[member.process] = member
+                    added = True
+        return added
 
-    def _recording(self, each: JobProcess, boot_time: float) -> Member | None:
-        """Find a recording process; None for one that cannot be seen from here.
+    def _recording(self, each: JobProcess) -> Member | None:
+        """Return the member of a recording process; None if the process is not visible from here.
 
-        A pid alone means nothing: it is the one that holds the lock of the feed file, if it also began before its
-        recording and knows itself by the pid in the snapshot (locks on network file systems have pids of elsewhere).
+        A pid alone identifies nothing. The process holds the lock of the feed file, has started before its recording, and
+        has the pid of the snapshot in its own namespace (locks on network file systems have pids of other machines).
         """
-        stat = None if each.pid is None else self._stat(each.pid)
-        status = None if stat is None else read_optional(self._proc / str(stat.pid) / "status")
-        if stat is None or not status:
+        pid, recorded = each.pid, each.process
+        if pid is None:
             return None
-        process = each.process
-        rank, role = ("", "other") if process.rank is None else (str(process.rank), "trainer")
-        lines = dict(line.split(":\t", 1) for line in status.split("\n") if ":\t" in line)
-        cpus = _cpus_of_list(lines["Cpus_allowed_list"])
-        member = Member(process.run, rank, role, stat, root=True, cpus=cpus)  # type: ignore[arg-type]
-        known = self._before.get(member.identity)
-        if known is not None and known.root and known.is_kin(member):
-            return member  # was accepted before; the clock may have been set since
-        own_pid = int(lines.get("NSpid", str(stat.pid)).split("\t")[-1])
-        began = boot_time + stat.start_seconds
-        return member if own_pid == process.pid and began <= process.started + STEP_SECONDS else None
+        status_path = self._proc / str(pid) / "status"
+        try:
+            process = from_psutil(f"process {pid}", lambda: psutil.Process(pid))
+            text = read_optional(status_path)
+            if not text:
+                return None
+            rank, role = ("", "other") if recorded.rank is None else (str(recorded.rank), "trainer")
+            known = self._members.get(process)
+            if known is not None and (known.run, known.rank) == (recorded.run, rank):
+                return known  # the clock may have been set since
+            started = from_psutil(f"process {pid}", process.create_time)
+        except psutil.Error:
+            return None
+        status = parse(status_path, _parse_status, text)
+        if status.own_pid != recorded.pid or started > recorded.started + CLOCK_STEP_SECONDS:
+            return None
+        return Member(recorded.run, rank, role, process, root=True, cpus=status.cpus)  # type: ignore[arg-type]
 
-    def _children(
-        self, parent: Member, root: Member, collected: Collected, *, every_thread: bool, uptime: float
-    ) -> list[Member]:
-        """Add the children of a member to the members, without those of other ranks."""
-        found: list[Member] = []
-        with source(collected, f"process {parent.stat.pid}"):
-            tasks = self._proc / str(parent.stat.pid) / "task"
-            threads = os.listdir(tasks) if every_thread else [str(parent.stat.pid)]  # noqa: PTH208 - hundreds
-            lists = [read_optional(tasks / thread / "children") or "" for thread in threads]
-            for pid in sorted({int(word) for each in lists for word in each.split()} - self._ignore):
-                stop = self._roots.get(pid)
-                if stop is None or stop.is_kin(root):
-                    with source(collected, f"process {pid}"):
-                        member = self._descendant(pid, parent, root, uptime)
-                        if member is not None and member.identity not in self._members:
-                            self._members[member.identity] = member
-                            found.append(member)
-        return found
+    def _discover(self, collected: Collected, wall: float) -> None:
+        """Add the descendants of the roots."""
+        found = {process.pid: process for process in self._descendants()}
+        parents = {process.pid: _parent(process) for process in found.values()}
+        roots = {member.process.pid: member for member in self._members.values() if member.root}
+        started = sorted(roots.values(), key=lambda root: root.process.create_time())
+        for root in started:
+            # A recording worker belongs to the trainer that started it.
+            owner = self._owner(root.process.pid, parents, roots)
+            if owner is not None and owner.is_kin(root):
+                del roots[root.process.pid], self._members[root.process]
+        for pid, process in sorted(found.items()):
+            owner = None if pid in roots else self._owner(pid, parents, roots)
+            if owner is not None:
+                with source(collected, f"process {pid}"):
+                    self._add(process, found.get(parents[pid], owner.process), owner, wall)
 
-    def _descendant(self, pid: int, parent: Member, root: Member, uptime: float) -> Member | None:
-        stat = self._stat(pid)
-        if stat is None or stat.parent != parent.stat.pid:
-            return None  # gone, or the pid is another's already
-        known = self._before.get((stat.pid, stat.start_ticks))
-        if known is not None and known.known_as == stat.comm and known.is_kin(root):
-            known.stat = stat
-            return known
-        role = _role(stat, parent, root, young=uptime - stat.start_seconds < YOUNG_SECONDS)
-        return None if role is None else Member(root.run, root.rank, role, stat, known_as=stat.comm)
+    def _descendants(self) -> Iterator[psutil.Process]:
+        """Yield the descendants of the parents of all roots: the ranks of a job usually share their parent."""
+        tops: dict[int, psutil.Process] = {}
+        for member in self._members.values():
+            if member.root:
+                parent = _parent(member.process)
+                try:
+                    top = psutil.Process(parent) if parent > 1 else member.process
+                except psutil.Error:
+                    top = member.process
+                tops[top.pid] = top
+                tops.setdefault(member.process.pid, member.process)
+        seen: set[int] = set()
+        for top in sorted(tops.values(), key=lambda each: each.pid):
+            if top.pid not in seen:
+                seen.add(top.pid)
+                yield top
+                for process in _below(top):
+                    if process.pid not in seen:
+                        seen.add(process.pid)
+                        yield process
 
-    def _stat(self, pid: int) -> Stat | None:
-        text = read_optional(self._proc / str(pid) / "stat")
-        if not text:
-            return None  # it has ended
-        head, _, rest = text.rpartition(")")  # the program's name may hold blanks and parentheses itself
-        words = rest.split()
-        return Stat(
-            pid=pid,
-            comm=head.partition("(")[2],
-            state=words[0],
-            parent=int(words[1]),
-            user_seconds=int(words[11]) / _CLOCK_TICKS,
-            system_seconds=int(words[12]) / _CLOCK_TICKS,
-            threads=int(words[17]),
-            start_ticks=int(words[19]),
-        )
+    def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
+        """Return the nearest root above a process; None if there is none, or an ignored process comes first."""
+        passed: set[int] = set()
+        while pid in parents and pid not in passed and pid not in self._ignore:
+            passed.add(pid)
+            pid = parents[pid]
+            if pid in roots:
+                return roots[pid]
+        return None
+
+    def _add(self, process: psutil.Process, parent: psutil.Process, root: Member, wall: float) -> None:
+        try:
+            name = from_psutil(f"process {process.pid}", process.name)
+            known = self._members.get(process)
+            if known is not None and known.known_as == name and known.is_kin(root):
+                return
+            young = wall - process.create_time() < YOUNG_SECONDS
+            role = _role(process, name, parent, root, young=young)
+        except psutil.Error:
+            return  # ended meanwhile
+        if role is not None:
+            self._members[process] = Member(root.run, root.rank, role, process, known_as=name)
 
 
-def _role(stat: Stat, parent: Member, root: Member, *, young: bool) -> Role | None:
-    """Tell what a descendant is for; None while that cannot be known."""
+def _role(
+    process: psutil.Process, name: str, parent: psutil.Process, root: Member, *, young: bool
+) -> Role | None:
+    """Return the role of a descendant; None while the role is not known."""
     if root.role != "trainer":
         return "other"
-    if stat.comm == _WORKER_THREAD:
+    if name == _WORKER_THREAD:
         return "dataloader"
-    if young and not stat.ended:
+    if young and process.status() != psutil.STATUS_ZOMBIE:
         return None
-    command, above = _command(stat.pid), _command(parent.stat.pid)
-    if parent.root and (_SPAWNED in command or (command and command == above)):
+    command, above = _command(process), _command(parent)
+    if parent == root.process and (_SPAWNED in command or (command and command == above)):
         return "dataloader"
     return "dataloader" if _FORKSERVER in above else "other"
 
 
-def _command(pid: int) -> str:
-    """Read a command line; empty for a zombie and for what is gone or not ours."""
+def _exists(process: psutil.Process) -> bool:
+    """Return whether a process is running or a zombie."""
     try:
-        return "\0".join(psutil.Process(pid).cmdline())
+        return process.is_running()
+    except psutil.ZombieProcess:
+        return True
+    except (psutil.Error, ValueError, LookupError):  # damaged: reading it reports the problem
+        return True
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    """Return the descendants of a process; an empty list if the process has ended."""
+    try:
+        return from_psutil(f"children of {process.pid}", lambda: process.children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+def _parent(process: psutil.Process) -> int:
+    """Return the pid of a process's parent; 0 if the process has ended or the parent is not readable."""
+    try:
+        return from_psutil(f"process {process.pid}", process.ppid)
+    except (psutil.Error, CollectError):
+        return 0
+
+
+def _command(process: psutil.Process) -> str:
+    """Return a command line; empty for a zombie, an ended process, and a process of another user."""
+    try:
+        return "\0".join(process.cmdline())
     except (psutil.Error, OSError):
         return ""
 
 
-def _cpus_of_list(text: str) -> frozenset[int]:
-    """Expand a kernel list of CPUs such as `0-3,8`."""
+def _parse_status(text: str) -> ProcessStatus:
+    lines = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
+    pids = lines["NSpid"] if "NSpid" in lines else lines["Pid"]
+    return ProcessStatus(own_pid=int(pids.split("\t")[-1]), cpus=_parse_cpu_list(lines["Cpus_allowed_list"]))
+
+
+def _parse_cpu_list(text: str) -> frozenset[int]:
+    """Parse a kernel list of CPUs such as `0-3,8`."""
     ranges = (part.partition("-") for part in text.strip().split(","))
     return frozenset(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.energy.counter import EnergyCounter, IdlePower
+from exporter.collectors.energy.counter import EnergyCounter
+from exporter.collectors.energy.idle_power import IdlePower
 from exporter.collectors.job import EnergyReading, Rows
 
 CROSSCHECK_SECONDS = 300.0
@@ -48,7 +49,11 @@ class Device:
         if reading.at == self.counter.mark()[1]:
             return
         before = self.counter.joules
-        self.counter.update(reading.joules, reading.at)
+        if reading.register_joules is None:
+            self.counter.update(reading.joules, reading.at)
+        else:  # the raw counter continues while no sidecar runs
+            self.counter.range_joules = reading.range_joules
+            self.counter.update(reading.register_joules, reading.at)
         grown = self.counter.joules - before
         if not seen:
             self.bridged += grown

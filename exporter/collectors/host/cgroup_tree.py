@@ -1,0 +1,163 @@
+"""Cgroup of this process in every mounted hierarchy, and the tightest limits above it.
+
+Limits often belong to a parent (Slurm limits the parent of a step): the tightest limit between the cgroup and the root
+applies. A cgroup namespace shows paths from its own root; without a namespace the path is the host's, and a container sees
+only the part of the tree that mountinfo names as the root of the mount.
+Source: cgroup-v2.rst, cgroup-v1/{memory,cpuacct}.rst, sched-bwc.rst, man 7 cgroups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.collectors.kernel_files import parse, printable, procfs, read_optional
+from exporter.collectors.mounts import Mount, parse_mounts, visible
+
+UNIFIED = ""
+"""Name of cgroup v2 beside the controllers of v1, as in /proc/self/cgroup."""
+CONTROLLERS = frozenset(("cpu", "cpuacct", "memory"))
+"""Controllers of v1 that are read."""
+NO_LIMIT = 2**62
+"""Numbers from here on mean that there is no limit (v1: the largest page count)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLevel:
+    """One cgroup: its path as /proc/<pid>/cgroup shows it, and the directory of its files."""
+
+    path: str
+    directory: Path
+
+    def read(self, name: str) -> str | None:
+        """Return the content of a file; None if there is no such file."""
+        return read_optional(self.directory / name)
+
+
+@dataclass(frozen=True, slots=True)
+class TightestLimit:
+    """Smallest limit between a cgroup and the root, and the cgroup that sets it."""
+
+    value: float
+    level: CgroupLevel
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A cgroup and its visible ancestors."""
+
+    version: str
+    levels: tuple[CgroupLevel, ...]  # from the cgroup itself up to the mount
+
+    def at(self, path: str) -> CgroupLevel:
+        """Return the level with a path; the cgroup itself if there is none."""
+        return next((level for level in self.levels if level.path == path), self.levels[0])
+
+    def tightest(self, limit_of: Callable[[CgroupLevel], float | None]) -> TightestLimit | None:
+        """Return the smallest limit, at the lowest level that sets it; None without a limit."""
+        found = [
+            TightestLimit(limit, level) for level in self.levels if (limit := limit_of(level)) is not None
+        ]
+        return min(found, key=lambda each: each.value, default=None)
+
+
+class CgroupTree:
+    """Cgroups of this process in the mounted hierarchies."""
+
+    def __init__(self, *, proc: Path | None = None, sys: Path) -> None:
+        self._own = (proc or procfs()) / "self"
+        self._sys = sys
+
+    def hierarchies(self) -> Mapping[str, Hierarchy]:
+        """Return the visible hierarchies of this process by controller of v1, and by `UNIFIED` for v2."""
+        path = self._own / "cgroup"
+        groups = parse(path, _parse_groups, read_optional(path) or "")
+        found: dict[str, Hierarchy] = {}
+        path = self._own / "mountinfo"
+        mounts = parse(
+            path, lambda text: parse_mounts(text, ("cgroup", "cgroup2")), read_optional(path) or ""
+        )
+        for mount in visible(mounts):
+            version = "1" if mount.fstype == "cgroup" else "2"
+            for controller in (UNIFIED,) if version == "2" else sorted(mount.options & CONTROLLERS):
+                names = _below(groups[controller], mount.root) if controller in groups else None
+                if names is not None and controller not in found:
+                    levels = self._levels(names, mount)
+                    if levels:
+                        found[controller] = Hierarchy(version, levels)
+        return found
+
+    def _levels(self, names: Sequence[str], mount: Mount) -> tuple[CgroupLevel, ...]:
+        directory = Path(mount.path)
+        if directory.is_relative_to("/sys"):
+            directory = self._sys / directory.relative_to("/sys")
+        root = _names(mount.root)
+        places = [(names[:depth], directory.joinpath(*names[:depth])) for depth in range(len(names), -1, -1)]
+        return tuple(
+            CgroupLevel(printable("/" + "/".join((*root, *below))), place)
+            for below, place in places
+            if place.is_dir()
+        )
+
+
+def limit_in(name: str) -> Callable[[CgroupLevel], int | None]:
+    """Return a reader of the limit in a file; the reader returns None without a limit or without the file."""
+
+    def read(level: CgroupLevel) -> int | None:
+        text = level.read(name)
+        if text is None or text == "max":
+            return None
+        limit = parse(level.directory / name, int, text)
+        return None if limit >= NO_LIMIT else limit
+
+    return read
+
+
+def cpu_limit(level: CgroupLevel) -> float | None:
+    """Return the limit on CPU time of a cgroup of either version, in CPUs; None without a limit."""
+    text = level.read("cpu.max")
+    if text is None:
+        text = f"{level.read('cpu.cfs_quota_us') or 'max'} {level.read('cpu.cfs_period_us')}"
+    return parse(f"CPU limit of {level.directory}", _parse_cpu_limit, text)
+
+
+def cpu_quota(tree: CgroupTree) -> float | None:
+    """Return the tightest CPU limit that applies to this process, in CPUs; None without a limit."""
+    found = tree.hierarchies()
+    hierarchy = found.get("cpu", found.get(UNIFIED))
+    tightest = None if hierarchy is None else hierarchy.tightest(cpu_limit)
+    return None if tightest is None else tightest.value
+
+
+def _parse_groups(text: str) -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line in filter(None, text.split("\n")):  # `4:cpu,cpuacct:/path`, `0::/path`
+        _, controllers, own = line.split(":", 2)
+        # A cgroup that was removed under the process keeps its name, with a note after the name.
+        groups.update(dict.fromkeys(controllers.split(","), own.removesuffix(" (deleted)")))
+    return groups
+
+
+def _parse_cpu_limit(text: str) -> float | None:
+    quota, period = text.split()
+    if quota in {"max", "-1"}:
+        return None
+    if int(period) == 0:
+        raise ValueError("the period is 0")
+    return int(quota) / int(period)
+
+
+def _below(group: str, root: str) -> Sequence[str] | None:
+    """Return the names from a mount's root down to a cgroup; None if the path cannot be known."""
+    names, above = _names(group), _names(root)
+    rest = names[len(above) :]
+    if names[: len(above)] == above and ".." not in rest:
+        return rest
+    if ".." in names and ".." not in above:
+        return ()  # outside the root of the namespace: only the root is visible
+    return None  # another part of the tree is mounted, or the host's
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]

@@ -1,0 +1,46 @@
+"""Number of CPUs of the machine and for the exporter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from exporter.collectors.host.cgroup_tree import CgroupTree, cpu_quota
+from exporter.collectors.kernel_files import from_psutil, source
+from exporter.families import Collected, FamilySpec
+
+CPUS = FamilySpec(
+    name="host_cpus",
+    type="gauge",
+    labels=("kind",),
+    help=(
+        "Number of CPUs by kind: online logical CPUs, physical cores, CPUs that the exporter may run on (affinity) and"
+        " the tightest limit of the cgroup (quota). The kinds overlap: do not sum them. Absent for a kind that the system"
+        " does not report, and for quota without a limit."
+    ),
+    source="sysconf, /sys/devices/system/cpu, sched_getaffinity, cpu.max or cpu.cfs_quota_us",
+)
+SPECS = (CPUS,)
+
+
+class HardwareCollector:
+    """Collector of the number of CPUs."""
+
+    name = "hardware"
+    specs = SPECS
+
+    def __init__(self, *, sys: Path = Path("/sys")) -> None:
+        self._tree = CgroupTree(sys=sys)
+
+    def collect(self) -> Collected:
+        """Count the CPUs."""
+        collected = Collected()
+        with source(collected, "CPUs"):
+            collected.add(CPUS, from_psutil("CPUs", psutil.cpu_count), "online")
+            collected.add(CPUS, from_psutil("CPUs", lambda: psutil.cpu_count(logical=False)), "physical")
+            collected.add(CPUS, len(os.sched_getaffinity(0)), "affinity")
+        with source(collected, "cgroup"):
+            collected.add(CPUS, cpu_quota(self._tree), "quota")
+        return collected

@@ -1,0 +1,142 @@
+"""Traffic of Lustre mounts.
+
+Since Lustre 2.12 the statistics are in debugfs, which only root can read.
+Source: Lustre Operations Manual, "llite.*.stats".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.collectors.kernel_files import (
+    list_directory,
+    parse,
+    parse_file,
+    procfs,
+    read_optional,
+    source,
+)
+from exporter.collectors.mounts import Mount, parse_mounts
+from exporter.families import Collected, FamilySpec
+
+MICROSECONDS_PER_SECOND = 1e6
+
+READ_BYTES = FamilySpec(
+    name="host_lustre_read_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("mount",),
+    help="Bytes that programs read from the mount. Absent without Lustre mounts.",
+    source="llite.*.stats read_bytes sum",
+)
+WRITTEN_BYTES = FamilySpec(
+    name="host_lustre_written_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("mount",),
+    help="Bytes that programs wrote to the mount. Absent without Lustre mounts.",
+    source="llite.*.stats write_bytes sum",
+)
+OPERATIONS = FamilySpec(
+    name="host_lustre_operations_total",
+    type="counter",
+    labels=("mount", "operation"),
+    help="Calls of programs by operation: read, write, other. Absent without Lustre mounts.",
+    source="llite.*.stats samples",
+)
+OPERATION_TIME = FamilySpec(
+    name="host_lustre_operation_time_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("mount", "operation"),
+    help="Sum of the times of all calls. Absent without Lustre mounts, and before Lustre 2.13.",
+    source="llite.*.stats [usecs] sum",
+)
+SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME)
+
+_COUNTED_UNITS = frozenset({"[regs]", "[reqs]", "[usecs]"})
+"""Units of calls; lines with other units count pages or the bytes of bulk transfers."""
+
+
+@dataclass(slots=True)
+class LustreCounts:
+    """Counters of one client by operation: read, write, other."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    microseconds: dict[str, int] = field(default_factory=dict)
+
+
+class LustreCollector:
+    """Collector of the statistics of Lustre mounts."""
+
+    name = "lustre"
+    specs = SPECS
+
+    def __init__(self, *, sys: Path = Path("/sys")) -> None:
+        self._mountinfo = procfs() / "self/mountinfo"
+        self._directories = (procfs() / "fs/lustre/llite", sys / "kernel/debug/lustre/llite")
+
+    def collect(self) -> Collected:
+        """Read the statistics of every Lustre client."""
+        collected = Collected()
+        with source(collected, "Lustre"):
+            mountinfo = read_optional(self._mountinfo) or ""
+            mounts = parse(self._mountinfo, lambda text: parse_mounts(text, ("lustre",)), mountinfo)
+            if not mounts:
+                # Without this check, every user but root would see a permission error for debugfs.
+                collected.unsupported.append("no Lustre is mounted")
+                return collected
+            clients = {name: each / name for each in self._directories for name in list_directory(each)}
+            labels = _labels(list(clients), mounts)
+            for name, client in clients.items():
+                with source(collected, client / "stats"):
+                    _add_counts(collected, parse_file(client / "stats", _parse_stats), labels[name])
+            if not clients:
+                places = " or ".join(str(path) for path in self._directories)
+                collected.unsupported.append(f"no statistics in {places}")
+        return collected
+
+
+def _parse_stats(text: str) -> LustreCounts:
+    counts = LustreCounts()
+    for line in text.splitlines():
+        name, count, samples, unit, *numbers = [*line.split(), "", "", "", ""]
+        if samples != "samples":
+            continue  # snapshot_time, start_time
+        if name in {"read_bytes", "write_bytes"}:
+            operation = name.removesuffix("_bytes")
+            counts.calls[operation] += int(count)
+            counts.bytes[operation] += int(numbers[2])
+        elif unit in _COUNTED_UNITS:
+            operation = name if name in {"read", "write"} else "other"
+            if operation == "other":  # the lines read_bytes and write_bytes count reads and writes
+                counts.calls[operation] += int(count)
+            if unit == "[usecs]" and numbers[2]:
+                counts.microseconds[operation] = counts.microseconds.get(operation, 0) + int(numbers[2])
+    return counts
+
+
+def _add_counts(collected: Collected, counts: LustreCounts, mount: str) -> None:
+    collected.add(READ_BYTES, counts.bytes["read"], mount)
+    collected.add(WRITTEN_BYTES, counts.bytes["write"], mount)
+    for operation in ("read", "write", "other"):
+        collected.add(OPERATIONS, counts.calls[operation], mount, operation)
+    for operation, microseconds in counts.microseconds.items():
+        collected.add(OPERATION_TIME, microseconds / MICROSECONDS_PER_SECOND, mount, operation)
+
+
+def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
+    """Return the label of each client: the mount point, or the client's name if several share a filesystem name."""
+    places: dict[str, str] = {}
+    for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`
+        places.setdefault(mount.source.rpartition(":/")[2].partition("/")[0], mount.label)
+    filesystems = {client: client.rpartition("-")[0] for client in clients}
+    uses = Counter(filesystems.values())
+    return {
+        client: places.get(filesystem, client) if uses[filesystem] == 1 else client
+        for client, filesystem in filesystems.items()
+    }

@@ -1,0 +1,147 @@
+"""Traffic and response times of NFS mounts.
+
+The kernel answers /proc/self/mountstats without a request to the server. Source: nfsiostat(8).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from exporter.collectors.kernel_files import parse, printable, procfs, read_optional, source
+from exporter.collectors.mounts import parse_mounts, unescape
+from exporter.families import Collected, FamilySpec
+
+MILLISECONDS_PER_SECOND = 1000
+
+READ_BYTES = FamilySpec(
+    name="host_nfs_read_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("mount",),
+    help="Bytes that programs read from the mount, reads from the page cache included. Absent without NFS mounts.",
+    source="/proc/self/mountstats bytes: normal + direct read",
+)
+WRITTEN_BYTES = FamilySpec(
+    name="host_nfs_written_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("mount",),
+    help="Bytes that programs wrote to the mount. Absent without NFS mounts.",
+    source="/proc/self/mountstats bytes: normal + direct write",
+)
+OPERATIONS = FamilySpec(
+    name="host_nfs_operations_total",
+    type="counter",
+    labels=("mount", "operation"),
+    help="Completed requests by operation: read, write, other. Absent without NFS mounts.",
+    source="/proc/self/mountstats per-op operations",
+)
+OPERATION_TIME = FamilySpec(
+    name="host_nfs_operation_time_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("mount", "operation"),
+    help="Sum of the times of all requests, from the queue to completion. Absent without NFS mounts.",
+    source="/proc/self/mountstats per-op execute time",
+)
+RETRANSMISSIONS = FamilySpec(
+    name="host_nfs_retransmissions_total",
+    type="counter",
+    labels=("mount",),
+    help="Requests sent again because the server did not answer. Absent without NFS mounts.",
+    source="/proc/self/mountstats per-op transmissions - operations",
+)
+SPECS = (READ_BYTES, WRITTEN_BYTES, OPERATIONS, OPERATION_TIME, RETRANSMISSIONS)
+
+_OPERATION_OF_REQUEST = {"READ": "read", "READ_PLUS": "read", "WRITE": "write"}
+"""Requests that move data; every other request is `other`."""
+_NFS_MOUNT = re.compile(r"\S+ mounted on (\S+) with fstype nfs4? ")
+
+
+@dataclass(slots=True)
+class Requests:
+    """Counts of the requests of one kind of operation."""
+
+    completed: int = 0
+    retransmitted: int = 0
+    milliseconds: int = 0
+
+
+@dataclass(slots=True)
+class NfsCounts:
+    """Counters of one mount."""
+
+    read_bytes: int
+    written_bytes: int
+    requests: dict[str, Requests] = field(
+        default_factory=lambda: {name: Requests() for name in ("read", "write", "other")}
+    )
+
+
+class NfsCollector:
+    """Collector of the statistics of NFS mounts."""
+
+    name = "nfs"
+    specs = SPECS
+
+    def __init__(self) -> None:
+        self._proc = procfs()
+
+    def collect(self) -> Collected:
+        """Read the statistics of every NFS filesystem once."""
+        collected = Collected()
+        path = self._proc / "self/mountstats"
+        with source(collected, path):
+            sections = _sections(read_optional(path) or "")
+            if not sections:
+                collected.unsupported.append("no NFS is mounted")
+                return collected
+            mountinfo = read_optional(self._proc / "self/mountinfo") or ""
+            mounts = parse("mountinfo", lambda text: parse_mounts(text, ("nfs", "nfs4")), mountinfo)
+            devices = {mount.path: mount.device for mount in mounts}
+            seen: set[str] = set()
+            for place, section in sections.items():
+                # A filesystem that is mounted at several places has the same statistics at each place.
+                device = devices.get(place, place)
+                if device not in seen:
+                    seen.add(device)
+                    with source(collected, f"{path} {printable(place)}"):
+                        counts = parse(f"{path} {printable(place)}", _parse_section, section)
+                        _add_counts(collected, counts, printable(place))
+        return collected
+
+
+def _sections(mountstats: str) -> dict[str, str]:
+    """Return the text of each NFS mount by its mount point."""
+    return {
+        unescape(mount[1]): section
+        for section in re.split(r"^(?:no )?device ", mountstats, flags=re.MULTILINE)
+        if (mount := _NFS_MOUNT.match(section))
+    }
+
+
+def _parse_section(section: str) -> NfsCounts:
+    general, _, operations = section.partition("per-op statistics")
+    [transferred] = [line for line in general.splitlines() if line.strip().startswith("bytes:")]
+    normal_read, normal_write, direct_read, direct_write = map(int, transferred.split()[1:5])
+    counts = NfsCounts(normal_read + direct_read, normal_write + direct_write)
+    for line in operations.splitlines():
+        name, *words = line.split() or [""]
+        if len(words) >= 8:
+            completed, transmitted, *_, milliseconds = map(int, words[:8])
+            requests = counts.requests[_OPERATION_OF_REQUEST.get(name.removesuffix(":"), "other")]
+            requests.completed += completed
+            requests.retransmitted += transmitted - completed
+            requests.milliseconds += milliseconds
+    return counts
+
+
+def _add_counts(collected: Collected, counts: NfsCounts, mount: str) -> None:
+    collected.add(READ_BYTES, counts.read_bytes, mount)
+    collected.add(WRITTEN_BYTES, counts.written_bytes, mount)
+    for operation, requests in counts.requests.items():
+        collected.add(OPERATIONS, requests.completed, mount, operation)
+        collected.add(OPERATION_TIME, requests.milliseconds / MILLISECONDS_PER_SECOND, mount, operation)
+    retransmitted = sum(requests.retransmitted for requests in counts.requests.values())
+    collected.add(RETRANSMISSIONS, max(0, retransmitted), mount)

@@ -1,0 +1,89 @@
+"""Version and resource use of the exporter's own process.
+
+prometheus_client reads the process, under the names that every Prometheus client uses.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from prometheus_client import ProcessCollector as ClientProcessCollector
+
+from exporter.collectors.kernel_files import procfs, source
+from exporter.families import Collected, FamilySpec
+from exporter.version import __version__
+
+BUILD_INFO = FamilySpec(
+    name="exporter_build_info",
+    type="info",
+    labels=("version", "python", "nvidia_ml_py"),
+    help=(
+        "Versions of the exporter, of Python and of nvidia-ml-py. The label of a package that is not installed is left"
+        " out."
+    ),
+    source="constants",
+)
+CPU_SECONDS = FamilySpec(
+    name="process_cpu_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="CPU time of the exporter, user and system. Absent off Linux.",
+    source="/proc/self/stat",
+)
+RESIDENT_BYTES = FamilySpec(
+    name="process_resident_memory_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Memory of the exporter in RAM. Absent off Linux.",
+    source="/proc/self/stat rss",
+)
+VIRTUAL_BYTES = FamilySpec(
+    name="process_virtual_memory_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Address space of the exporter. Absent off Linux.",
+    source="/proc/self/stat vsize",
+)
+START_TIME = FamilySpec(
+    name="process_start_time_seconds",
+    type="gauge",
+    unit="seconds",
+    help="Unix time at which the exporter started. Absent off Linux.",
+    source="/proc/self/stat starttime",
+)
+OPEN_FDS = FamilySpec(
+    name="process_open_fds",
+    type="gauge",
+    help="Open file descriptors of the exporter. Absent off Linux.",
+    source="/proc/self/fd",
+)
+MAX_FDS = FamilySpec(
+    name="process_max_fds",
+    type="gauge",
+    help="Largest number of file descriptors that the exporter may open. Absent off Linux.",
+    source="/proc/self/limits Max open files",
+)
+SPECS = (BUILD_INFO, CPU_SECONDS, RESIDENT_BYTES, VIRTUAL_BYTES, START_TIME, OPEN_FDS, MAX_FDS)
+
+
+class OwnCollector:
+    """Collector of the exporter's own process."""
+
+    name = "own"
+    specs = SPECS
+
+    def __init__(self) -> None:
+        self._process = ClientProcessCollector(proc=str(procfs()), registry=None)
+        try:
+            self._pynvml = metadata.version("nvidia-ml-py")
+        except metadata.PackageNotFoundError:
+            self._pynvml = ""
+
+    def collect(self) -> Collected:
+        """Read the exporter's process; the versions need no source."""
+        collected = Collected()
+        collected.add(BUILD_INFO, 1, __version__, platform.python_version(), self._pynvml)
+        with source(collected, "/proc/self"):
+            collected.extend(self._process.collect())
+        return collected

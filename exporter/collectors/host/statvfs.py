@@ -1,0 +1,91 @@
+"""statvfs with a deadline.
+
+A dead NFS server or FUSE daemon blocks statvfs forever, in a thread that cannot be interrupted. Each call therefore has a
+daemon thread of its own. A call that has not returned at the deadline is abandoned, and its filesystem gets no further call.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+NOT_RETURNED = "statvfs has not returned"
+_UNKNOWN_COUNT = 2**63
+"""Larger counts are -1 in the kernel's unsigned fields: the filesystem does not know."""
+
+StatvfsResult = os.statvfs_result | OSError | None
+"""None if statvfs has not returned."""
+
+
+class StatvfsPool:
+    """Concurrent statvfs calls; a call that hangs affects its own filesystem only."""
+
+    def __init__(
+        self,
+        *,
+        statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
+        deadline_seconds: float = 3.0,
+    ) -> None:
+        self._statvfs = statvfs
+        self._deadline = deadline_seconds
+        self._returned = threading.Condition()
+        self._running: set[str] = set()  # calls that have not returned; guarded by the condition
+
+    def call(self, paths: Mapping[str, str]) -> Mapping[str, StatvfsResult]:
+        """Call statvfs for the path of each filesystem, without those whose previous call has not returned.
+
+        One thread at a time may call this method.
+        """
+        results: dict[str, StatvfsResult] = {}
+        with self._returned:
+            started = [each for each in paths if each not in self._running]
+            for each in started:
+                arguments = (each, paths[each], results)
+                thread = threading.Thread(
+                    target=self._run, args=arguments, name="exporter-statvfs", daemon=True
+                )
+                try:
+                    thread.start()
+                    self._running.add(each)
+                except RuntimeError:
+                    results[each] = OSError(
+                        errno.EAGAIN, "no thread for statvfs (limit of processes or memory)"
+                    )
+            self._returned.wait_for(lambda: self._running.isdisjoint(started), self._deadline)
+            return {each: results.get(each) for each in paths}
+
+    def _run(self, filesystem: str, path: str, results: dict[str, StatvfsResult]) -> None:
+        try:
+            result: StatvfsResult = self._statvfs(path)
+        except OSError as error:
+            result = error
+        with self._returned:
+            self._running.discard(filesystem)
+            results[filesystem] = result
+            self._returned.notify_all()
+
+
+def size_bytes(found: os.statvfs_result) -> int | None:
+    """Return the size of a filesystem; None for a filesystem without blocks (autofs, lxcfs)."""
+    return _known(found.f_blocks * found.f_frsize) if found.f_blocks else None
+
+
+def available_bytes(found: os.statvfs_result) -> int | None:
+    """Return the bytes that users other than root can still write; None for a filesystem without blocks."""
+    return _known(found.f_bavail * found.f_frsize) if found.f_blocks else None
+
+
+def files(found: os.statvfs_result) -> int | None:
+    """Return the number of inodes; None if the filesystem has no limit (btrfs)."""
+    return _known(found.f_files) if found.f_files else None
+
+
+def files_free(found: os.statvfs_result) -> int | None:
+    """Return the number of free inodes; None if the filesystem has no limit (btrfs)."""
+    return _known(found.f_ffree) if found.f_files else None
+
+
+def _known(count: int) -> int | None:
+    return count if count < _UNKNOWN_COUNT else None

@@ -1,0 +1,96 @@
+"""Mounted filesystems as /proc/<pid>/mountinfo lists them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from exporter.collectors.kernel_files import printable
+
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo; names that are not UTF-8 hold surrogates, as system calls need them.
+
+    Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
+    """
+
+    id: int
+    parent: int  # id of the mount that holds the mount point
+    device: str  # `major:minor`, the same for all mounts of one filesystem
+    root: str  # directory of the filesystem that is mounted
+    path: str  # mount point
+    fstype: str  # `ext4`, `nfs4`, `fuse.sshfs` …
+    source: str  # block device, export of a server, or any word
+    options: frozenset[str]  # of the mount and of the filesystem
+
+    @property
+    def label(self) -> str:
+        """The mount point as a label value."""
+        return printable(self.path)
+
+
+def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
+    """Return the mounts of a mountinfo in the kernel's order, all or those of some types; raises ValueError."""
+    wanted = [f" - {fs_type} " for fs_type in fs_types]
+    return [
+        _mount(line)
+        for line in text.split("\n")
+        if line and (not wanted or any(word in line for word in wanted))
+    ]
+
+
+def visible(mounts: Sequence[Mount]) -> list[Mount]:
+    """Return the mounts that no other mount covers; a covered path leads to another filesystem.
+
+    Of two mounts with the same parent, the mount further up in the tree covers the mount below it: a mount that was there
+    first would be the parent. A mount on the very path of another mount covers that mount.
+    """
+    by_id = {mount.id: mount for mount in mounts}
+    beside: dict[int, set[str]] = {}
+    for mount in mounts:
+        beside.setdefault(mount.parent, set()).add(mount.path)
+    shadowed = {
+        mount.id
+        for mount in mounts
+        if not beside[mount.parent].isdisjoint(map(str, PurePosixPath(mount.path).parents))
+    }
+
+    def is_visible(mount: Mount) -> bool:
+        if mount.id != mount.parent and mount.path in beside.get(mount.id, ()):
+            return False
+        ancestors: set[int] = set()
+        step: Mount | None = mount
+        while step is not None and step.id not in ancestors:  # the root mount may be its own parent
+            ancestors.add(step.id)
+            step = by_id.get(step.parent)
+        return shadowed.isdisjoint(ancestors)
+
+    return [mount for mount in mounts if is_visible(mount)]
+
+
+def unescape(field: str) -> str:
+    r"""Return a name without the kernel's octal escapes (`\040` for a blank)."""
+    return os.fsdecode(_OCTAL.sub(lambda found: bytes((int(found[1], 8),)), os.fsencode(field)))
+
+
+def _mount(line: str) -> Mount:
+    # Optional fields precede the dash, at least three fields follow it.
+    before, after = line.split(" - ", 1)
+    number, parent, device, root, path, options = before.split(" ")[:6]
+    fstype, origin, super_options = after.split(" ")[:3]
+    return Mount(
+        id=int(number),
+        parent=int(parent),
+        device=device,
+        root=unescape(root),
+        path=unescape(path),
+        fstype=printable(unescape(fstype)),
+        source=printable(unescape(origin)),
+        options=frozenset(f"{options},{super_options}".split(",")),
+    )

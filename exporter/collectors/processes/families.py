@@ -1,0 +1,97 @@
+"""Families of the job's processes."""
+
+from __future__ import annotations
+
+from exporter.families import FamilySpec
+
+_HIDDEN = "Absent where the processes are not visible (another pid namespace)."
+_PRIVATE = "Absent without the right to read it (same user, or ptrace)."
+
+UP = FamilySpec(
+    name="training_process_up",
+    type="gauge",
+    labels=("run", "rank"),
+    help=(
+        "1 if the rank's process is alive, 0 if it has ended, by the kernel's lock on its feed file. Absent some time after"
+        " the end."
+    ),
+    source="record lock of the feed",
+)
+INSTANCES = FamilySpec(
+    name="training_process_instances",
+    type="gauge",
+    labels=("run", "rank", "role"),
+    help=(
+        "Living processes by role: trainer, dataloader (worker processes of multiprocessing), other. "
+        + _HIDDEN
+    ),
+    source="feed, descendants of the recording processes",
+)
+STATE = FamilySpec(
+    name="training_process_state",
+    type="gauge",
+    labels=("run", "rank", "role", "state"),
+    help=(
+        "Processes by state: running, sleeping, disk_sleep, stopped, tracing_stop, zombie, dead, idle. Absent for a state"
+        " without processes."
+    ),
+    source="/proc/<pid>/stat state",
+)
+CPU = FamilySpec(
+    name="training_process_cpu_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("run", "rank", "role", "mode"),
+    help="CPU time of all processes since the sidecar started, ended processes included. " + _HIDDEN,
+    source="/proc/<pid>/stat utime, stime",
+)
+RESIDENT = FamilySpec(
+    name="training_process_resident_bytes",
+    type="gauge",
+    unit="bytes",
+    labels=("run", "rank", "role"),
+    help="Memory in RAM; memory that several processes share counts for each. " + _HIDDEN,
+    source="/proc/<pid>/statm resident",
+)
+IO_READ = FamilySpec(
+    name="training_process_io_read_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("run", "rank", "role"),
+    help="Bytes fetched from storage since the sidecar started. " + _PRIVATE,
+    source="/proc/<pid>/io read_bytes",
+)
+IO_WRITTEN = FamilySpec(
+    name="training_process_io_written_bytes_total",
+    type="counter",
+    unit="bytes",
+    labels=("run", "rank", "role"),
+    help="Bytes sent to storage since the sidecar started. " + _PRIVATE,
+    source="/proc/<pid>/io write_bytes",
+)
+THREADS = FamilySpec(
+    name="training_process_threads",
+    type="gauge",
+    labels=("run", "rank", "role"),
+    help="Threads of all processes. " + _HIDDEN,
+    source="/proc/<pid>/status Threads",
+)
+OPEN_FDS = FamilySpec(
+    name="training_process_open_fds",
+    type="gauge",
+    labels=("run", "rank", "role"),
+    help="Open file descriptors of the process with the most. " + _PRIVATE,
+    source="/proc/<pid>/fd",
+)
+GPU_MEMORY = FamilySpec(
+    name="training_process_gpu_memory_bytes",
+    type="gauge",
+    unit="bytes",
+    labels=("run", "rank", "role", "gpu", "uuid"),
+    help=(
+        "GPU memory of the processes. Absent where the driver does not report it (some MIG modes, vGPU) or reports pids of"
+        " another namespace."
+    ),
+    source="NVML compute running processes",
+)
+SPECS = (UP, INSTANCES, STATE, CPU, RESIDENT, IO_READ, IO_WRITTEN, THREADS, OPEN_FDS, GPU_MEMORY)

@@ -1,0 +1,51 @@
+"""Reading of one process by psutil."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from exporter.collectors.kernel_files import from_psutil
+from exporter.collectors.processes.totals import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """State and resources of one process; None if not readable."""
+
+    state: str
+    usage: Usage
+    threads: int | None = None
+    resident_bytes: int | None = None
+    open_descriptors: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is a zombie or dead: it has no resources."""
+        return self.state in {"zombie", "dead"}
+
+
+def read_process(process: psutil.Process) -> ProcessReading | None:
+    """Return a reading; None if the process has ended; raises OSError and CollectError."""
+    return from_psutil(f"process {process.pid}", lambda: _read(process))
+
+
+def _read(process: psutil.Process) -> ProcessReading | None:
+    with process.oneshot():
+        try:
+            state = process.status().replace("-", "_")
+            times = process.cpu_times()
+        except psutil.Error:
+            return None
+        usage = Usage(times.user, times.system)
+        threads = resident = descriptors = None
+        try:
+            threads = process.num_threads()
+            resident = process.memory_info().rss
+            io = process.io_counters()
+            usage.read_bytes, usage.written_bytes = io.read_bytes, io.write_bytes
+            descriptors = process.num_fds()
+        except psutil.Error:  # the process ends now, or belongs to another user
+            pass
+        return ProcessReading(state, usage, threads, resident, descriptors)

@@ -1,0 +1,88 @@
+"""CPU and I/O totals of a run's processes, which do not fall when a process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import psutil
+
+from exporter.collectors.job import Role
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Rank and role of processes."""
+
+    rank: str
+    role: Role
+
+
+@dataclass(slots=True)
+class Usage:
+    """CPU time and I/O of a process or a group; None if not readable."""
+
+    user_seconds: float | None = None
+    system_seconds: float | None = None
+    read_bytes: float | None = None
+    written_bytes: float | None = None
+
+
+@dataclass(slots=True)
+class GroupTotals:
+    """Sums over all processes that a group ever had."""
+
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    read_bytes: float = 0
+    written_bytes: float = 0
+
+    def add(self, before: Usage, now: Usage) -> None:
+        """Add the increase of one process; a value that fell adds nothing."""
+        self.user_seconds += _increase(before.user_seconds, now.user_seconds)
+        self.system_seconds += _increase(before.system_seconds, now.system_seconds)
+        self.read_bytes += _increase(before.read_bytes, now.read_bytes)
+        self.written_bytes += _increase(before.written_bytes, now.written_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class RunTotals:
+    """Totals of one run since the sidecar started.
+
+    The use of a process before the sidecar started is not counted: after a restart of the sidecar it would appear as an
+    increase.
+    """
+
+    groups: dict[ProcessGroup, GroupTotals] = field(default_factory=dict)
+    _last: dict[psutil.Process, Usage] = field(default_factory=dict)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of all groups."""
+        return sum(total.user_seconds + total.system_seconds for total in self.groups.values())
+
+    def count(self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, older: bool) -> None:
+        """Add the increase of a process since its last reading; `older` if the process is older than the sidecar."""
+        total = self.groups.setdefault(group, GroupTotals())
+        before = self._last.get(process)
+        if before is None:
+            before = usage if older else Usage(0.0, 0.0, 0, 0)
+        total.add(before, usage)
+        self._last[process] = Usage(
+            user_seconds=_highest(before.user_seconds, usage.user_seconds),
+            system_seconds=_highest(before.system_seconds, usage.system_seconds),
+            read_bytes=_highest(before.read_bytes, usage.read_bytes),
+            written_bytes=_highest(before.written_bytes, usage.written_bytes),
+        )
+
+    def forget_ended(self, living: Collection[psutil.Process]) -> None:
+        """Discard the last readings of processes that have ended; their totals remain."""
+        self._last = {process: usage for process, usage in self._last.items() if process in living}
+
+
+def _increase(before: float | None, now: float | None) -> float:
+    return 0 if now is None or before is None else max(0, now - before)
+
+
+def _highest(before: float | None, now: float | None) -> float | None:
+    return now if before is None else before if now is None else max(before, now)
