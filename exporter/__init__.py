@@ -20,6 +20,12 @@ from exporter.version import __version__
 registry = REGISTRY
 """The Stats of this process: `registry.matching("train.*")`, `registry.find(name)`, `registry.switch(pattern, …)`."""
 
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__
+
+
 __all__ = [
     "Aggregation",
     "DefinitionError",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from exporter.errors import FeedError
 from exporter.feed.directory import feed_directory
 from exporter.recorder import RECORDER
-from exporter.recording.definition import check_labels, require
+from exporter.recording.definition import check_labels, require, unreadable_values
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
 
@@ -28,18 +28,29 @@ if TYPE_CHECKING:
 
 
 def configure(
-    *, run: str | None = None, rank: int | None = None, labels: Mapping[str, str] | None = None
+    *,
+    run: str | None = None,
+    rank: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    session: str | None = None,
 ) -> None:
-    """Say who this process is, before what its launcher put into the environment.
+    """Set the identity of this process; the arguments take precedence over the environment.
 
-    What was recorded before under another run or rank stays with it, and counting begins anew. The labels describe the
-    process and are published on `training_process_labels_info` only. A value that is not fit is a DefinitionError.
+    Samples recorded before under another run or rank keep that identity, and all counts restart at zero. The labels are
+    published on `training_process_labels_info` only. The session (also `EXPORTER_SESSION`) is the `session_tag` of the run and
+    of one-logger's records: it groups the runs of one training and changes nothing else.
+
+    Raises:
+        DefinitionError: An argument is invalid; nothing was changed.
     """
-    good = run is None or (isinstance(run, str) and run and clean_text(run) == run)
-    require(bool(good), "run", run, "printable text of 1 to 256 characters")
-    good = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
-    require(good, "rank", rank, "a whole number from 0")
-    RECORDER.process.configure(run, rank, None if labels is None else check_labels(labels))
+    with unreadable_values():
+        for field, text in (("run", run), ("session", session)):
+            good = text is None or (isinstance(text, str) and text and clean_text(text) == text)
+            require(bool(good), field, text, "printable text of 1 to 256 characters")
+        good = rank is None or (type(rank) is int and 0 <= rank < 1_000_000_000)
+        require(good, "rank", rank, "a whole number from 0")
+        checked = None if labels is None else check_labels(labels)
+    RECORDER.process.configure(run, rank, checked, session)
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:

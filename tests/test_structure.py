@@ -129,6 +129,10 @@ def test_all_is_sorted_and_what_can_be_imported() -> None:
         assert getattr(exporter, name) is not None
 
 
+def test_dir_shows_the_public_names() -> None:
+    assert dir(exporter) == exporter.__all__
+
+
 WATCH = """
 import sys, threading
 before = set(sys.modules)

@@ -6,13 +6,15 @@ Used in the training process, at construction and when the configuration's rules
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import isfinite
 from typing import Any
 
 from exporter.errors import DefinitionError
+from exporter.recording.conversion import safe_repr
 from exporter.recording.values import Aggregation, StatDefinition
 
 _UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts amperes meters flops tokens samples steps"
@@ -47,7 +49,26 @@ Rule = Mapping[str, object]
 def check_definition(
     name: str, aggregations: Iterable[Aggregation | str] | None = None, **fields: Any
 ) -> StatDefinition:
-    """Make a definition of the arguments of `Stat`, or raise a DefinitionError that names the value and the allowed ones."""
+    """Return the definition of a Stat from its arguments; raises DefinitionError with the value and the allowed values."""
+    with unreadable_values():
+        return _check_definition(name, aggregations, **fields)
+
+
+@contextmanager
+def unreadable_values() -> Iterator[None]:
+    """Raise DefinitionError for a value that raises when it is read, as an unbound proxy does."""
+    try:
+        yield
+    except DefinitionError:
+        raise
+    except Exception as error:
+        text = f"an argument cannot be read: {safe_repr(error)}"
+        raise DefinitionError(text, field="", found=None, allowed="values that can be read") from error
+
+
+def _check_definition(
+    name: str, aggregations: Iterable[Aggregation | str] | None, **fields: Any
+) -> StatDefinition:
     good: object = isinstance(name, str) and len(name) <= LONGEST_NAME and _NAME.fullmatch(name)
     allowed = "letters, digits, '_' and '.', starting with a letter: training.batch.latency"
     require(good, "name", name, f"{allowed} (at most {LONGEST_NAME} characters)")
@@ -69,7 +90,7 @@ def check_definition(
 def require(good: object, field: str, found: object, allowed: str, what: str = "") -> None:
     """Raise DefinitionError unless a value is good."""
     if not good:
-        text = repr(found)
+        text = safe_repr(found)
         text = text if len(text) <= 80 else f"{text[:77]}..."
         raise DefinitionError(
             f"{what or field} must be {allowed}, not {text}", field=field, found=found, allowed=allowed

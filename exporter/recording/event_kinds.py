@@ -16,6 +16,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from exporter.recording.conversion import to_message
 from exporter.recording.event_values import LEVELS, LONGEST_TYPE, check_severity, check_type, find_severity
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
@@ -170,10 +171,10 @@ class KindTable:
         """Whether such an event would be recorded; cheap enough to ask before making its data."""
         try:
             return self._kinds[type, severity].enabled
-        except (KeyError, TypeError):
+        except Exception:  # noqa: BLE001, S110  # a new kind, or a `__hash__` of the job's own
             pass
         try:
-            return self.kind(str(type), find_severity(severity) or "info").enabled
+            return self.kind(to_message(type, LONGEST_TYPE), find_severity(severity) or "info").enabled
         except Exception:  # noqa: BLE001  # whatever the job's own object is
             return self.recording
 

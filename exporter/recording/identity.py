@@ -42,6 +42,7 @@ class Process:
         self._run: str | None = None
         self._rank: int | None = None
         self._labels: tuple[tuple[str, str], ...] = ()
+        self._session = ""
         self.run_id = ""
         self.after_fork()
 
@@ -87,11 +88,21 @@ class Process:
         self._records = True
         self._trains = self._trains or trains
 
+    @property
+    def session(self) -> str:
+        """The session tag from `configure` or `EXPORTER_SESSION`; empty if neither names one."""
+        return self._session or clean_text(os.environ.get("EXPORTER_SESSION", "")).strip()
+
     def configure(
-        self, run: str | None, rank: int | None, labels: tuple[tuple[str, str], ...] | None
+        self,
+        run: str | None,
+        rank: int | None,
+        labels: tuple[tuple[str, str], ...] | None,
+        session: str | None = None,
     ) -> None:
-        """Take what the job says of itself; it goes before the environment."""
+        """Set the identity; the arguments take precedence over the environment, and None changes nothing."""
         before = self._who()
+        self._session = self._session if session is None else session
         self._run = self._run if run is None else run
         self._rank = self._rank if rank is None else rank
         self._labels = self._labels if labels is None else labels

@@ -22,7 +22,7 @@ from exporter.recording.event_log import EventLog
 from exporter.recording.identity import Process, number_within
 from exporter.recording.notices import NOTICES, log_once
 from exporter.recording.stat_table import StatTable
-from exporter.recording.state import BUFFER_SAMPLES, StatState
+from exporter.recording.state import BUFFER_SAMPLES, CHUNK_SAMPLES, StatState
 from exporter.recording.values import Ending, ProcessIdentity, Recording, StatReading, TrainingReading
 from exporter.recording.windows import WindowClock
 from exporter.recording.worker import Worker, end_all
@@ -45,6 +45,8 @@ EXIT_SECONDS = 2.0
 """The one deadline of an exiting process for all of: periodic tasks, handlers, span exporters, the last write."""
 TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 0.6, 1.1, 1.6, 1.7
 """Time after the begin of the exit until which each of them may take; the rest is for the last write."""
+EXIT_SWITCH_SECONDS = 0.0005
+"""Switch interval of the interpreter while the process exits."""
 DRAIN_SECONDS = 0.5
 """Longest drain of Stats with handlers of windows at exit."""
 
@@ -242,7 +244,15 @@ class Recorder:
         if self._stopping:
             return
         self._stopping = True
-        began = monotonic()
+        switch_interval = sys.getswitchinterval()
+        # Busy daemon threads of the job would hold the interpreter lock for 5 ms each at every system call of ours.
+        sys.setswitchinterval(EXIT_SWITCH_SECONDS)
+        try:
+            self._shut_down(monotonic())
+        finally:
+            sys.setswitchinterval(switch_interval)
+
+    def _shut_down(self, began: float) -> None:
         self.events.limit_waits(began + HANDLERS_SECONDS)
         self._wake()
         self.drain(DRAIN_SECONDS)
@@ -441,7 +451,7 @@ class Recorder:
             ),
             final,
             self.events.reading(),
-            None if training is None else training.reading(),
+            None if training is None else self._tagged(training.reading()),
             _ending(wall) if last else None,
             self.stats.refused,
         )
@@ -449,6 +459,13 @@ class Recorder:
         if self._sink is None or self._closed:
             return False
         return self._sink.publish(recording, self._written_as(), is_child=self._is_child)
+
+    def _tagged(self, reading: TrainingReading | None) -> TrainingReading | None:
+        """Add the session of `configure` to the facts, unless the job's telemetry has a session tag of its own."""
+        session = self.process.session
+        if reading is None or not session or any(name == "session_tag" for name, _ in reading.facts):
+            return reading
+        return reading.replace(facts=tuple(sorted([*reading.facts, ("session_tag", session)])))
 
     def _claim(self, states: Iterable[StatState]) -> None:
         """Claim the rank once the process records samples of the job, or trains."""
@@ -477,7 +494,7 @@ class Recorder:
 
     def _drain(self, state: StatState) -> None:
         """Drain a buffer; at most as many samples as it held at the start, however many are added meanwhile."""
-        for _ in range(len(state.buffer) // 1024 + 1):
+        for _ in range(len(state.buffer) // CHUNK_SAMPLES + 1):
             self.yield_gil()
             if not state.drain(wall=time()):
                 return

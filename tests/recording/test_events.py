@@ -28,6 +28,16 @@ def events() -> Iterator[EventLog]:
     log.close(timeout_seconds=0.2)
 
 
+def test_enabled_answers_for_a_type_that_cannot_be_hashed(events: EventLog) -> None:
+    class Unhashable(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            raise RuntimeError("mine")
+
+    assert events.enabled(Unhashable("checkpoint.saved"))
+
+
 def test_an_event_has_all_that_was_said_of_it_and_when() -> None:
     told: list[Event] = []
     events = EventLog(identify=lambda: new_identity(run="night-run", rank=3))

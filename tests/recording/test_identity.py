@@ -5,11 +5,47 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_support import run, snapshots
 
+import exporter
 from exporter.recording.identity import script_of
+
+
+class Unreadable:
+    """As an unbound proxy."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError("unbound")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("unbound")
+
+
+@pytest.mark.parametrize("field", ["run", "rank", "labels", "session"])
+def test_configure_refuses_a_value_that_cannot_be_shown(field: str) -> None:
+    values: dict[str, Any] = {field: Unreadable()}
+
+    with pytest.raises(exporter.DefinitionError):
+        exporter.configure(**values)
+
+
+@pytest.mark.parametrize(
+    ("call", "environment"),
+    [("exporter.configure(session='night')", {}), ("", {"EXPORTER_SESSION": "night"})],
+)
+def test_session_is_a_tag_of_the_run_and_changes_nothing_else(
+    feed: Path, call: str, environment: dict[str, str]
+) -> None:
+    run(feed, f"{call}\nwith training.training_iteration():\n    pass", check=True, **environment)
+
+    (snapshot,) = snapshots(feed)
+    reading = snapshot.recording.training
+    assert reading is not None
+    assert dict(reading.facts)["session_tag"] == "night"
+    assert reading.steps == 1
 
 
 def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic_support import only, run, snapshots
+from elastic_support import child, only, run, snapshots
 
 WRITES = """
         from exporter.recording.handlers import JsonLinesHandler
@@ -285,3 +285,27 @@ def test_a_fork_while_another_thread_begins_to_record_never_hangs(feed: Path, wa
 
     counts = [reading.count for snapshot in snapshots(feed) for reading in snapshot.recording.stats]
     assert 1 in counts
+
+
+def test_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Path) -> None:
+    program = """
+        import sys
+        sys._is_gil_enabled = lambda: False
+        import exporter
+        from exporter import training
+
+        stat = exporter.Stat("train.loss")
+        with training.training_iteration():
+            stat.add(1.0)
+            exporter.log("event")
+        assert exporter.flush()
+        print("done")
+    """
+    done = child(feed, program)
+
+    assert done.stdout == "done\n"
+    assert (
+        done.stderr.count("exporter: nothing is recorded: this Python runs without the interpreter lock") == 1
+    )
+    assert "PYTHON_GIL=1" in done.stderr
+    assert not list(feed.iterdir())

@@ -1,0 +1,91 @@
+"""The exit of a process: one deadline for all waits, whatever hangs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from elastic_support import only, run
+
+HUNG = """
+    def hang(*_):
+        time.sleep(60)
+
+    loss = Stat("train.loss", ["mean"], window_seconds=0.2)
+    loss.on_window(hang)
+    for _ in range(3):
+        exporter.events.register(hang)
+    Stat.passive("train.passive", hang)
+    import exporter.monitor as monitor
+    monitor.register_event_handler(hang)
+    loss.add(1.0)
+    time.sleep(1.0)
+    log("hung")
+    loss.add(2.0)
+    print(time.monotonic(), flush=True)
+"""
+
+
+def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
+    done = run(feed, program, check=True, **environment)
+    return time.monotonic() - float(done.stdout.splitlines()[-1])
+
+
+def test_everything_that_hangs_shares_one_deadline_at_exit(tmp_path: Path) -> None:
+    assert seconds_to_exit(tmp_path / "feed", HUNG) < 2.7
+    assert only(tmp_path / "feed").count == 2
+
+
+@pytest.mark.parametrize("disabled", ["0", "1"])
+def test_log_handler_that_hangs_does_not_delay_the_exit(tmp_path: Path, disabled: str) -> None:
+    program = """
+        import logging
+
+        class Hanging(logging.Handler):
+            def emit(self, record):
+                time.sleep(30)
+
+        class Hostile:
+            def __repr__(self):
+                raise RuntimeError("mine")
+
+        logging.getLogger().addHandler(Hanging())
+        log("event", datum=Hostile())
+        time.sleep(0.5)
+        print(time.monotonic(), flush=True)
+    """
+    assert seconds_to_exit(tmp_path / "feed", program, EXPORTER_DISABLED=disabled) < 2.0
+
+
+def test_busy_daemon_threads_hardly_delay_the_exit(tmp_path: Path) -> None:
+    program = """
+        loss = Stat("train.loss", ["mean"])
+
+        def work():
+            while True:
+                loss.add(1.0)
+
+        for _ in range(4):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(1.0)
+        print(time.monotonic(), flush=True)
+    """
+    assert seconds_to_exit(tmp_path / "feed", program) < 1.5
+
+
+def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
+    program = """
+        from exporter.recording.notices import NOTICES, log_once
+
+        for number in range(1000):
+            log_once(str(number), "notice")
+        NOTICES.flush()
+        log("event")
+        flush()
+        print(NOTICES.dropped, flush=True)
+    """
+    done = run(tmp_path / "feed", program)
+
+    assert done.stdout == "900\n"
+    assert done.stderr.count("exporter: notice\n") == 100
