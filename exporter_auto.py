@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 BRIDGES: dict[str, str] = {
     "elastic": "torch",
     "monitor": "torch",
-    "wait_counters": "torch",
     "cuda_memory": "torch",
     "plain_torch": "torch",
     "transformers": "transformers",

@@ -15,11 +15,10 @@ from typing import Any
 from exporter.bridges.periodic import Periodic
 from exporter.elastic.families import metric_name
 from exporter.errors import DefinitionError
-from exporter.recording.event_values import check_data
+from exporter.recording.event_values import RawEvent, check_data
 from exporter.recording.events import EVENTS
 from exporter.recording.notices import tell_once
 from exporter.recording.stat import Stat, metric
-from exporter.recording.worker import RawEvent
 
 UNNAMED = "unnamed"
 QUEUE_EVENTS = 1 << 22
@@ -73,9 +72,9 @@ class MonitorBridge:
                     kind.suppressed["rate_limit"].add(number)
         for name, event in zip(names[:MOST_TOLD], part, strict=False):
             raw = _raw(name, event)
-            kind = EVENTS.kind(raw[0], "info")
+            kind = EVENTS.kind(raw.type, "info")
             if kind.enabled:
-                EVENTS.record(kind, raw, raw[4], event)
+                EVENTS.record(kind, raw, raw.timestamp, event)
         for name, event in zip(names, part, strict=True):
             if name == self._stat_event:
                 self._record_window(event)
@@ -101,7 +100,7 @@ def _raw(name: str, event: Any) -> RawEvent:
         data, happened = check_data(event.data), float(event.timestamp.timestamp())
     except Exception:  # noqa: BLE001  # what a class of the job's own has instead, or a year beyond Unix time
         data, happened = {}, time()
-    return name or UNNAMED, None, "info", data, happened, time(), monotonic_ns(), None, ()
+    return RawEvent(name or UNNAMED, None, "info", data, happened, time(), monotonic_ns())
 
 
 def _series(key: str) -> Callable[[float], None] | None:

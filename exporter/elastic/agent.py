@@ -11,7 +11,7 @@ from time import monotonic_ns, time
 from typing import Any
 
 from exporter.recording.conversion import to_message
-from exporter.recording.event_values import convert_data
+from exporter.recording.event_values import RawEvent, convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import clean_text
 from exporter.recording.recorder import RECORDER
@@ -193,7 +193,7 @@ def _log(
         happened = timestamp_ms / 1000 if stamped else now
         ends = {key: str(data[key])[-LONGEST_ERROR:] for key in ("raw_error", "error_trace") if data.get(key)}
         plain = convert_data({**data, **ends}, lambda _name: None)
-        raw = (type_, message, severity, plain, happened, now, monotonic_ns(), None, ())
+        raw = RawEvent(type_, message, severity, plain, happened, now, monotonic_ns())
         EVENTS.record(kind, raw, happened, origin)
         EVENTS.answer(kind)
 

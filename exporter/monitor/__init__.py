@@ -16,7 +16,6 @@ from exporter.monitor.events import (
     unregister_event_handler,
 )
 from exporter.monitor.stat import Aggregation, Stat
-from exporter.monitor.waits import _WaitCounter, _WaitCounterTracker
 
 VALUE, MEAN, COUNT, SUM, MAX, MIN = Aggregation
 """As torch exports the values of its enumeration."""
@@ -34,8 +33,6 @@ __all__ = [
     "EventHandlerHandle",
     "Stat",
     "TensorboardEventHandler",
-    "_WaitCounter",
-    "_WaitCounterTracker",
     "data_value_t",
     "log_event",
     "register_event_handler",

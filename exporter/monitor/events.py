@@ -13,9 +13,9 @@ from typing import Any
 
 from exporter.recording.conversion import Datum, to_scalar
 from exporter.recording.event_values import Event as RecordedEvent
-from exporter.recording.event_values import check_data
-from exporter.recording.events import EVENTS, register, unregister
-from exporter.recording.worker import Handle, RawEvent
+from exporter.recording.event_values import RawEvent, check_data
+from exporter.recording.events import EVENTS, unregister
+from exporter.recording.handle import Adapter, Handle
 
 data_value_t = str | float | int | bool
 """What the data of an event may be."""
@@ -101,7 +101,7 @@ class Event:
         except (OverflowError, ValueError, OSError):
             happened = now  # a year that Unix time does not reach here
         name = self._name or UNNAMED
-        return name, None, "info", check_data(self._data), happened, now, monotonic_ns(), None, ()
+        return RawEvent(name, None, "info", check_data(self._data), happened, now, monotonic_ns())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, timestamp={self.timestamp!r}, data={self.data!r})"
@@ -125,7 +125,8 @@ def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHan
 
     What it logs itself is told after it has returned. Raises TypeError: It cannot be called.
     """
-    return register(callback, queue=QUEUED_EVENTS, adapt=_adapted, own=Event, answers=True)
+    adapter = Adapter(_adapted, own=Event, answers=True)
+    return EVENTS.register_adapted(callback, adapter, queue=QUEUED_EVENTS)
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:

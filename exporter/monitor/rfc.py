@@ -21,19 +21,20 @@ from weakref import WeakSet
 from exporter.recording.conversion import LONGEST_TEXT, Datum
 from exporter.recording.event_values import Event as RecordedEvent
 from exporter.recording.event_values import (
+    RawEvent,
     check_data,
     check_severity,
     check_timestamp,
     check_type,
 )
 from exporter.recording.events import EVENTS, enabled
+from exporter.recording.handle import Adapter, Handle
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.state import StatState
 from exporter.recording.timing import AnyFunction, Timer, within
 from exporter.recording.values import Aggregation
 from exporter.recording.windows import Window
-from exporter.recording.worker import Handle
 
 __all__ = [
     "AggregatingStatCollector",
@@ -108,7 +109,7 @@ def log(
     happened = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
-        raw = (type_, text, severity, data, happened, now, monotonic_ns(), EVENTS.span_id(), ())
+        raw = RawEvent(type_, text, severity, data, happened, now, monotonic_ns(), EVENTS.span_id())
         EVENTS.record(kind, raw, happened, event)
 
 
@@ -117,7 +118,7 @@ def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
 
     It is given a copy with times and ids. Raises TypeError: It is neither callable nor has it `handle`.
     """
-    return EVENTS.register(handler, adapt=_adapted)
+    return EVENTS.register_adapted(handler, Adapter(_adapted))
 
 
 def unregister(handle: Handle) -> None:

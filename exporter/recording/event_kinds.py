@@ -18,9 +18,10 @@ from typing import Any
 
 from exporter.recording.conversion import to_message
 from exporter.recording.event_values import LEVELS, LONGEST_TYPE, check_severity, check_type, find_severity
+from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
-from exporter.recording.worker import Counter, Handle
+from exporter.recording.worker import Counter
 
 MOST_TYPES = 100
 """Types that are counted apart; the rest is `other`."""

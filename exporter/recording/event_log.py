@@ -19,15 +19,17 @@ from exporter.recording.event_kinds import LONGEST_LABEL, Kind, KindTable, Pair
 from exporter.recording.event_values import (
     LONGEST_TYPE,
     Event,
+    RawEvent,
     check_parents,
     check_severity,
     check_timestamp,
     convert_data,
     find_severity,
 )
+from exporter.recording.handle import ANSWER_SECONDS, Adapter, Handle, name_of
 from exporter.recording.identity import Process, clean_text
 from exporter.recording.values import EventsReading, ProcessIdentity
-from exporter.recording.worker import ANSWER_SECONDS, Adapt, Handle, RawEvent, end_all, name_of
+from exporter.recording.worker import end_all
 
 RECENT_EVENTS = 256
 """Latest events that are kept for `recent`."""
@@ -121,7 +123,7 @@ class EventLog(KindTable):
             parents: tuple[str, ...] = ()
             if parent_ids != ():
                 parents = self._checked(type, check_parents, parent_ids, parents)
-            raw: RawEvent = (
+            raw = RawEvent(
                 type,
                 None if message is None else to_message(message),
                 kind.severity,
@@ -150,7 +152,7 @@ class EventLog(KindTable):
             for position in range(len(kept)):
                 entry = kept[position]
                 if not isinstance(entry, Event):
-                    kept[position] = self._event(entry if isinstance(entry, tuple) else entry.raw())
+                    kept[position] = self._event(entry if isinstance(entry, RawEvent) else entry.raw())
             return [entry for entry in list(kept) if isinstance(entry, Event)]
 
     # Handlers --------------------------------------------------------------------------------------------
@@ -163,28 +165,35 @@ class EventLog(KindTable):
         severity: str | None = None,
         queue: int = 1000,
         name: str | None = None,
-        adapt: Adapt | None = None,
-        own: type | None = None,
-        answers: bool = False,
     ) -> Handle:
-        """Have a handler told of events, on a thread of its own, in the order in which they were logged.
+        """Deliver events to a handler, on a thread of its own, in the order in which they were logged.
 
-        The same handler again is told again, by another thread. What it raises is counted, and what finds `queue` events
-        waiting. For an argument that cannot be, a TypeError or ValueError is raised.
+        A handler that is registered twice gets each event twice. Exceptions of the handler and events that find *queue*
+        events waiting are counted. Raises TypeError or ValueError for an invalid argument.
 
         Args:
             handler: A callable that takes an `Event`, or an object with `handle(event)`. The bound `append` or
                 `put` of a list, deque or SimpleQueue is called at once, on the thread that logs.
-            types: Shell patterns of the types that it wants, one or several; None for all.
-            severity: The least severity that it wants; None for all.
-            queue: Events that may wait for it, 1 to 1,000,000.
-            name: The label value under which it is counted; None for its own name.
-            adapt: For faces: makes what it takes out of an `Event` and the object that was logged.
-            own: For faces: the class of the objects that it takes as they were logged.
-            answers: For faces: that they wait for it (`answer`), so that the default rate limit need not hold.
+            types: Shell patterns of the types to deliver, one or several; None for all.
+            severity: The lowest severity to deliver; None for all.
+            queue: Events that may wait for the handler, 1 to 1,000,000.
+            name: The label value of the handler's counts; None for the handler's own name.
         """
-        a_class = isinstance(handler, type) and hasattr(handler, "handle")  # where an object of it is meant
-        if a_class or not (callable(handler) or callable(getattr(handler, "handle", None))):
+        return self.register_adapted(handler, None, types=types, severity=severity, queue=queue, name=name)
+
+    def register_adapted(
+        self,
+        handler: Any,
+        adapter: Adapter | None,
+        *,
+        types: Iterable[str] | str | None = None,
+        severity: str | None = None,
+        queue: int = 1000,
+        name: str | None = None,
+    ) -> Handle:
+        """Register a handler of a compatibility module, which takes the objects that *adapter* makes of events."""
+        is_class = isinstance(handler, type) and hasattr(handler, "handle")  # probably an instance was meant
+        if is_class or not (callable(handler) or callable(getattr(handler, "handle", None))):
             raise TypeError(
                 f"a handler must be a callable that takes an event, or an object with handle(event), not {handler!r}"
             )
@@ -202,9 +211,7 @@ class EventLog(KindTable):
             types=patterns,
             severity="debug" if severity is None else check_severity(severity),
             queue=queue,
-            adapt=adapt,
-            own=own,
-            answers=answers,
+            adapter=adapter,
         )
         if self.recording:
             with self._lock:
@@ -303,10 +310,12 @@ class EventLog(KindTable):
                 each.take_at_once(origin)
                 continue
             if event is None:
-                raw = late if isinstance(late, tuple) else late.raw()
-                if raw[7] is None:  # a face knows of no spans
-                    raw = (*raw[:7], self.span_id(), raw[8])
-                event = self._event(raw if payload is None else self._with_payload(raw, payload))
+                raw: RawEvent = late if isinstance(late, RawEvent) else late.raw()
+                if raw.span_id is None:  # a compatibility module knows no spans
+                    raw.span_id = self.span_id()
+                if payload is not None:
+                    self._add_payload(raw, payload)
+                event = self._event(raw)
             each.put(event, origin)
         self.latest.append(late if event is None else event)
 
@@ -325,13 +334,13 @@ class EventLog(KindTable):
         for kind in list(self._kinds.values()):
             kind.route(handles)
 
-    def _with_payload(self, raw: RawEvent, payload: Callable[[], Mapping[str, object]]) -> RawEvent:
+    def _add_payload(self, raw: RawEvent, payload: Callable[[], Mapping[str, object]]) -> None:
         try:
-            more = convert_data(payload(), lambda name: self._refuse(raw[0], f"the datum {name!r}"))
+            more = convert_data(payload(), lambda name: self._refuse(raw.type, f"the datum {name!r}"))
         except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
-            self._refuse(raw[0], f"its payload, {safe_repr(error)}")
-            return raw
-        return (*raw[:3], {**more, **raw[3]}, *raw[4:])
+            self._refuse(raw.type, f"its payload, {safe_repr(error)}")
+            return
+        raw.data = {**more, **raw.data}
 
     def span_id(self) -> str | None:
         """Return the id of the calling thread's innermost open span, or None."""
@@ -341,7 +350,7 @@ class EventLog(KindTable):
         who = self._who
         if who is None:
             who = self._who = self._identify()
-        return Event(*raw[:7], os.urandom(8).hex(), *raw[7:], who.rank, who.run)
+        return raw.event(os.urandom(8).hex(), who)
 
     def _add_up(
         self, handle: Handle, delivered: dict[str, int], dropped: dict[Pair, int], *, sign: int = 1

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from exporter.recording.conversion import LONGEST_TEXT, Datum, to_datum, to_message, to_scalar
-from exporter.recording.values import Value
+from exporter.recording.values import ProcessIdentity, Value
 
 LONGEST_TYPE = 512
 """Characters kept of an event's type, of the name of a datum and of a span id."""
@@ -61,6 +61,38 @@ class Event(Value):
     parent_ids: tuple[str, ...] = ()  # the ids of the events that led to it
     rank: int | None = None  # global rank of the process, None where it has none
     run: str = ""
+
+
+@dataclass(slots=True)
+class RawEvent:
+    """A logged event, from which an `Event` is made once a handler or `recent` needs it; not frozen, which costs 1 µs."""
+
+    type: str
+    message: str | None
+    severity: str
+    data: Mapping[str, Datum]
+    timestamp: float
+    logged_at: float
+    monotonic_ns: int
+    span_id: str | None = None
+    parent_ids: tuple[str, ...] = ()
+
+    def event(self, id: str, who: ProcessIdentity) -> Event:
+        """Return the event under an id, of a process."""
+        return Event(
+            type=self.type,
+            message=self.message,
+            severity=self.severity,
+            data=self.data,
+            timestamp=self.timestamp,
+            logged_at=self.logged_at,
+            monotonic_ns=self.monotonic_ns,
+            id=id,
+            span_id=self.span_id,
+            parent_ids=self.parent_ids,
+            rank=who.rank,
+            run=who.run,
+        )
 
 
 # Converting: never raises ------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ STUCK_SECONDS = 5.0
 """Running time after which a callback of a passive Stat is reported as hung."""
 EXIT_SECONDS = 2.0
 """The one deadline of an exiting process for all of: periodic tasks, handlers, span exporters, the last write."""
-TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 0.6, 1.1, 1.6, 1.7
+TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
 """Time after the begin of the exit until which each of them may take; the rest is for the last write."""
 EXIT_SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter while the process exits."""

@@ -13,11 +13,12 @@ from time import time
 
 from exporter.errors import DefinitionError
 from exporter.recording.definition import Rule, apply_rules, check_rules
+from exporter.recording.handle import Handle
 from exporter.recording.notices import tell_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation, StatDefinition, families_of
-from exporter.recording.worker import Handle, Worker
+from exporter.recording.worker import Worker
 
 MOST_STATS = 10_000
 """Stats beyond this number are constructed but not recorded: an unbounded label must not fill the job's memory."""

@@ -12,10 +12,10 @@ from math import isfinite
 
 from exporter.recording.conversion import Rejection, to_sample
 from exporter.recording.exponential import count_into
+from exporter.recording.handle import Handle
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import ExactSum, Window
-from exporter.recording.worker import Handle
 
 BUFFER_SAMPLES = 1 << 19
 """Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.recording.event_values import convert_data
+from exporter.recording.event_values import RawEvent, convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import tell_once
@@ -320,7 +320,7 @@ class Interpreter:
         if kind.enabled:
             span, wall = self.span_of(opened), at + self.job.offset
             told = convert_data({**data, "name": span.name_str}, lambda _name: None)
-            raw = (type, None, "info", told, wall, time(), monotonic_ns(), str(span.id), ())
+            raw = RawEvent(type, None, "info", told, wall, time(), monotonic_ns(), str(span.id))
             EVENTS.record(kind, raw, wall)
 
     # Spans -----------------------------------------------------------------------------------------------

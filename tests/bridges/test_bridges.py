@@ -11,13 +11,12 @@ from types import ModuleType
 
 import pytest
 from bridges_support import PRINT_PAGE, installed_distribution, job, wanted
-from elastic_support import REPOSITORY, child, labelled, page_of, series, tally, total
+from elastic_support import REPOSITORY, child, labelled, page_of, series, total
 
 import exporter
 import exporter_auto
 from exporter import bridges, patching
 from exporter.bridges.monitor import MonitorBridge
-from exporter.bridges.wait_counters import WaitCounters
 from exporter.elastic.bridge import is_launcher
 from exporter.recording.events import EVENTS
 
@@ -183,9 +182,6 @@ stat = monitor.Stat("train.batch_ms", [monitor.Aggregation.MEAN, monitor.Aggrega
 stat.add(10.0)
 stat.add(20.0)
 monitor.log_event(monitor.Event("my.monitor.event", datetime.datetime.now(), {"a": 1}))
-torch.distributed.TCPStore("127.0.0.1", 0, 1, True).set("a", "b")
-with monitor._WaitCounter("my.wait").guard():
-    pass
 print("exporter" in sys.modules, [thread.name for thread in threading.enumerate() if "exporter" in thread.name])
 """
 
@@ -214,9 +210,6 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
         assert labelled(page, "training_events_total", type=type_) == 1
     assert labelled(page, "train_batch_mean_seconds_sum") == pytest.approx(0.015)
     assert labelled(page, "train_batch_samples_total") == 2
-    assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set") >= 1
-    assert labelled(page, "training_torch_wait_seconds_total", key="TCPStore__set") > 0
-    assert labelled(page, "training_torch_wait_calls_total", key="my.wait") == 1
 
 
 FLOOD = """
@@ -311,7 +304,6 @@ def test_a_forked_child_tells_of_itself_only(tmp_path: Path) -> None:
 
     assert labelled(page, "training_events_total", type="parent") == 2
     assert labelled(page, "training_events_total", type="child") == 1
-    assert labelled(page, "training_torch_wait_calls_total", key="TCPStore__set") == 1
 
 
 # Who is the agent ---------------------------------------------------------------------------------------------
@@ -331,41 +323,6 @@ def test_a_forked_child_tells_of_itself_only(tmp_path: Path) -> None:
 )
 def test_torchrun_is_known_by_its_command_line(command: str, launcher: bool) -> None:
     assert is_launcher(command.split()) is launcher
-
-
-# Wait counters ------------------------------------------------------------------------------------------------
-
-
-def counter(calls: int, microseconds: int) -> dict[str, int]:
-    return {"total_calls": calls, "total_time_us": microseconds, "active_count": 0, "max_time_us": 0}
-
-
-@pytest.mark.parametrize(("name", "is_forked"), [("store", False), ("forked", True)])
-def test_totals_become_increments_which_in_a_forked_child_begin_with_what_its_parent_had(
-    name: str, is_forked: bool
-) -> None:
-    found: dict[str, dict[str, int]] = {}
-    counters = WaitCounters(lambda: dict(found))
-    if is_forked:
-        counters.forget()
-    for now in (counter(2, 3_000_000), counter(5, 4_000_000), counter(1, 0), counter(2, 500_000)):
-        found[f"pytorch.wait_counter.{name}"] = now
-        counters.look()
-        counters.look()
-
-    parents = (2, 3.0) if is_forked else (0, 0)
-    assert total("training.torch.wait_calls", key=name) == 5 + 1 - parents[0]  # it began anew once
-    assert total("training.torch.wait", key=name) == 4.5 - parents[1]
-    assert tally("training.torch.waits", key=name).reading().value == 0
-
-
-def test_keys_beyond_the_bound_share_one_series() -> None:
-    before = total("training.torch.wait_calls", key="other")
-    counters = WaitCounters(lambda: {f"many{number}": counter(1, 0) for number in range(300)})
-    counters.look()
-
-    assert total("training.torch.wait_calls", key="many199") == 1
-    assert total("training.torch.wait_calls", key="other") == before + 100
 
 
 # Torch's allocator of GPU memory: the answers of a real one, written down ------------------------------------

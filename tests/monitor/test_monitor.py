@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from elastic_support import total
 
 HOUR = dt.timedelta(hours=1)
 LONG = dt.timedelta(seconds=100)
@@ -306,27 +305,6 @@ def test_the_real_summary_writer_is_given_the_windows_of_a_stat_and_nothing_else
     assert scalars == {"board.sum": [10.0], "board.count": [5.0]}
 
 
-def test_b9_a_wait_is_counted_by_a_context_manager_that_raises_on(monitor: Any) -> None:
-    counter = monitor._WaitCounter("b9.wait")
-    with counter.guard():
-        pass
-    with pytest.raises(KeyError), counter.guard():
-        raise KeyError
-
-
-def test_b16_a_wait_is_listed_with_its_calls_and_time(ours: Any) -> None:
-    first, second = ours._WaitCounter("b16.wait"), ours._WaitCounter("b16.wait")
-    with first.guard(), second.guard():
-        time.sleep(0.01)
-    for number in range(300):
-        with ours._WaitCounter(f"b16.many{number}").guard():
-            pass
-
-    assert total("training.torch.wait_calls", key="b16.wait") == 2
-    assert 0.02 <= total("training.torch.wait", key="b16.wait") < 10
-    assert total("training.torch.wait_calls", key="other") >= 100
-
-
 WHEN = dt.datetime(2026, 1, 1)
 NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 2}]
 
@@ -345,7 +323,6 @@ NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 
         ("log_event", [(None,), (1,), ("a",), ({"name": "a"},)]),
         ("register_event_handler", [(1,), ("print",), ([],), (object(),)]),
         ("unregister_event_handler", [(1,), ("print",), (object(),)]),
-        ("_WaitCounter", [(5,)]),
     ],
 )
 def test_arguments_of_a_wrong_type_are_a_type_error(
@@ -358,9 +335,7 @@ def test_arguments_of_a_wrong_type_are_a_type_error(
 
 def test_the_module_has_torchs_names(ours: Any) -> None:
     torch_monitor = module_of("torch.monitor")
-    private = {"_WaitCounter", "_WaitCounterTracker"}
-    theirs = {name for name in dir(torch_monitor) if not name.startswith("_") or name in private}
-    theirs -= {"TYPE_CHECKING"}
+    theirs = {name for name in dir(torch_monitor) if not name.startswith("_")} - {"TYPE_CHECKING"}
 
     assert theirs <= set(ours.__all__)
     assert set(torch_monitor.Aggregation.__members__) == set(ours.Aggregation.__members__)

@@ -18,7 +18,7 @@ from waiting import PATIENCE, wait_until
 
 from exporter.recording.event_log import EventLog
 from exporter.recording.event_values import Event
-from exporter.recording.worker import name_of
+from exporter.recording.handle import name_of
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from exporter.elastic.events.api import (
     fields_of,
 )
 from exporter.elastic.events.handlers import EventHandler, NullEventHandler, get_logging_handler
-from exporter.recording import events as recorded
-from exporter.recording.worker import Handle
+from exporter.recording.events import EVENTS
+from exporter.recording.handle import Adapter, Handle
 
 __all__ = [
     "Event",
@@ -59,9 +59,8 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
     unconfigure()
     for each in handlers:
         name, take = type(each).__name__, partial(_give, each)
-        handle = recorded.register(
-            take, name=name, adapt=lambda _, origin: origin, queue=10_000, answers=True
-        )
+        adapter = Adapter(lambda _, origin: origin, answers=True)
+        handle = EVENTS.register_adapted(take, adapter, name=name, queue=10_000)
         _registered.append(handle)
 
 

@@ -156,14 +156,6 @@ training_elastic_refused_total{reason}: Values of torchelastic metrics that were
 """)
 
 BRIDGES = _table("""
-training_torch_wait_calls_total{key}: Waits of torch's stores, process groups and compiler that have begun
-    <- wait_counter_values of torch's control plane: total_calls
-training_torch_wait_seconds_total{key}: Time of the waits of torch's stores, process groups and compiler
-    that have ended <- wait_counter_values: total_time_us
-training_torch_waits{key}: Waits of torch's stores, process groups and compiler that are under way <-
-    wait_counter_values: active_count
-training_torch_wait_longest_seconds{key}: The longest wait of torch's stores, process groups and compiler
-    in this process so far <- wait_counter_values: max_time_us
 training_torch_monitor_overflows_total: Looks that found the bridge's queue of torch.monitor events full,
     so that an unknown number of them was lost <- exporter.bridges.monitor
 training_torch_monitor_refused_total: Numbers of torch.monitor Stats that were not recorded (a name that

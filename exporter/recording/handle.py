@@ -1,0 +1,144 @@
+"""Registered event handlers: delivery on a thread of their own, counts, adapters of the compatibility modules.
+
+Runs on the threads that log and on the handlers' own threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from queue import SimpleQueue
+from typing import Any
+
+from exporter.recording.event_values import LEVELS, Event
+from exporter.recording.identity import clean_text
+from exporter.recording.notices import log_once
+from exporter.recording.worker import Counter, Marker, Worker
+
+ANSWER_SECONDS = 5.0
+"""The longest that whoever logs waits for a handler that answers."""
+_CONTAINERS = (list, deque, SimpleQueue)
+_CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Delivery of events to a handler of a compatibility module.
+
+    Attributes:
+        convert: Makes the object that the handler takes out of an event and the object that was logged.
+        own: The class of logged objects that the handler takes unchanged.
+        answers: True if the logging call waits for the handler, as in the original module.
+    """
+
+    convert: Callable[[Event, object], object]
+    own: type | None = None
+    answers: bool = False
+
+
+class Handle(Worker):
+    """A registered handler: the way to unregister it, and the counts of its events.
+
+    Attributes:
+        own: The class of logged objects that the handler takes unchanged.
+        direct: True if the handler is called on the thread that logs.
+        answers: True if the logging call waits for the handler; see `answer`.
+    """
+
+    _late: Marker | None  # passed once it has taken what it was late with
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        end: Callable[[Handle], None],
+        name: str,
+        types: tuple[str, ...] | None,
+        severity: str,
+        queue: int,
+        adapter: Adapter | None = None,
+    ) -> None:
+        self.name = name
+        self.own = None if adapter is None else adapter.own
+        self.answers = adapter is not None and adapter.answers
+        self.registered = False
+        self.direct = is_container_method(handler)
+        self._end = end
+        self._call: Callable[[Any], object] = getattr(handler, "handle", None) or handler
+        self._types, self._level = types, LEVELS[severity]
+        self._convert = None if adapter is None else adapter.convert
+        super().__init__(self._give, name=f"events-{name}", bound=queue)
+
+    def unregister(self) -> None:
+        """Tell it no more; see `EventLog.unregister`."""
+        self._end(self)
+
+    def answer(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
+        """Wait until the handler has taken all events logged so far; a handler that is late is not awaited again."""
+        # Threads of ours never wait: two handlers could wait for each other, so what one logs is told after it.
+        is_ours = threading.current_thread().name.startswith("exporter-")
+        if is_ours or not (self._late is None or self._late.wait(0)):
+            return
+        marker = self.mark()
+        self._late = None if marker is None or marker.wait(timeout_seconds) else marker
+        if self._late is not None:
+            told = f"has not answered within {timeout_seconds:g} s: it is told without waiting for it"
+            log_once(f"late {self.name}", f"the handler {self.name} {told}")
+
+    def after_fork(self) -> None:
+        """Begin anew."""
+        self._late = None
+        self._taken = Counter()
+        super().after_fork()
+
+    @property
+    def delivered(self) -> int:
+        """Events that the handler took."""
+        return self.done + self._taken.read()
+
+    def wants(self, type: str, severity: str) -> bool:
+        """Whether it is to be given events of this type and severity."""
+        wanted = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
+        return wanted and LEVELS[severity] >= self._level
+
+    def names(self, prefix: str) -> bool:
+        """Whether it asks by name for events whose types begin so, not for all."""
+        return any(pattern.startswith(prefix) for pattern in self._types or ())
+
+    def take_at_once(self, item: object) -> None:
+        """Call the handler here and now; only for those that are `direct`."""
+        self._call(item)
+        self._taken.bump()
+
+    def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
+        """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
+        if self.direct:
+            self.take_at_once(item if self._convert is None else self._convert(item, origin))
+            return True
+        return self.registered and super().put((item, origin), bounded=bounded)
+
+    def _give(self, item: tuple[Any, object]) -> None:
+        self._call(item[0] if self._convert is None else self._convert(*item))
+
+    def __repr__(self) -> str:
+        return f"<Handle {self.name!r}: {'registered' if self.registered else 'unregistered'}>"
+
+
+def is_container_method(handler: object) -> bool:
+    """Whether calling it can only put something into a list, a deque or a SimpleQueue."""
+    return (
+        type(getattr(handler, "__self__", None)) in _CONTAINERS
+        and type(handler) is type([].append)
+        and getattr(handler, "__name__", "") in _CONTAINER_METHODS
+    )
+
+
+def name_of(handler: object) -> str:
+    """Name a handler that was given no name: a function by its own, an object by its class."""
+    if is_container_method(handler):
+        return f"{type(handler.__self__).__name__}.{handler.__name__}"  # type: ignore[attr-defined]  # a bound method
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    return clean_text(str(name).replace("<locals>.", ""))[:100] or "handler"
