@@ -1,0 +1,243 @@
+"""Stack requests and answers: how a sidecar asks the training processes of a feed directory for their stacks.
+
+The sidecar replaces one request file. Each process that sees a new request writes its answer beside its feed file, once. Both
+are JSON of bounded size; a file counts only if it is regular and belongs to the reader, to root or to the directory's owner.
+"""
+# ruff: noqa: PTH116, PTH118 - one kind of path within the folder, which the job and the sidecar share
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from exporter.errors import FeedFormatError
+from exporter.feed.files import OWN_MODE, SHARED_MODE, is_process_id, open_regular, replace_file
+from exporter.recording.stacks import (
+    MAX_FRAMES,
+    MAX_TEXT,
+    MAX_THREAD_FRAMES,
+    MAX_THREADS,
+    Detail,
+    Frame,
+    ThreadStack,
+)
+
+REQUEST = "stacks.request"
+ANSWER = ".stacks"
+MAX_REQUEST_BYTES = 4096
+MAX_ANSWER_BYTES = 32 * 1024
+MAX_GROUPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StackRequest:
+    """A request of the sidecar, or of the command `stacks`."""
+
+    id: str  # 32 hexadecimal digits, new for each request
+    asked_at: float  # Unix time
+    detail: Detail = Detail.FULL
+    hang_of: str = ""  # the run that hangs, whose processes log the event `training.hang`; "" for none
+
+
+@dataclass(frozen=True, slots=True)
+class StackAnswer:
+    """Stacks of one training process at one moment."""
+
+    request_id: str
+    process_id: str  # as in the name of the feed file
+    pid: int  # in the pid namespace of the process
+    answered_at: float  # Unix time
+    run: str
+    rank: int | None
+    main: ThreadStack
+    others: tuple[ThreadStack, ...] = ()  # without idle threads and without those of the exporter
+    phase: str | None = None
+    phase_seconds: float | None = None  # age of the phase
+    step: int | None = None  # last finished step
+    sequences: Mapping[str, int] = field(default_factory=dict)  # enqueued collectives by process group
+    last_collective: str | None = None  # from torch's flight recorder, if enabled
+
+
+def answer_path(directory: str, process_id: str) -> str:
+    """Return the path of a process's answer."""
+    return os.path.join(directory, process_id + ANSWER)
+
+
+def write_request(directory: str, request: StackRequest, *, shared: bool) -> None:
+    """Replace the request of a directory; raises OSError."""
+    data = json.dumps({**asdict(request), "detail": request.detail.value}).encode()
+    path = os.path.join(directory, REQUEST)
+    mode = SHARED_MODE if shared else OWN_MODE
+    replace_file(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode)
+
+
+def request_stamp(directory: str) -> tuple[int, int] | None:
+    """Return inode and time of change of the request; None if there is none."""
+    try:
+        found = os.stat(os.path.join(directory, REQUEST), follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def read_request(directory: str) -> StackRequest | None:
+    """Return the request of a directory; None if there is none that counts."""
+    try:
+        fields = _read(directory, REQUEST, MAX_REQUEST_BYTES)
+        return StackRequest(
+            id=_process_id(fields, "id"),
+            asked_at=_number(fields, "asked_at"),
+            detail=Detail(fields.get("detail")),
+            hang_of=_text(fields, "hang_of"),
+        )
+    except (OSError, FeedFormatError, ValueError):
+        return None
+
+
+def write_answer(directory: str, answer: StackAnswer) -> None:
+    """Write the answer of this process, at most `MAX_ANSWER_BYTES`; raises OSError."""
+    data = _encoded(answer)
+    while len(data) > MAX_ANSWER_BYTES and answer.others:
+        answer = _with_fewer_threads(answer)
+        data = _encoded(answer)
+    if len(data) > MAX_ANSWER_BYTES:
+        answer = _with_short_texts(answer)
+        data = _encoded(answer)
+    path = answer_path(directory, answer.process_id)
+    replace_file(path, data, temporary=path + ".tmp", mode=OWN_MODE)
+
+
+def read_answer(directory: str, process_id: str) -> StackAnswer | None:
+    """Return the answer of a process; None if there is none.
+
+    Raises FeedFormatError for a file that breaks a limit or is no answer, and OSError for one that cannot be read.
+    """
+    try:
+        fields = _read(directory, process_id + ANSWER, MAX_ANSWER_BYTES)
+    except FileNotFoundError:
+        return None
+    sequences = fields.get("sequences")
+    if not isinstance(sequences, dict) or len(sequences) > MAX_GROUPS:
+        raise FeedFormatError("stacks: sequences is not an object of at most 16 groups", reason="content")
+    others = fields.get("others")
+    if not isinstance(others, list) or len(others) > MAX_THREADS:
+        raise FeedFormatError("stacks: others is not a list of at most 20 threads", reason="content")
+    return StackAnswer(
+        request_id=_process_id(fields, "request_id"),
+        process_id=_process_id(fields, "process_id"),
+        pid=int(_number(fields, "pid")),
+        answered_at=_number(fields, "answered_at"),
+        run=_text(fields, "run"),
+        rank=_optional_int(fields, "rank"),
+        main=_thread(fields.get("main"), MAX_FRAMES),
+        others=tuple([_thread(each, MAX_THREAD_FRAMES) for each in others]),
+        phase=_optional_text(fields, "phase"),
+        phase_seconds=_optional_number(fields, "phase_seconds"),
+        step=_optional_int(fields, "step"),
+        sequences={str(name)[:MAX_TEXT]: int(_number(sequences, name)) for name in sequences},
+        last_collective=_optional_text(fields, "last_collective"),
+    )
+
+
+# Encoding ---------------------------------------------------------------------------------------------------
+
+
+def _encoded(answer: StackAnswer) -> bytes:
+    return json.dumps(asdict(answer), separators=(",", ":")).encode()
+
+
+def _with_fewer_threads(answer: StackAnswer) -> StackAnswer:
+    return _replaced(answer, others=answer.others[: len(answer.others) // 2])
+
+
+def _with_short_texts(answer: StackAnswer) -> StackAnswer:
+    frames = tuple(
+        [
+            Frame(each.file[-100:], each.line, each.function[-100:], each.library)
+            for each in answer.main.frames
+        ]
+    )
+    return _replaced(answer, main=ThreadStack(answer.main.name[:100], frames))
+
+
+def _replaced(answer: StackAnswer, **changes: Any) -> StackAnswer:
+    fields = {name: getattr(answer, name) for name in StackAnswer.__dataclass_fields__}
+    return StackAnswer(**(fields | changes))
+
+
+# Decoding, with every limit checked --------------------------------------------------------------------------
+
+
+def _read(directory: str, name: str, most: int) -> dict[str, Any]:
+    descriptor, found = open_regular(os.path.join(directory, name))
+    try:
+        owners = {os.geteuid(), 0, os.stat(directory).st_uid}
+        if found.st_uid not in owners:
+            raise FeedFormatError(f"{name} belongs to uid {found.st_uid}", reason="owner")
+        if found.st_size > most:
+            raise FeedFormatError(f"{name} has {found.st_size} bytes of at most {most}", reason="too_large")
+        data = os.pread(descriptor, most, 0)
+    finally:
+        os.close(descriptor)
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FeedFormatError(f"{name} is not JSON", reason="content") from error
+    if not isinstance(fields, dict):
+        raise FeedFormatError(f"{name} is not a JSON object", reason="content")
+    return fields
+
+
+def _wrong(name: str, expected: str) -> FeedFormatError:
+    return FeedFormatError(f"stacks: {name} is not {expected}", reason="content")
+
+
+def _process_id(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not is_process_id(value):
+        raise _wrong(name, "32 hexadecimal digits")
+    return value
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        raise _wrong(name, f"printable text of at most {MAX_TEXT} characters")
+    return value
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -1e18 < value < 1e18:
+        raise _wrong(name, "a finite number")
+    return value
+
+
+def _optional_text(fields: Mapping[str, Any], name: str) -> str | None:
+    return None if fields.get(name) is None else _text(fields, name)
+
+
+def _optional_number(fields: Mapping[str, Any], name: str) -> float | None:
+    return None if fields.get(name) is None else _number(fields, name)
+
+
+def _optional_int(fields: Mapping[str, Any], name: str) -> int | None:
+    return None if fields.get(name) is None else int(_number(fields, name))
+
+
+def _thread(value: object, most: int) -> ThreadStack:
+    if not isinstance(value, dict) or not isinstance(value.get("frames"), list):
+        raise _wrong("a thread", "an object with frames")
+    if len(value["frames"]) > most:
+        raise _wrong("frames", f"a list of at most {most}")
+    return ThreadStack(_text(value, "name"), tuple([_frame(each) for each in value["frames"]]))
+
+
+def _frame(value: object) -> Frame:
+    if not isinstance(value, dict):
+        raise _wrong("a frame", "an object")
+    library = value.get("library") is True
+    return Frame(_text(value, "file"), int(_number(value, "line")), _text(value, "function"), library)

@@ -1,0 +1,1 @@
+"""Explanation of hangs: which ranks wait where, and which rank they wait for."""

@@ -1,0 +1,181 @@
+"""Grouping of stacks: ranks that wait at the same place form a group, and the odd group comes first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from exporter.feed.stacks import StackAnswer
+from exporter.recording.stacks import Frame
+
+COLLECTIVES = frozenset(
+    [
+        *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier"),
+        *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_coalesced", "gather"),
+        *("gather_object", "scatter", "scatter_object_list", "broadcast_object_list", "all_to_all"),
+        *(
+            "all_to_all_single",
+            "reduce_scatter",
+            "reduce_scatter_tensor",
+            "send",
+            "recv",
+            "batch_isend_irecv",
+        ),
+    ]
+)
+"""Functions of torch.distributed that wait for other ranks."""
+_WRAPPERS = frozenset(
+    ["wrapper", "inner", "_fn", "decorate_context", "__call__", "_call_impl", "_wrapped_call_impl"]
+)
+_AUTOGRAD_FUNCTION = "_engine_run_backward"
+AUTOGRAD = "backward (autograd engine)"
+"""Function of a rank whose Python stack ends in the autograd engine: DDP's all-reduces run inside it, in C++."""
+MAX_SHOWN_GROUPS = 6
+MAX_SHOWN_RANKS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RankStack:
+    """Where one rank waits."""
+
+    rank: int
+    function: str  # the function that the job's code called
+    location: str  # file:line of the job's code
+    phase: str = ""
+    sequence: int | None = None  # collectives enqueued in the default group
+    in_collective: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """Ranks that wait at the same place in the same function."""
+
+    function: str
+    location: str
+    ranks: tuple[int, ...]
+    phase: str
+    sequence: int | None  # the lowest of the group
+    in_collective: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a run hangs, as far as its stacks show."""
+
+    groups: tuple[RankGroup, ...]  # the odd group first
+    tie: bool  # True if no rule tells the first group from the second
+    silent: Mapping[int, str]  # ranks without an answer, with the reason
+
+    def sentence(self) -> str:
+        """Return the explanation as one sentence for each group, the odd group first."""
+        parts = [_sentence_of(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
+        hidden = len(self.groups) - MAX_SHOWN_GROUPS
+        if hidden > 0:
+            parts.append(f"{hidden} more groups.")
+        parts += [f"Rank {rank} did not answer: {reason}." for rank, reason in sorted(self.silent.items())]
+        if self.tie:
+            parts.append("The stacks do not show which of these groups the others wait for.")
+        return " ".join(parts)
+
+
+def rank_stack(answer: StackAnswer) -> RankStack | None:
+    """Return where the rank of an answer waits; None for a process without a rank."""
+    if answer.rank is None:
+        return None
+    function, frame = waits_in(answer.main.frames)
+    sequence = answer.sequences.get("default")
+    if sequence is None and answer.sequences:
+        sequence = min(answer.sequences.values())
+    name = function.rpartition(".")[2]
+    return RankStack(
+        rank=answer.rank,
+        function=function,
+        location=location_of(frame),
+        phase=answer.phase or "",
+        sequence=sequence,
+        in_collective=name in COLLECTIVES or function == AUTOGRAD,
+    )
+
+
+def waits_in(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
+    """Return the function that the job's own code waits in, and the innermost frame of that code.
+
+    The function is the first one below the job's code that is not a wrapper. A job that waits in C, such as in
+    `time.sleep`, waits in its own function.
+    """
+    own = next((index for index, frame in enumerate(frames) if not frame.library), None)
+    if own is None:
+        return (frames[0].function, frames[0]) if frames else ("unknown", None)
+    called = frames[:own]
+    if any(frame.function.rpartition(".")[2] == _AUTOGRAD_FUNCTION for frame in called):
+        return AUTOGRAD, frames[own]
+    for frame in reversed(called):
+        if frame.function.rpartition(".")[2] not in _WRAPPERS:
+            return frame.function, frames[own]
+    return frames[own].function, frames[own]
+
+
+def location_of(frame: Frame | None) -> str:
+    """Return file name and line of a frame."""
+    return "" if frame is None else f"{PurePosixPath(frame.file).name}:{frame.line}"
+
+
+def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None) -> Explanation:
+    """Group ranks by the place where they wait, and order the groups.
+
+    First the group with the fewest enqueued collectives, then groups outside a collective, then the smallest group.
+    """
+    by_place: dict[tuple[str, str], list[RankStack]] = defaultdict(list)
+    for stack in stacks:
+        by_place[stack.location, stack.function].append(stack)
+    groups = sorted(map(_group, by_place.values()), key=_order)
+    tie = len(groups) > 1 and _rules(groups[0]) == _rules(groups[1])
+    return Explanation(tuple(groups), tie, dict(silent or {}))
+
+
+def _group(members: Sequence[RankStack]) -> RankGroup:
+    sequences = [each.sequence for each in members if each.sequence is not None]
+    return RankGroup(
+        function=members[0].function,
+        location=members[0].location,
+        ranks=tuple(sorted(each.rank for each in members)),
+        phase=members[0].phase,
+        sequence=min(sequences, default=None),
+        in_collective=all(each.in_collective for each in members),
+    )
+
+
+def _rules(group: RankGroup) -> tuple[float, bool, int]:
+    sequence = float("inf") if group.sequence is None else group.sequence
+    return sequence, group.in_collective, len(group.ranks)
+
+
+def _order(group: RankGroup) -> tuple[float, bool, int, tuple[int, ...]]:
+    return (*_rules(group), group.ranks)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks as ranges: `0-2, 4-7`; beyond twelve ranges, their number."""
+    ranges: list[list[int]] = []
+    for rank in ranks:
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    if len(texts) > MAX_SHOWN_RANKS:
+        hidden = sum(last - first + 1 for first, last in ranges[MAX_SHOWN_RANKS:])
+        texts = [*texts[:MAX_SHOWN_RANKS], f"and {hidden} more"]
+    return ", ".join(texts)
+
+
+def _sentence_of(group: RankGroup) -> str:
+    noun = "Rank" if len(group.ranks) == 1 else "Ranks"
+    parts = [f"{group.function} ({group.location})" if group.location else group.function]
+    if group.phase:
+        parts.append(group.phase)
+    if group.sequence is not None:
+        parts.append(f"{group.sequence:,} collectives")
+    return f"{noun} {ranks_text(group.ranks)}: {', '.join(parts)}."

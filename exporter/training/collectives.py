@@ -1,0 +1,52 @@
+"""Sequence numbers of torch.distributed: how many collectives each process group has enqueued.
+
+Reads private attributes of torch behind a guard; a version without them has no numbers. Nothing here loads torch, waits, or
+calls CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+MAX_GROUPS = 16
+
+
+def sequence_numbers() -> dict[str, int]:
+    """Return the number of enqueued collectives by process group; empty without torch.distributed."""
+    groups = _groups()
+    found: dict[str, int] = {}
+    for group, name in groups[:MAX_GROUPS]:
+        try:
+            found[name] = int(group._get_sequence_number_for_group())  # noqa: SLF001  # torch has no public call
+        except Exception:  # noqa: BLE001, S112, PERF203  # a backend without numbers, or a group that was destroyed
+            continue
+    return found
+
+
+def last_collective() -> str | None:
+    """Return the last collective of the default group from torch's flight recorder; None if that is off or absent."""
+    binding = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(binding, "_dump_fr_trace_json", None)
+    if dump is None:
+        return None
+    try:
+        entries = json.loads(dump()).get("entries", [])
+        newest = entries[-1]
+        return f"{newest['profiling_name']} ({newest['state']})"[:200]
+    except Exception:  # noqa: BLE001  # private format, or nothing recorded
+        return None
+
+
+def _groups() -> list[tuple[Any, str]]:
+    """Return the process groups with their names, `default` for the default group."""
+    module = sys.modules.get("torch.distributed.distributed_c10d")
+    names = getattr(getattr(module, "_world", None), "pg_names", None)
+    if not names:
+        return []
+    try:
+        default = module._get_default_group()  # type: ignore[union-attr]  # noqa: SLF001  # as above
+        return [(group, "default" if group is default else str(name)) for group, name in list(names.items())]
+    except Exception:  # noqa: BLE001  # not initialized, or destroyed meanwhile
+        return []
