@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from time import time
 
 from exporter.errors import FeedError
 from exporter.feed.directory import OverridesReader, Rule, feed_directory
+from exporter.feed.stacks import StackAnswer
 from exporter.feed.writer import FeedWriter
+from exporter.recording import events
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import ProcessIdentity, Recording
+from exporter.responder import Place, Progress, StackResponder
 from exporter.training.recording import TRAINING
 from exporter.version import __version__
 
@@ -32,6 +36,14 @@ class Feed:
     def is_open(self) -> bool:
         """Return True once a recording was written."""
         return self._writer is not None
+
+    def place(self) -> Place | None:
+        """Return the directory and identity of the file; None before the first recording."""
+        writer = self._writer
+        if writer is None:
+            return None
+        identity = writer.identity
+        return Place(writer.directory, identity.id, identity.run, identity.rank)
 
     def publish(self, recording: Recording, identity: ProcessIdentity, *, is_child: bool) -> bool:
         """Write a recording in place of the last; a child without values of its own writes none."""
@@ -89,5 +101,28 @@ def _directory() -> str | None:
         return None
 
 
-RECORDER.attach_feed(Feed(RECORDER.flush_seconds))
+def _progress() -> Progress:
+    reading = TRAINING.reading()
+    if reading is None:
+        return Progress()
+    return Progress(reading.phase, max(time() - reading.phase_since, 0.0), reading.step)
+
+
+def _log_hang(answer: StackAnswer) -> None:
+    """Log the event `training.hang`, for the handlers of the job."""
+    innermost = answer.main.frames[0] if answer.main.frames else None
+    events.log(
+        "training.hang",
+        "this run hangs: no step was finished for long",
+        severity="warning",
+        phase=answer.phase,
+        step=answer.step,
+        function=None if innermost is None else innermost.function,
+        location=None if innermost is None else f"{innermost.file}:{innermost.line}",
+    )
+
+
+FEED_SINK = Feed(RECORDER.flush_seconds)
+RECORDER.attach_feed(FEED_SINK)
 RECORDER.attach_training(TRAINING)
+RECORDER.attach(StackResponder(FEED_SINK.place, _progress, _log_hang))

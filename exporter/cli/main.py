@@ -18,7 +18,7 @@ from exporter.cli.flags import FAILED, PROGRAM, REFUSED, Parser, add_flags, mist
 from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError
 from exporter.version import __version__
 
-COMMANDS = ("run", "check", "demo", "push", "assets")
+COMMANDS = ("run", "check", "stacks", "demo", "push", "assets")
 
 _DESCRIPTION = """\
 Prometheus exporter for training jobs.
@@ -26,6 +26,7 @@ Prometheus exporter for training jobs.
   training-exporter [flags]                     serve the metrics of this machine and of its jobs
   training-exporter run [flags] COMMAND ARG...  run a job with the exporter beside it
   training-exporter check [flags]               find out why metrics are missing
+  training-exporter stacks [flags]             print where each rank of the jobs on this machine waits
   training-exporter demo [flags]                serve the metrics of a small simulated job
   training-exporter push [flags] TARGET         push the metrics to a file, a Pushgateway or an OTLP endpoint
   training-exporter assets --output DIR         write dashboards, rules, scrape configurations and a systemd unit

@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows: everything imports and records there, without a feed
     fcntl = None  # type: ignore[assignment]  # never used then, see above
 
-FEED, LOCK, TEMPORARY = ".feed", ".lock", ".tmp"
+FEED, LOCK, TEMPORARY, STACKS = ".feed", ".lock", ".tmp", ".stacks"
 OWNER_LOCK = "owner.lock"
 OVERRIDES = "overrides.json"
 
@@ -208,7 +208,7 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
         if held or not if_true():
             return False
         # The lock file last: what a crash leaves behind is then still known by it.
-        for suffix in (FEED, TEMPORARY, LOCK):
+        for suffix in (FEED, TEMPORARY, STACKS, LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(stem + suffix)
     except OSError:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from exporter.errors import FeedFormatError
-from exporter.feed.files import OWN_MODE, SHARED_MODE, is_process_id, open_regular, replace_file
+from exporter.feed.files import OWN_MODE, SHARED_MODE, STACKS, is_process_id, open_regular, replace_file
 from exporter.recording.stacks import (
     MAX_FRAMES,
     MAX_TEXT,
@@ -26,7 +26,6 @@ from exporter.recording.stacks import (
 )
 
 REQUEST = "stacks.request"
-ANSWER = ".stacks"
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 32 * 1024
 MAX_GROUPS = 16
@@ -63,7 +62,7 @@ class StackAnswer:
 
 def answer_path(directory: str, process_id: str) -> str:
     """Return the path of a process's answer."""
-    return os.path.join(directory, process_id + ANSWER)
+    return os.path.join(directory, process_id + STACKS)
 
 
 def write_request(directory: str, request: StackRequest, *, shared: bool) -> None:
@@ -116,7 +115,7 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
     Raises FeedFormatError for a file that breaks a limit or is no answer, and OSError for one that cannot be read.
     """
     try:
-        fields = _read(directory, process_id + ANSWER, MAX_ANSWER_BYTES)
+        fields = _read(directory, process_id + STACKS, MAX_ANSWER_BYTES)
     except FileNotFoundError:
         return None
     sequences = fields.get("sequences")

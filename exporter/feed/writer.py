@@ -52,14 +52,14 @@ class FeedWriter:
     ) -> None:
         if not files.is_process_id(identity.id):
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
-        self._directory = os.path.abspath(directory)  # the job may change its working directory later
-        self._mode = files.SHARED_MODE if is_trusted(self._directory) else files.OWN_MODE
+        self.directory = os.path.abspath(directory)  # the job may change its working directory later
+        self._mode = files.SHARED_MODE if is_trusted(self.directory) else files.OWN_MODE
         self.identity = identity  # may be replaced by one of the same id
         self._flush_seconds = flush_seconds
         self._clock = clock
         self._max_bytes = max_bytes
         self._max_stats = 1 << 30  # as many as fit
-        self._stem = os.path.join(self._directory, identity.id)
+        self._stem = os.path.join(self.directory, identity.id)
         self._encoder = Encoder()
         self._writing = threading.Lock()
         self._lock: RecordLock | None = None
@@ -111,7 +111,7 @@ class FeedWriter:
         if self._lock is None or not self._lock.keep():
             # The first snapshot, or the job has closed our descriptor, or somebody removed the files.
             self._drop_lock()
-            prepare_directory(self._directory)
+            prepare_directory(self.directory)
             self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
             if self._lock is None:
                 raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
@@ -154,10 +154,10 @@ class FeedWriter:
             return
         self._rivals_at = float("-inf")
         try:
-            names = [name for name in os.listdir(self._directory)[:MOST_CLEARED] if name.endswith(FEED)]
+            names = [name for name in os.listdir(self.directory)[:MOST_CLEARED] if name.endswith(FEED)]
         except OSError:
             return
-        rival = next((pid for name in names if (pid := _rival(self._directory, name, who))), None)
+        rival = next((pid for name in names if (pid := _rival(self.directory, name, who))), None)
         if rival is not None:
             self.notice = (
                 f"rank {who.rank} of the run {who.run!r} is taken by another living process (pid {rival});"
@@ -169,14 +169,14 @@ class FeedWriter:
         """Remove the files of processes that have been dead for a day, once per writer."""
         changed: dict[str, float] = {}
         try:
-            for name in os.listdir(self._directory)[:MOST_CLEARED]:
+            for name in os.listdir(self.directory)[:MOST_CLEARED]:
                 process = process_of(name)
                 if process is not None and process != self.identity.id:
-                    found = os.lstat(os.path.join(self._directory, name))
+                    found = os.lstat(os.path.join(self.directory, name))
                     changed[process] = max(changed.get(process, 0.0), found.st_mtime)
             for process, latest in changed.items():
                 if self._clock() - latest > OLD_SECONDS:
-                    remove_process(self._directory, process)
+                    remove_process(self.directory, process)
         except OSError:
             return  # something else is clearing, or this is not ours to clear: no loss
 

@@ -1,0 +1,145 @@
+"""`training-exporter stacks`: print where each rank of the jobs on this machine waits, grouped, within three seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from exporter.cli.flags import FAILED, PROGRAM, Parser, mistake, say
+from exporter.errors import FeedDirectoryError
+from exporter.feed.directory import default_directory, is_trusted
+from exporter.feed.reader import FeedEntry, FeedReader
+from exporter.feed.stacks import StackAnswer, StackRequest, write_request
+from exporter.hangs.collector import (
+    ANSWER_SECONDS,
+    Explained,
+    HangingRank,
+    HangingRun,
+    explanation_of,
+    read_valid_answer,
+)
+from exporter.recording.stacks import Detail, ThreadStack
+
+DESCRIPTION = """\
+Prints where each rank of the jobs on this machine waits: ranks with the same stack form a group, the odd group comes
+first. Works at any time, also before the first step and without a sidecar. Needs the permissions of the job's user.
+
+    training-exporter stacks
+    training-exporter stacks --run=llama-7b --json
+"""
+LOOK_SECONDS = 0.1
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Print the stacks; returns 1 if no living rank was found."""
+    parser = Parser(f"{PROGRAM} stacks", DESCRIPTION)
+    parser.add_argument("--run", default="", help="only this run")
+    parser.add_argument("--json", action="store_true", help="print JSON with whole stacks")
+    parser.add_argument(
+        "--feed.dir", default="", help="feed directory (default: EXPORTER_FEED_DIR, or the user's own)"
+    )
+    given = vars(parser.parse_flags(list(arguments)))
+    directory = Path(given["feed.dir"] or environ.get("EXPORTER_FEED_DIR") or default_directory())
+    entries = _living(directory, given["run"])
+    if not entries:
+        wanted = f" of run {given['run']}" if given["run"] else ""
+        say(f"no living training process{wanted} in {directory}; see {PROGRAM} check")
+        return FAILED
+    request = StackRequest(os.urandom(16).hex(), time.time(), Detail.FULL)
+    try:
+        write_request(os.fspath(directory), request, shared=is_trusted(directory))
+    except OSError as error:
+        raise mistake("--feed.dir", f"cannot write a request into {directory}: {error.strerror}") from error
+    answers = _wait_for_answers(directory, request, [entry.snapshot.process.id for entry in entries])
+    found = [
+        _explained(run, entries, answers) for run in sorted({entry.snapshot.process.run for entry in entries})
+    ]
+    print(
+        json.dumps([_as_json(each) for each in found], indent=2)
+        if given["json"]
+        else "\n\n".join(map(_text, found))
+    )
+    return 0
+
+
+def _living(directory: Path, run: str) -> list[FeedEntry]:
+    try:
+        entries = FeedReader(directory).scan().entries
+    except FeedDirectoryError as error:
+        raise mistake("--feed.dir", str(error)) from error
+    return [
+        entry
+        for entry in entries
+        if entry.alive
+        and entry.snapshot.process.rank is not None
+        and (not run or entry.snapshot.process.run == run)
+    ]
+
+
+def _wait_for_answers(
+    directory: Path, request: StackRequest, process_ids: Sequence[str]
+) -> dict[str, StackAnswer]:
+    answers: dict[str, StackAnswer] = {}
+    until = time.monotonic() + ANSWER_SECONDS - 0.2
+    while len(answers) < len(process_ids) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+        for process_id in process_ids:
+            if process_id not in answers:
+                answer = read_valid_answer(os.fspath(directory), process_id, request.id)
+                if answer is not None:
+                    answers[process_id] = answer
+    return answers
+
+
+def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, StackAnswer]) -> Explained:
+    of_run = [entry for entry in entries if entry.snapshot.process.run == run]
+    ranks = tuple(
+        [
+            HangingRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
+            for entry in of_run
+        ]
+    )
+    given = {rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers}
+    missing = [rank for rank in ranks if rank.process_id not in given]
+    steps = [answer.step for answer in given.values() if answer.step is not None]
+    state = HangingRun(run, "observed", time.time(), max(steps, default=None), ranks)
+    return explanation_of(state, given, missing)
+
+
+def _text(found: Explained) -> str:
+    step = "" if found.run.step is None else f", step {found.run.step:,}"
+    lines = [f"run {found.run.run}{step}"]
+    by_rank = {answer.rank: answer for answer in found.answers}
+    for group in found.explanation.groups:
+        sequence = "" if group.sequence is None else f", {group.sequence:,} collectives"
+        phase = f", {group.phase}" if group.phase else ""
+        ranks = ", ".join(map(str, group.ranks))
+        lines += ["", f"rank {ranks}: {group.function} ({group.location}){phase}{sequence}"]
+        answer = by_rank[group.ranks[0]]
+        lines += _thread_lines(answer.main)
+        for other in answer.others:
+            lines += [f"  thread {other.name}", *_thread_lines(other)]
+        if answer.last_collective is not None:
+            lines.append(f"  last collective: {answer.last_collective}")
+    for rank, reason in sorted(found.explanation.silent.items()):
+        lines += ["", f"rank {rank} did not answer: {reason}"]
+    return "\n".join(lines)
+
+
+def _thread_lines(thread: ThreadStack) -> list[str]:
+    return [f"    {frame.function}  {frame.file}:{frame.line}" for frame in thread.frames]
+
+
+def _as_json(found: Explained) -> dict[str, object]:
+    return {
+        "run": found.run.run,
+        "step": found.run.step,
+        "groups": [asdict(group) for group in found.explanation.groups],
+        "tie": found.explanation.tie,
+        "silent": {str(rank): reason for rank, reason in found.explanation.silent.items()},
+        "answers": [asdict(answer) for answer in found.answers],
+    }

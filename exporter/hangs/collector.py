@@ -1,0 +1,228 @@
+"""Explanation of hanging runs: asks their ranks for stacks and publishes where each rank waits.
+
+Runs in the sidecar. A request goes out when a run is hung or stalled, again after a minute, and at most ten times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exporter.collectors.kernel_files import procfs
+from exporter.errors import FeedFormatError
+from exporter.families import Collected, FamilySpec
+from exporter.feed.directory import is_trusted
+from exporter.feed.stacks import StackAnswer, StackRequest, read_answer, write_request
+from exporter.hangs import kernel_state
+from exporter.hangs.explanation import Explanation, RankStack, explain, rank_stack
+from exporter.recording.stacks import Detail
+
+LOGGER = logging.getLogger("exporter.hangs")
+
+HANG_INFO = FamilySpec(
+    name="training_hang_info",
+    type="info",
+    labels=("run", "rank", "function", "location", "phase"),
+    help="Function and line (file:line) in which a rank of a hung or stalled run waits, from the stack of its main thread;"
+    " `no_answer` with the state of the kernel's thread for a rank that did not answer. Absent while no run hangs, for"
+    " ranks on other nodes, and with hang.stacks: off.",
+    source="stack answers of the training processes, /proc/<pid>/task",
+)
+
+ASK_AGAIN_SECONDS = 60.0
+MAX_REQUESTS = 10
+ANSWER_SECONDS = 3.0
+"""Time for the answers; a process answers within its flush interval."""
+NO_ANSWER = "no_answer"
+
+
+@dataclass(frozen=True, slots=True)
+class HangingRank:
+    """A living rank of a hanging run, on this node."""
+
+    rank: int
+    process_id: str
+    pid: int | None  # as seen from here
+
+
+@dataclass(frozen=True, slots=True)
+class HangingRun:
+    """A run that makes no progress past the limit of the hang rule."""
+
+    run: str
+    state: str  # hung or stalled
+    since: float  # Unix time of the last finished step
+    step: int | None
+    ranks: tuple[HangingRank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The explanation of one hang."""
+
+    run: HangingRun
+    explanation: Explanation
+    stacks: tuple[RankStack, ...]
+    answers: tuple[StackAnswer, ...]
+
+    def headline(self, now: float) -> str:
+        """Return one line: the run, the duration and the groups of ranks."""
+        step = "" if self.run.step is None else f" at step {self.run.step:,}"
+        return (
+            f"run {self.run.run} {self.run.state} for {duration_text(now - self.run.since)}{step}."
+            f" {self.explanation.sentence()}"
+        )
+
+
+@dataclass(slots=True)
+class _Case:
+    """One hang of one run, until the run progresses."""
+
+    run: HangingRun
+    requests: int = 0
+    asked_at: float = float("-inf")  # monotonic
+    request_id: str = ""
+    logged: bool = False
+    explained: Explained | None = None
+    answers: dict[str, StackAnswer] = field(default_factory=dict)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return True between a request and its explanation."""
+        return bool(self.request_id)
+
+
+class HangCollector:
+    """Asks the ranks of hanging runs for their stacks.
+
+    Args:
+        directory: The feed directory.
+        hanging: Returns the hanging runs, as the ledger last saw them.
+        detail: Content of the answers; None asks for nothing.
+    """
+
+    name = "hangs"
+    specs = (HANG_INFO,)
+
+    def __init__(
+        self,
+        directory: Path,
+        hanging: Callable[[], Sequence[HangingRun]],
+        *,
+        detail: Detail | None = Detail.FULL,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = os.fspath(directory)
+        self._shared = is_trusted(directory)
+        self._hanging = hanging
+        self._detail = detail
+        self._monotonic, self._clock = monotonic, clock
+        self._cases: dict[str, _Case] = {}
+
+    def explained(self) -> list[Explained]:
+        """Return the explanations of the runs that hang now."""
+        return [case.explained for case in self._cases.values() if case.explained is not None]
+
+    def collect(self) -> Collected:
+        """Ask, read answers, and publish the ranks of explained runs."""
+        collected = Collected()
+        if self._detail is None:
+            return collected
+        self._update_cases()
+        now = self._monotonic()
+        if not any(case.is_waiting for case in self._cases.values()):
+            self._ask_if_due(now, collected)
+        for case in self._cases.values():
+            if case.is_waiting:
+                self._read_answers(case, now)
+            if case.explained is not None:
+                _publish(case.explained, collected)
+        return collected
+
+    def _update_cases(self) -> None:
+        hanging = {run.run: run for run in self._hanging()}
+        for name in [name for name in self._cases if name not in hanging]:
+            del self._cases[name]
+        for name, run in hanging.items():
+            case = self._cases.setdefault(name, _Case(run))
+            if run.since > case.run.since:  # a step ended between two passes: another hang
+                self._cases[name] = _Case(run)
+            else:
+                case.run = run
+
+    def _ask_if_due(self, now: float, collected: Collected) -> None:
+        due = [
+            case
+            for case in self._cases.values()
+            if case.requests < MAX_REQUESTS and now - case.asked_at >= ASK_AGAIN_SECONDS
+        ]
+        if not due or self._detail is None:
+            return
+        case = min(due, key=lambda each: each.asked_at)  # one request file: one run at a time
+        request = StackRequest(
+            os.urandom(16).hex(), self._clock(), self._detail, case.run.run if case.requests == 0 else ""
+        )
+        case.requests += 1
+        case.asked_at = now
+        try:
+            write_request(self._directory, request, shared=self._shared)
+        except OSError as error:
+            collected.unsupported.append(f"stack requests ({error.strerror})")
+            return
+        case.request_id = request.id
+        case.answers = {}
+
+    def _read_answers(self, case: _Case, now: float) -> None:
+        for rank in case.run.ranks:
+            if rank.process_id not in case.answers:
+                answer = read_valid_answer(self._directory, rank.process_id, case.request_id)
+                if answer is not None:
+                    case.answers[rank.process_id] = answer
+        missing = [rank for rank in case.run.ranks if rank.process_id not in case.answers]
+        if missing and now - case.asked_at < ANSWER_SECONDS:
+            return
+        case.request_id = ""
+        case.explained = explanation_of(case.run, case.answers, missing)
+        if not case.logged:
+            case.logged = True
+            LOGGER.warning("%s", case.explained.headline(self._clock()))
+
+
+def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
+    """Return the answer of a process to a request; None if there is none, or if the file is not a valid answer."""
+    try:
+        answer = read_answer(directory, process_id)
+    except (OSError, FeedFormatError):
+        return None
+    if answer is None or answer.request_id != request_id or answer.process_id != process_id:
+        return None
+    return answer
+
+
+def explanation_of(
+    run: HangingRun, answers: dict[str, StackAnswer], missing: Sequence[HangingRank]
+) -> Explained:
+    """Return the explanation of a run from the answers of its ranks and from the kernel's view of the others."""
+    stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]
+    silent = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in missing}
+    return Explained(run, explain(stacks, silent), tuple(stacks), tuple(answers.values()))
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its largest unit: `40 s`, `2 min`, `3 h`."""
+    if seconds < 120:
+        return f"{max(seconds, 0):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _publish(explained: Explained, collected: Collected) -> None:
+    run = explained.run.run
+    for stack in explained.stacks:
+        collected.add(HANG_INFO, 1, run, str(stack.rank), stack.function, stack.location, stack.phase)
+    for rank, reason in explained.explanation.silent.items():
+        collected.add(HANG_INFO, 1, run, str(rank), NO_ANSWER, reason, "")

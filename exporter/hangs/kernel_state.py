@@ -1,0 +1,64 @@
+"""State of a process's main thread as the kernel shows it: the evidence for a rank that does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "a zombie",
+    "X": "dead",
+    "I": "idle",
+}
+_MAX_TEXT = 120
+
+
+def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
+    """Return the state of the main thread of a process, and where in the kernel it waits.
+
+    Includes what the kernel did not permit to read. The pid is None for a process of a pid namespace that is not visible.
+    """
+    if pid is None:
+        return "its process is not visible from here (another pid namespace)"
+    task = procfs / str(pid) / "task" / str(pid)
+    try:
+        stat = (task / "stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return "its process has ended"
+    except OSError as error:
+        return f"its state cannot be read: {error.strerror}"
+    fields = stat.rpartition(")")[2].split()
+    state = fields[0] if fields else ""
+    text = f"main thread {_STATES.get(state, state or 'in an unknown state')}"
+    if state == "R":
+        return f"{text}; a C call may hold the interpreter lock"
+    place, denied = _waits_in(task)
+    if place:
+        text += f" in {place}"
+    if denied:
+        text += f" ({' and '.join(denied)} not permitted)"
+    return text
+
+
+def _waits_in(task: Path) -> tuple[str, list[str]]:
+    """Return the kernel function in which a thread waits, and the files that the kernel does not permit to read."""
+    denied = []
+    for name in ("wchan", "stack", "syscall"):
+        try:
+            text = (task / name).read_text(encoding="utf-8", errors="replace").strip()
+        except PermissionError:
+            denied.append(name)
+            continue
+        except OSError:
+            continue
+        if name == "wchan" and text not in {"", "0"}:
+            return text[:_MAX_TEXT], []
+        if name == "stack" and text:
+            return text.splitlines()[0].partition(" ")[2].partition("+")[0][:_MAX_TEXT], []
+        if name == "syscall" and text.split()[:1] not in ([], ["running"], ["-1"]):
+            return f"system call {text.split()[0]}", []
+    return "", denied
