@@ -36,6 +36,8 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
     text = f"main thread {_STATES.get(state, state or 'in an unknown state')}"
     if state == "R":
         return f"{text}; a C call may hold the interpreter lock"
+    if state in {"T", "t", "Z", "X"}:
+        return text
     place, denied = _waits_in(task)
     if place:
         text += f" in {place}"

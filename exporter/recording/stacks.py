@@ -5,8 +5,8 @@ Runs on the recording thread, reads the frames of other threads and calls none o
 
 from __future__ import annotations
 
+import os
 import sys
-import sysconfig
 import threading
 from dataclasses import dataclass
 from enum import Enum
@@ -20,13 +20,8 @@ MAX_THREADS = 20
 MAX_TEXT = 256
 """Characters of a file name or function."""
 
-_LIBRARY_ROOTS = tuple(
-    {
-        path.rstrip("/") + "/"
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-        if (path := sysconfig.get_paths().get(name))
-    }
-)
+_OWN_PACKAGE = __file__.rpartition("/recording/")[0] + "/"
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + "/"  # noqa: PTH120  # pathlib is not loaded in the job
 _PACKAGE_MARKERS = ("/site-packages/", "/dist-packages/")
 _OWN_THREADS = "exporter"
 """All threads of the exporter have names that begin with it."""
@@ -73,10 +68,10 @@ class ThreadStack:
 
 
 def is_library(file: str) -> bool:
-    """Return True for a file of the standard library or of an installed package, and for code without a file."""
+    """Return True for a file of the standard library, of an installed package or of the exporter, and for no file."""
     if any(marker in file for marker in _PACKAGE_MARKERS):
         return True
-    return file.startswith(_LIBRARY_ROOTS) or (file.startswith("<") and file != "<stdin>")
+    return file.startswith(_STANDARD_LIBRARY) or (file.startswith("<") and file not in {"<stdin>", "<string>"})
 
 
 def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:
@@ -114,7 +109,10 @@ def _frames_of(frame: FrameType | None, most: int) -> tuple[Frame, ...]:
         code = frame.f_code
         function = getattr(code, "co_qualname", code.co_name)
         file = code.co_filename
-        found.append(Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file)))
+        if not file.startswith(
+            _OWN_PACKAGE
+        ):  # blocks of the exporter around the job's code say nothing of the job
+            found.append(Frame(_printable(file), frame.f_lineno or 0, _printable(function), is_library(file)))
         frame = frame.f_back
     return tuple(found)
 

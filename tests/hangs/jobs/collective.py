@@ -1,0 +1,28 @@
+"""Three gloo ranks, one of which sleeps in its data set while the others wait in an all-reduce."""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from exporter import training
+
+odd, kind = int(sys.argv[1]), sys.argv[2]
+
+
+def read_shard() -> None:
+    """Sleep, as a read from storage that hangs does."""
+    time.sleep(600)
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+group = dist.group.WORLD if kind == "default" else dist.new_group([0, 1, 2])
+tensor = torch.ones(1)
+for step in range(1000):
+    with training.training_iteration():
+        with training.data_loading():
+            if rank == odd and step == 3:
+                read_shard()
+        dist.all_reduce(tensor, group=group)

@@ -1,0 +1,19 @@
+"""A job that takes a lock twice after its first steps."""
+
+import threading
+
+from exporter import training
+
+lock = threading.Lock()
+
+
+def save_state() -> None:
+    """Take the lock a second time."""
+    with lock:
+        lock.acquire()
+
+
+for _ in range(3):
+    with training.training_iteration():
+        pass
+save_state()

@@ -1,0 +1,12 @@
+"""A job whose C call holds the interpreter lock for a minute."""
+
+import re
+import time
+
+from exporter import training
+
+for _ in range(3):
+    with training.training_iteration():
+        time.sleep(0.5)
+# A regular expression that backtracks for longer than any test runs, without releasing the lock.
+re.match(r"(a+)+$", "a" * 40 + "b")

@@ -1,0 +1,25 @@
+"""A job whose data workers stop answering."""
+
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from exporter import training
+
+
+class Stuck(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-checked here
+    """A data set that hangs at its third sample."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index > 2:
+            time.sleep(600)
+        return torch.ones(1)
+
+
+for _batch in training.batches(DataLoader(Stuck(), batch_size=1, num_workers=1)):
+    with training.training_iteration():
+        pass

@@ -1,0 +1,100 @@
+"""Grouping of stacks: the odd group comes first, and a tie is called a tie."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.hangs.explanation import AUTOGRAD, RankStack, explain, ranks_text, waits_in
+from exporter.recording.stacks import Frame
+
+
+def waiting(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
+    in_collective = function == "all_reduce"
+    return RankStack(rank, function, location, "iteration", sequence, in_collective)
+
+
+def test_the_rank_with_fewer_collectives_comes_first() -> None:
+    stacks = [waiting(rank, "all_reduce", "train.py:88", 1234) for rank in (0, 1, 2, 4, 5, 6, 7)]
+    explanation = explain([*stacks, waiting(3, "read_shard", "data.py:40", 1233)])
+
+    assert explanation.sentence() == (
+        "Rank 3: read_shard (data.py:40), iteration, 1,233 collectives."
+        " Ranks 0-2, 4-7: all_reduce (train.py:88), iteration, 1,234 collectives."
+    )
+
+
+def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() -> None:
+    stacks = [waiting(0, "all_reduce", "t.py:1"), waiting(1, "load", "t.py:9"), waiting(2, "load", "t.py:9")]
+
+    assert [group.ranks for group in explain(stacks).groups] == [(1, 2), (0,)]
+
+
+def test_groups_that_no_rule_separates_are_called_a_tie() -> None:
+    explanation = explain([waiting(0, "load", "t.py:1", 5), waiting(1, "read", "t.py:2", 5)])
+
+    assert explanation.tie
+    assert "do not show which" in explanation.sentence()
+
+
+def test_a_single_group_is_no_tie() -> None:
+    assert not explain([waiting(0, "all_reduce", "t.py:1"), waiting(1, "all_reduce", "t.py:1")]).tie
+
+
+def test_a_rank_without_an_answer_is_named_with_the_reason() -> None:
+    explanation = explain([waiting(0, "all_reduce", "t.py:1", 6)], {3: "main thread stopped by a signal"})
+
+    assert "Rank 3 did not answer: main thread stopped by a signal." in explanation.sentence()
+
+
+def test_sixty_four_ranks_fit_into_a_few_lines() -> None:
+    stacks = [waiting(rank, "all_reduce", "t.py:1", 9) for rank in range(64) if rank != 17]
+    sentence = explain([*stacks, waiting(17, "load", "d.py:3", 8)]).sentence()
+
+    assert "Rank 17: load (d.py:3)" in sentence
+    assert len(sentence) < 200
+
+
+def test_every_rank_elsewhere_is_cut_to_six_groups() -> None:
+    sentence = explain([waiting(rank, f"f{rank}", "t.py:1", rank) for rank in range(64)]).sentence()
+
+    assert "58 more groups." in sentence
+
+
+def test_a_wrapper_between_the_job_and_the_library_is_skipped() -> None:
+    frames = [
+        Frame("/x/site-packages/torch/distributed/c10d.py", 1, "all_reduce", library=True),
+        Frame(
+            "/x/site-packages/torch/distributed/logger.py",
+            2,
+            "_exception_logger.<locals>.wrapper",
+            library=True,
+        ),
+        Frame("/job/train.py", 88, "main"),
+    ]
+
+    function, frame = waits_in(frames)
+
+    assert (function, frame) == ("all_reduce", frames[2])
+
+
+def test_a_stack_that_ends_in_the_autograd_engine_says_so() -> None:
+    frames = [
+        Frame("/x/site-packages/torch/autograd/graph.py", 1, "_engine_run_backward", library=True),
+        Frame("/x/site-packages/torch/_tensor.py", 2, "Tensor.backward", library=True),
+        Frame("/job/train.py", 88, "main"),
+    ]
+
+    assert waits_in(frames)[0] == AUTOGRAD
+
+
+@given(st.sets(st.integers(0, 300), min_size=1, max_size=60))
+def test_ranges_of_ranks_name_each_rank_once(ranks: set[int]) -> None:
+    text = ranks_text(sorted(ranks))
+    shown, _, hidden = text.partition(", and ")
+    counted = 0
+    for part in shown.split(", "):
+        first, _, last = part.partition("-")
+        counted += int(last or first) - int(first) + 1
+
+    assert counted + int(hidden.split()[0] if hidden else 0) == len(ranks)

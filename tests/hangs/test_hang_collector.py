@@ -1,0 +1,144 @@
+"""The collector that asks hanging runs for stacks, with real files and a clock of the test."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from exporter.feed.stacks import REQUEST, StackAnswer, read_request, write_answer
+from exporter.hangs import kernel_state
+from exporter.hangs.collector import HangCollector, HangingRank, HangingRun
+from exporter.recording.stacks import Detail, Frame, ThreadStack
+
+FIRST, SECOND = "a" * 32, "b" * 32
+
+
+@dataclass
+class Scene:
+    """A hanging run of two ranks in a feed directory."""
+
+    directory: Path
+    detail: Detail | None = Detail.FULL
+    now: float = 1000.0
+    runs: list[HangingRun] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ranks = (HangingRank(0, FIRST, None), HangingRank(1, SECOND, None))
+        self.runs = [HangingRun("llama", "hung", 900.0, 1204, ranks)]
+        self.collector = HangCollector(
+            self.directory,
+            lambda: self.runs,
+            detail=self.detail,
+            monotonic=lambda: self.now,
+            clock=lambda: self.now,
+        )
+
+    def series(self, seconds: float = 0.0) -> set[tuple[str, str, str]]:
+        self.now += seconds
+        return {
+            (sample.labels["rank"], sample.labels["function"], sample.labels["location"])
+            for family in self.collector.collect()
+            for sample in family.samples
+        }
+
+    def answer(self, process: str, rank: int, function: str, line: int, sequence: int) -> None:
+        request = read_request(str(self.directory))
+        assert request is not None
+        main = ThreadStack("MainThread", (Frame("/job/train.py", line, function),))
+        answer = StackAnswer(
+            request.id, process, 1, self.now, "llama", rank, main, sequences={"default": sequence}
+        )
+        write_answer(str(self.directory), answer)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_a_hang_is_explained_once_all_ranks_have_answered(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert scene.series() == set()
+    scene.answer(FIRST, 0, "all_reduce", 88, 1234)
+    scene.answer(SECOND, 1, "read_shard", 40, 1233)
+    with caplog.at_level(logging.WARNING):
+        found = scene.series(1.0)
+
+    assert found == {("0", "all_reduce", "train.py:88"), ("1", "read_shard", "train.py:40")}
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            "run llama hung for 101 s at step 1,204. Rank 1: read_shard (train.py:40), 1,233 collectives."
+            " Rank 0: all_reduce (train.py:88), 1,234 collectives."
+        )
+    ]
+
+
+def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene) -> None:
+    scene.series()
+    scene.answer(FIRST, 0, "all_reduce", 88, 6)
+
+    assert scene.series(1.0) == set()
+    assert ("1", "no_answer", "its process is not visible from here (another pid namespace)") in scene.series(
+        2.5
+    )
+
+
+def test_a_run_is_asked_again_after_a_minute_and_ten_times_at_most(scene: Scene) -> None:
+    ids = []
+    for _ in range(15):
+        scene.series(61.0)
+        scene.series(4.0)
+        request = read_request(str(scene.directory))
+        assert request is not None
+        ids.append(request.id)
+
+    assert len(set(ids)) == 10
+
+
+def test_the_series_go_with_the_hang(scene: Scene) -> None:
+    scene.series()
+    scene.series(4.0)
+    scene.runs.clear()
+
+    assert scene.series(1.0) == set()
+
+
+def test_a_second_hang_of_a_run_is_explained_anew(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.series()
+    scene.series(4.0)
+    scene.series(4.0)
+    before = len(caplog.records)
+    scene.runs = [replace(scene.runs[0], since=1003.0)]
+    scene.series(1.0)
+    scene.series(4.0)
+
+    assert (before, len(caplog.records)) == (1, 2)
+
+
+def test_nothing_is_asked_with_stacks_off(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, detail=None)
+
+    assert scene.series() == set()
+    assert not (tmp_path / REQUEST).exists()
+
+
+def test_a_stopped_process_is_described_by_its_kernel_state() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: "stopped by a signal" in kernel_state.describe(process.pid))
+        process.kill()
+
+
+def test_a_process_that_ended_is_described_as_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+
+    assert kernel_state.describe(process.pid) == "its process has ended"

@@ -1,0 +1,118 @@
+"""Requests and answers in the feed directory: every limit is checked by the reader, and nothing follows a link."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from exporter.errors import FeedFormatError
+from exporter.feed.files import STACKS
+from exporter.feed.stacks import (
+    MAX_ANSWER_BYTES,
+    REQUEST,
+    StackAnswer,
+    StackRequest,
+    read_answer,
+    read_request,
+    write_answer,
+    write_request,
+)
+from exporter.recording.stacks import Detail, Frame, ThreadStack, capture
+
+PROCESS = "ab" * 16
+FRAME = Frame("/job/train.py", 12, "main")
+ANSWER = StackAnswer(
+    "cd" * 16, PROCESS, 77, 1.5, "r", 3, ThreadStack("MainThread", (FRAME,)), sequences={"default": 5}
+)
+
+
+def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+    request = StackRequest("ef" * 16, 12.5, Detail.LOCATION, "llama")
+    write_request(str(tmp_path), request, shared=False)
+
+    assert read_request(str(tmp_path)) == request
+    assert (tmp_path / REQUEST).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_answer_is_read_as_it_was_written_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    write_answer(str(tmp_path), ANSWER)
+
+    assert read_answer(str(tmp_path), PROCESS) == ANSWER
+    assert (tmp_path / (PROCESS + STACKS)).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_long_answer_loses_threads_and_not_the_main_stack(tmp_path: Path) -> None:
+    long = Frame("/x/" + "d" * 250, 1, "f" * 250)
+    others = tuple([ThreadStack(f"t{number}", (long,) * 3) for number in range(20)])
+    answer = replace(ANSWER, main=ThreadStack("MainThread", (long,) * 30), others=others)
+    write_answer(str(tmp_path), answer)
+    found = read_answer(str(tmp_path), PROCESS)
+
+    assert (tmp_path / (PROCESS + STACKS)).stat().st_size <= MAX_ANSWER_BYTES
+    assert found is not None
+    assert found.main == answer.main
+    assert len(found.others) < 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_id": "../x"},
+        {"pid": "7"},
+        {"answered_at": True},
+        {"run": "a\nb"},
+        {"main": {"name": "m", "frames": [asdict(FRAME)] * 31}},
+        {"main": {"name": "m", "frames": [{"file": "x" * 257, "line": 1, "function": "f"}]}},
+        {"others": [{"name": "m", "frames": []}] * 21},
+        {"sequences": {str(number): 1 for number in range(17)}},
+        {"sequences": {"default": "many"}},
+    ],
+)
+def test_an_answer_that_breaks_a_limit_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    text = json.dumps(asdict(ANSWER) | change)
+    (tmp_path / (PROCESS + STACKS)).write_text(text)
+
+    with pytest.raises(FeedFormatError):
+        read_answer(str(tmp_path), PROCESS)
+
+
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / (PROCESS + STACKS)).write_text("[" * 16000 + "]" * 16000)
+
+    with pytest.raises(FeedFormatError):
+        read_answer(str(tmp_path), PROCESS)
+
+
+def test_a_request_that_is_a_link_or_of_a_stranger_is_ignored(tmp_path: Path) -> None:
+    write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), shared=True)
+    (tmp_path / REQUEST).rename(tmp_path / "elsewhere")
+    (tmp_path / REQUEST).symlink_to(tmp_path / "elsewhere")
+
+    assert read_request(str(tmp_path)) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
+def test_a_request_of_another_user_is_ignored(tmp_path: Path) -> None:
+    write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), shared=True)
+    os.chown(tmp_path / REQUEST, 12345, 12345)
+
+    assert read_request(str(tmp_path)) is None
+
+
+def test_a_stack_has_files_lines_and_functions_and_no_values() -> None:
+    secret = "password"  # noqa: F841  # a local variable that must not appear
+    main, _ = capture(Detail.FULL)
+
+    assert main.frames[0].file == __file__
+    assert "password" not in json.dumps(asdict(main))
+
+
+def test_a_location_is_the_innermost_own_frame_and_the_frame_that_it_called() -> None:
+    main, others = capture(Detail.LOCATION)
+
+    assert len(main.frames) <= 2
+    assert others == ()

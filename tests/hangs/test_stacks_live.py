@@ -1,0 +1,136 @@
+"""The command `stacks` and the answers of real jobs: gloo ranks, locks, data workers, C calls and stopped processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bridges_support import wanted
+from places import PROJECT
+from waiting import wait_until
+
+LOADER = "_BaseDataLoaderIter.__next__" if sys.version_info >= (3, 11) else "__next__"
+JOBS = PROJECT / "tests" / "hangs" / "jobs"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@contextmanager
+def running(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a job that records into a feed directory, and kill its process group at the end."""
+    feed.mkdir(mode=0o700, exist_ok=True)
+    environment = os.environ | {
+        "EXPORTER_FEED_DIR": str(feed),
+        "EXPORTER_RUN": "job",
+        "PYTHONPATH": str(PROJECT),
+    }
+    process = subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def stacks(feed: Path) -> dict[str, Any] | None:
+    """Return what `stacks --json` prints of the run; None while no rank is alive."""
+    command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
+    runs = json.loads(done.stdout) if done.returncode == 0 else [None]
+    found: dict[str, Any] | None = runs[0]
+    return found
+
+
+def explained(feed: Path, ranks: int, function: str) -> dict[str, Any]:
+    """Wait until all ranks answer and the odd group waits in a function."""
+    found: dict[str, Any] = {}
+
+    def holds() -> bool:
+        nonlocal found
+        found = stacks(feed) or {}
+        groups = found.get("groups", [])
+        return sum(len(group["ranks"]) for group in groups) == ranks and groups[0]["function"] == function
+
+    wait_until(holds)
+    return found
+
+
+@wanted("torch")
+@pytest.mark.parametrize("odd", [0, 1])
+@pytest.mark.parametrize("group", ["default", "new"])
+def test_the_rank_that_is_not_in_the_collective_is_named(tmp_path: Path, odd: int, group: str) -> None:
+    job = str(JOBS / "collective.py")
+    with running(
+        tmp_path / "feed", "-m", "torch.distributed.run", "--nproc-per-node=3", job, str(odd), group
+    ):
+        found = explained(tmp_path / "feed", 3, "read_shard")
+
+    first, second = found["groups"]
+    assert first["ranks"] == [odd]
+    assert first["location"] == "collective.py:16"
+    assert first["phase"] == "data_loading"
+    assert second["function"] == "all_reduce"
+    assert len(second["ranks"]) == 2
+
+
+def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> None:
+    with running(tmp_path / "feed", str(JOBS / "deadlock.py")):
+        found = explained(tmp_path / "feed", 1, "save_state")
+
+    assert found["groups"][0]["location"] == "deadlock.py:13"
+
+
+def test_a_process_that_is_stopped_is_silent_and_its_state_is_known(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    with running(feed, str(JOBS / "deadlock.py")) as process:
+        explained(feed, 1, "save_state")
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_until(lambda: "T" in Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
+        found = stacks(feed)
+
+    assert found is not None
+    assert found["silent"] == {"0": "main thread stopped by a signal"}
+
+
+def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: Path) -> None:
+    feed = tmp_path / "feed"
+    with running(feed, str(JOBS / "holds_lock.py")):
+        found: dict[str, Any] = {}
+
+        def is_silent() -> bool:
+            nonlocal found
+            found = stacks(feed) or {}
+            return bool(found.get("silent"))
+
+        wait_until(is_silent)
+
+    assert found["silent"] == {"0": "main thread running; a C call may hold the interpreter lock"}
+
+
+@wanted("torch")
+def test_a_loader_whose_workers_are_dead_is_shown_as_the_place(tmp_path: Path) -> None:
+    with running(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
+        found = explained(tmp_path / "feed", 1, LOADER)
+
+    assert found["groups"][0]["location"].startswith("stuck_loader.py:")
+    assert found["groups"][0]["phase"] == "data_loading"
+
+
+def test_the_command_answers_within_three_seconds_and_names_a_missing_run(tmp_path: Path) -> None:
+    (tmp_path / "feed").mkdir(mode=0o700)
+    began = time.monotonic()
+    command = [sys.executable, "-m", "exporter", "stacks", "--run=none", f"--feed.dir={tmp_path / 'feed'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
+
+    assert done.returncode == 1
+    assert "no living training process of run none" in done.stderr
+    assert time.monotonic() - began < 30
