@@ -52,9 +52,15 @@ def finished(command: Sequence[str], **options: object) -> subprocess.CompletedP
     return subprocess.run(command, check=False, **settings)  # type: ignore[call-overload,no-any-return]  # by name
 
 
+def quick(flags: Sequence[str]) -> list[str]:
+    """The flag for a configuration that reads the feed often, unless the test has a configuration of its own."""
+    own = any(flag.startswith("--config.file") for flag in flags)
+    return [] if own else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
+
+
 def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> list[str]:
     """The command line of `run`."""
-    own = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", *flags]
+    own = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", *quick(flags), *flags]
     return [sys.executable, "-m", "exporter", "run", *own, "--", *job]
 
 

@@ -77,7 +77,7 @@ def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Ite
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"
-    own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}"]
+    own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}", *run_support.quick(flags)]
     with log.open("wb") as stderr:
         command = [sys.executable, "-m", "exporter", *own, *flags]
         process = subprocess.Popen(command, env=environment(**more), stderr=stderr)

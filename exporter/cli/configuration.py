@@ -80,7 +80,7 @@ def _settings(entry: CollectorEntry) -> CollectorSettings:
     made: type[CollectorSettings] = make_dataclass(
         f"{entry.name}_settings", own, bases=(CollectorSettings,), frozen=True, slots=True
     )
-    return made(True, entry.interval_seconds, entry.deadline_seconds)
+    return made(True, entry.timing.interval, entry.timing.deadline)
 
 
 # Made once: a class made twice would have values that are never equal.

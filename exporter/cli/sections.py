@@ -60,7 +60,7 @@ class Feed:
         restart=True,
     )
     interval: Annotated[Duration, Range(0.1, 60)] = option(
-        1.0, "How often to read the directory. While no scrape is due soon, every 5 s."
+        5.0, "Interval between two readings of the directory."
     )
     stale_after: Annotated[Duration, Range(1, 3600)] = option(
         10.0,
@@ -112,9 +112,8 @@ class GpuSection(GpuOptions):
 
     enabled: bool = option(True, "Start the process that loads NVIDIA's library.")
     interval: Annotated[Duration, Range(0.1, 3600)] = option(
-        2.0,
-        "How often to publish. While no scrape is due soon, every 5 s. A GPU that is lost or returns is published "
-        "at once.",
+        5.0,
+        "Interval between two publications. The loss and the return of a GPU are published at once.",
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = option(
         5.0, "A publication that takes longer has failed. Nothing else waits for it."

@@ -28,6 +28,7 @@ from exporter.cli.signals import ENDING, Signals
 from exporter.cli.silent_jobs import INTERVAL_SECONDS as SILENT_INTERVAL_SECONDS
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.cli.wiring import FEED, Wiring
+from exporter.collectors.catalogue import LOCAL_LANE
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.scheduler import Scheduler
@@ -55,7 +56,6 @@ from exporter.web.server import Server
 
 _log = logging.getLogger(__name__)
 
-SCRAPE_AHEAD_SECONDS = 1.5
 """Until when before an expected scrape the feed may be read less often: a pass must fit, and some jitter."""
 
 
@@ -134,9 +134,7 @@ class Sidecar:
         self.metrics, self.reload = self._page.render, self._reloader.reload
         self.reload_soon = self._reloader.reload_soon
         self._history = History()
-        self._scheduler = Scheduler(
-            publish=self._publish, withdraw=self._page.withdraw, unwatched=self._seconds_unwatched
-        )
+        self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
         self._server = Server(
             self,
             lacks=self._gpus_lacking,
@@ -188,7 +186,7 @@ class Sidecar:
         self._hand_rules_over()
         self._wiring.follow(self._reloader.current)
         every = SILENT_INTERVAL_SECONDS
-        self._scheduler.add(self._silent, interval_seconds=every, deadline_seconds=every)
+        self._scheduler.add(self._silent, interval_seconds=every, deadline_seconds=every, lane=LOCAL_LANE)
         self._scheduler.start()
         self._reloader.start_listening()
 
@@ -225,10 +223,6 @@ class Sidecar:
             _log.info("NVML is being released; send the signal again to reopen it", extra=about)
         else:
             _log.info("NVML is being opened again", extra=about)
-
-    def _seconds_unwatched(self) -> float:
-        due = self._server.next_expected_scrape()
-        return 0.0 if due is None else max(0.0, due - SCRAPE_AHEAD_SECONDS - time.monotonic())
 
     def collect_feed(self) -> None:
         """Read the feed as soon as possible."""

@@ -42,6 +42,8 @@ FEED, ENERGY = "feed", "energy"
 """The ledger's own collectors, which are not in the catalogue."""
 
 LEDGER_DEADLINE_SECONDS = 10.0
+LEDGER_LANE = "ledger"
+"""Both write to the state directory, where both can hang."""
 
 _C = TypeVar("_C", ProcessCollector, RaplCollector)
 
@@ -162,7 +164,7 @@ class Scheduled(NamedTuple):
     interval: float
     deadline: float
     make: Callable[[], Sequence[AnyCollector]]
-    eases: bool = False
+    lane: str | None = None  # None for a thread of its own
 
 
 class Wiring:
@@ -234,25 +236,27 @@ class Wiring:
                         collector,
                         interval_seconds=each.interval,
                         deadline_seconds=each.deadline,
-                        eases=each.eases,
+                        lane=each.lane,
                     )
 
     def _wanted(self, configuration: Configuration) -> Iterator[Scheduled]:
         feed, gpu, energy = configuration.feed, configuration.gpu, configuration.energy
-        yield Scheduled(FEED, None, feed.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._jobs], eases=True)
+        yield Scheduled(FEED, None, feed.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._jobs], LEDGER_LANE)
         for entry in (*CATALOGUE, EXTRA):
             settings = configuration.collectors[entry.name]
             if settings.enabled:
                 options = settings.own_options()
                 make = partial(self._made, entry, options)
-                yield Scheduled(entry.name, options, settings.interval, settings.deadline, make)
+                yield Scheduled(entry.name, options, settings.interval, settings.deadline, make, entry.lane)
         if gpu.enabled:
             same = replace(gpu, interval=1.0, deadline=1.0)
             # Its process and its counters go on by themselves; what befalls a GPU is published at once.
             make = partial(self._made_gpus, gpu)
-            yield Scheduled(KeptGpus.name, same, gpu.interval, gpu.deadline, make, eases=True)
+            yield Scheduled(KeptGpus.name, same, gpu.interval, gpu.deadline, make)
         if energy.enabled:
-            yield Scheduled(ENERGY, energy, energy.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._energy])
+            yield Scheduled(
+                ENERGY, energy, energy.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._energy], LEDGER_LANE
+            )
 
     def job_came(self) -> bool:
         """Whether there are processes of a job since the last question, and were none before."""

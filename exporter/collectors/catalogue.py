@@ -1,8 +1,4 @@
-"""Catalogue: every collector that needs nothing but its machine, with its defaults, and those of other people.
-
-Used in the sidecar: the configuration is made from it. What changes within seconds is read every 5 s, what is slow to
-read or to change every 60 s, filesystems, whose servers have to be asked, every 15 s.
-"""
+"""Catalogue of the collectors, with their intervals, lanes and options; the configuration is made from it."""
 
 from __future__ import annotations
 
@@ -42,40 +38,60 @@ from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.errors import CollectError
 from exporter.families import FamilySpec
 
-FAST = (5.0, 4.0)
-MEDIUM = (15.0, 10.0)
-SLOW = (60.0, 20.0)
-"""Interval and deadline, seconds."""
+LOCAL_LANE = "local"
+"""Lane of the collectors of /proc and /sys, which share one thread."""
+BOUNDED_LANE = "bounded"
+"""Lane of collectors that are slow but bound their time themselves, such as by a thread per statvfs call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Interval and deadline of a collector, seconds."""
+
+    interval: float
+    deadline: float
+
+
+LOCAL = Timing(10.0, 8.0)
+ENERGY = Timing(5.0, 4.0)
+"""Registers that wrap, and the use by which their energy is divided."""
+REMOTE = Timing(15.0, 10.0)
+"""Filesystems, whose servers have to answer, and other slow sources."""
+RARE = Timing(60.0, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option of a collector: the key in the configuration and the argument of the factory."""
+    """Option of a collector: a key in the configuration and an argument of the factory."""
 
     name: str
     default: Literal[False] | tuple[str, ...]  # False makes it a switch, a tuple a list
     help: str  # one sentence for the configuration
-    kind: Literal["pattern", "path", "class"] = "pattern"  # what a list is one of
+    kind: Literal["pattern", "path", "class"] = "pattern"  # of the items of a list
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorEntry:
-    """One collector as it can be configured: its name there and in the label `collector`, its maker and defaults."""
+    """Configurable collector: its name, which is also the label `collector`, its factory and its defaults."""
 
     name: str
     factory: Callable[..., Any]
     specs: Sequence[FamilySpec]
     help: str
-    interval_seconds: float
-    deadline_seconds: float
+    timing: Timing
+    lane: str | None  # None for a thread of its own
     settings: tuple[Setting, ...] = ()
 
 
 def _entry(
-    factory: Callable[..., Any], help_text: str, *settings: Setting, times: tuple[float, float] = FAST
+    factory: Callable[..., Any],
+    help_text: str,
+    *settings: Setting,
+    timing: Timing = LOCAL,
+    lane: str | None = LOCAL_LANE,
 ) -> CollectorEntry:
     made: Any = factory.func if isinstance(factory, partial) else factory
-    return CollectorEntry(made.name, factory, made.specs, help_text, *times, settings)
+    return CollectorEntry(made.name, factory, made.specs, help_text, timing, lane, settings)
 
 
 def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
@@ -96,7 +112,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
     _entry(MemoryCollector, "Use of memory, swap, page faults, out-of-memory kills, /dev/shm."),
     _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
-    _entry(HardwareCollector, "Number of CPUs.", times=SLOW),
+    _entry(HardwareCollector, "Number of CPUs.", timing=RARE),
     _entry(CgroupCollector, "The job's cgroup: its CPU and memory limits, and its use of them."),
     _entry(
         DiskCollector,
@@ -105,7 +121,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         *_devices(DISKS_EXCLUDE),
     ),
     _entry(
-        # One pool for all that are made: a reload must not call what hangs once more; so below.
+        # All instances share a pool: a reload must not call statvfs again for a filesystem that hangs.
         partial(FilesystemCollector, pool=StatvfsPool()),
         "Size, free space and state of mounted filesystems.",
         Setting("mount_points_include", EVERYTHING, "Patterns of mount points to show."),
@@ -116,10 +132,11 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         ),
         Setting("fs_types_include", EVERYTHING, "Patterns of filesystem types to show."),
         Setting("fs_types_exclude", FS_TYPES_EXCLUDE, "Patterns of filesystem types to leave out."),
-        times=MEDIUM,
+        timing=REMOTE,
+        lane=BOUNDED_LANE,
     ),
-    _entry(NfsCollector, "Traffic of each NFS mount, and the response time of its server."),
-    _entry(LustreCollector, "Traffic of each Lustre mount."),
+    _entry(NfsCollector, "Traffic of each NFS mount, and the response time of its server.", lane=None),
+    _entry(LustreCollector, "Traffic of each Lustre mount.", lane=None),
     _entry(
         NetworkCollector,
         "Traffic and losses of the network interfaces, and TCP retransmissions.",
@@ -134,47 +151,51 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         partial(CheckpointDirsCollector, pool=StatvfsPool()),
         "Free space in the checkpoint directories.",
         Setting("paths", (), "Directories, as the exporter sees them.", kind="path"),
-        times=MEDIUM,
+        timing=REMOTE,
+        lane=BOUNDED_LANE,
     ),
     _entry(
         ProcessCollector,
         "Resources that the job's processes use, by rank and role. Needed to divide energy among runs.",
+        timing=ENERGY,
     ),
     _entry(
         ProcessMemoryCollector,
         "Unique and proportional memory of the job's processes, within a time budget.",
-        times=MEDIUM,
+        timing=REMOTE,
+        lane=BOUNDED_LANE,
     ),
     _entry(
         RaplCollector,
         "Energy and power of CPUs and memory. Read at least every 10 s, since the registers wrap.",
+        timing=ENERGY,
     ),
 )
-"""What runs by itself; collectors of other people come by `EXTRA`."""
+"""Collectors of the exporter; `EXTRA` adds third-party collectors."""
 
 
 class ExtraCollector:
-    """Somebody else's `module:Class`, of prometheus_client's kind, imported and made at its first pass."""
+    """Third-party collector class of prometheus_client's kind, given as `module:Class` and imported in its first pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._collector: Any = None
 
     def collect(self) -> Iterable[Metric]:
-        """Make one pass; raises CollectError (`import`) where the class cannot be had or made."""
+        """Run the collector; raises CollectError (`import`) if the class cannot be imported or constructed."""
         if self._collector is None:
             module, _, attribute = self.name.partition(":")
             try:
                 self._collector = getattr(importlib.import_module(module), attribute)()
-            except Exception as error:  # whatever happens in an import of somebody else's
-                message = f"{self.name} cannot be made: {type(error).__name__}: {error}"
+            except Exception as error:  # an import can raise anything
+                message = f"{self.name} cannot be imported or constructed: {type(error).__name__}: {error}"
                 raise CollectError(message, reason="import") from error
         families: Iterable[Metric] = self._collector.collect()
         return list(families)
 
 
 def extra_collectors(classes: Sequence[str]) -> list[ExtraCollector]:
-    """Find the collectors that the configuration names, and those that installed packages offer by an entry point."""
+    """Return the collectors in the configuration, and the collectors that installed packages offer by an entry point."""
     offered = sorted(entry.value for entry in metadata.entry_points(group="training_exporter.collectors"))
     return [ExtraCollector(name) for name in dict.fromkeys((*classes, *offered))]
 
@@ -184,7 +205,8 @@ EXTRA = CollectorEntry(
     extra_collectors,
     (),
     "Third-party collectors: those listed here, and those that installed packages offer.",
-    *MEDIUM,
+    REMOTE,
+    None,
     (
         Setting(
             "classes",
@@ -194,4 +216,4 @@ EXTRA = CollectorEntry(
         ),
     ),
 )
-"""Not one collector but as many as there are, each under its own name, with the interval and deadline set here."""
+"""Entry for any number of collectors, each under its own name, with the interval and deadline of this section."""

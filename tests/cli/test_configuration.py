@@ -203,7 +203,7 @@ def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> 
 
     assert list(found) == [*(entry.name for entry in CATALOGUE), "extra"]
     for entry in CATALOGUE:
-        assert found[entry.name].interval == (1.0 if entry.name == "cpu" else entry.interval_seconds)
+        assert found[entry.name].interval == (1.0 if entry.name == "cpu" else entry.timing.interval)
         entry.factory(**found[entry.name].own_options())
 
 

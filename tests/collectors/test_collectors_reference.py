@@ -104,7 +104,7 @@ def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry
 
     assert collector.name == entry.name
     assert collector.specs == entry.specs
-    assert entry.deadline_seconds < entry.interval_seconds
+    assert entry.timing.deadline < entry.timing.interval
     for spec in entry.specs:
         stem = spec.name.removesuffix({"counter": "_total", "info": "_info"}.get(spec.type, ""))
         assert (spec.type == "counter") == spec.name.endswith("_total")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,7 +158,7 @@ def test_stopping_waits_for_nothing_that_hangs_and_nothing_is_published_after_it
         scheduler.stop(timeout_seconds=0.3)
         seconds = time.monotonic() - began
         hanging.released.set()
-        wait_until(lambda: not any(t.name == "exporter-collect" for t in threading.enumerate()))
+        wait_until(lambda: not any(t.name == "exporter-stuck" for t in threading.enumerate()))
 
         assert seconds < 5
         assert board.events == []
@@ -310,19 +312,56 @@ def test_a_page_that_refuses_a_block_is_the_failure_of_its_collector() -> None:
     assert status.age_seconds is None
 
 
-@pytest.mark.parametrize("unwatched", [0.0, 60.0])
-def test_a_collector_that_eases_is_left_alone_while_nobody_looks(unwatched: float) -> None:
-    board, easy, other = Board(), Source("easy"), Source("other")
-    with running(board, (easy, {**OFTEN, "eases": True}), (other, OFTEN), unwatched=lambda: unwatched):
-        wait_until(lambda: other.calls >= 20)
+def test_local_collectors_share_one_thread() -> None:
+    threads = {name: set[threading.Thread]() for name in ("cpu", "memory", "gpu")}
 
-        assert (easy.calls == 1) == (unwatched > 0)
-        assert "easy" in board.blocks
+    def note(name: str) -> Callable[[], Collected]:
+        def act() -> Collected:
+            threads[name].add(threading.current_thread())
+            return block()
+
+        return act
+
+    sources = {name: Source(name, note(name)) for name in threads}
+    local = {**OFTEN, "lane": "local"}
+    with running(Board(), (sources["cpu"], local), (sources["memory"], local), (sources["gpu"], OFTEN)):
+        wait_until(lambda: all(source.calls >= 3 for source in sources.values()))
+
+    assert threads["cpu"] == threads["memory"]
+    assert len(threads["cpu"]) == 1
+    assert threads["gpu"].isdisjoint(threads["cpu"])
+
+
+def test_a_collector_that_hangs_in_a_file_costs_the_others_of_its_lane_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stat")  # open waits for a writer
+
+    def read() -> Collected:
+        (tmp_path / "stat").read_text(encoding="utf-8")
+        return block()
+
+    board, stuck, second, healthy = Board(), Source("stuck", read), Hanging("second"), Source("healthy")
+    local = {**TIGHT, "lane": "local"}
+    with running(board, (stuck, local), (second, local), (healthy, local)) as scheduler:
+        wait_until(lambda: {"timeout"} == {status_of(scheduler, each).reason for each in ("stuck", "second")})
+        calls = healthy.calls
+        wait_until(lambda: healthy.calls >= calls + 5)
+        verdict = status_of(scheduler, "healthy").success
+        (tmp_path / "stat").write_text("1")
+        second.act = block
+        second.released.set()
+        wait_until(lambda: status_of(scheduler, "stuck").success is not None)
+        stuck.act = block
+        wait_until(lambda: {"stuck", "second"} <= board.blocks.keys())
+        lanes = [thread for thread in threading.enumerate() if thread.name == "exporter-local"]
+
+    assert verdict is True
+    assert (stuck.most_inside, second.most_inside, healthy.most_inside) == (1, 1, 1)
+    assert len(lanes) == 1  # the abandoned threads have ended
 
 
 def test_a_scheduler_without_threads_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "exporter-collect":
+        if thread.name == "exporter-x":
             raise RuntimeError("can't start new thread")
         start(thread)
 

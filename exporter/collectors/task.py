@@ -1,0 +1,112 @@
+"""State of one scheduled collector: its times, its verdict and its counters."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from exporter.collectors.status import CollectorStatus, Totals
+from exporter.families import AnyCollector
+
+LOG = logging.getLogger("exporter.collectors")
+
+Problems = Sequence[tuple[str, str]]
+"""(reason, message) of each failed part."""
+
+
+@dataclass(slots=True, eq=False)
+class CollectorTask:
+    """The schedule of one collector name, which outlives the collector; guarded by the scheduler's lock."""
+
+    name: str
+    lane: str = ""  # name of the lane that runs the collector
+    collector: AnyCollector | None = None  # None if no collector of this name is scheduled
+    interval_seconds: float = 0.0
+    deadline_seconds: float = 0.0
+    totals: Totals = field(default_factory=Totals)
+    delivery: threading.Lock = field(default_factory=threading.Lock)  # held while publishing and withdrawing
+    runner: threading.Thread | None = None  # thread of the present or last pass
+    due: float = -math.inf
+    running_since: float | None = None
+    expired: bool = False  # the present pass is past its deadline
+    published_at: float | None = None
+    published_by: AnyCollector | None = None
+    problems: Problems | None = None  # of the last pass; None before the end of the first
+    duration_seconds: float | None = None  # of the last pass that returned
+    unsupported: tuple[str, ...] = ()
+    logged: set[str] = field(default_factory=set)
+
+    def schedule(self, collector: AnyCollector, *, lane: str, interval: float, deadline: float) -> None:
+        """Begin with a collector; the counters of the name continue."""
+        self.collector, self.lane = collector, lane
+        self.interval_seconds, self.deadline_seconds = interval, deadline
+        self.due, self.duration_seconds, self.unsupported = -math.inf, None, ()
+        self.logged.clear()
+        hangs = self.expired and self.running_since is not None
+        self.problems = [("timeout", "a previous pass has not returned")] if hangs else None
+
+    def next_due(self, origin: float, now: float) -> float:
+        """Return the next moment of the interval's grid, at least half an interval away.
+
+        All collectors of one interval share the grid, so that they wake the process together.
+        """
+        interval = self.interval_seconds
+        due = origin + (math.floor((now - origin) / interval) + 1) * interval
+        return due + interval if due - now < interval / 2 else due
+
+    def is_late(self, now: float) -> bool:
+        """Return whether the present pass is past its deadline."""
+        return self.running_since is not None and now - self.running_since >= self.deadline_seconds
+
+    def is_stale(self, now: float) -> bool:
+        """Return whether the published block is too old, or of a removed collector."""
+        longest = max(3 * self.interval_seconds, self.interval_seconds + self.deadline_seconds)
+        late = self.published_at is not None and now - self.published_at >= longest
+        return late or self.published_by is not self.collector
+
+    def note_unsupported(self, unsupported: Sequence[str]) -> None:
+        """Record the missing sources of a published pass and log each once."""
+        self.unsupported = tuple(unsupported)
+        for missing in dict.fromkeys(unsupported):
+            if missing not in self.logged:
+                self.logged.add(missing)
+                LOG.info("collector %s: %s", self.name, missing)
+
+    def judge(self, problems: Problems) -> None:
+        """Record the verdict on a pass; the log has a line for each change of the reasons."""
+        before, self.problems = self.problems, tuple(problems)
+        reasons = {reason for reason, _ in problems}
+        for reason in reasons:
+            self.totals.errors[reason] = self.totals.errors.get(reason, 0) + 1
+        if not problems:
+            self.totals.last_success = time.time()
+            if before:
+                LOG.info("collector %s works again", self.name)
+        elif before is None or {reason for reason, _ in before} != reasons:
+            LOG.warning("collector %s fails: %s", self.name, message_of(problems))
+
+    def status(self, now: float) -> CollectorStatus:
+        """Return the state at a monotonic time."""
+        running, problems = self.running_since, self.problems or ()
+        return CollectorStatus(
+            name=self.name,
+            success=None if self.problems is None else not problems,
+            reason=",".join(sorted({reason for reason, _ in problems})),
+            message=message_of(problems),
+            age_seconds=None if self.published_at is None else now - self.published_at,
+            last_success=self.totals.last_success,
+            duration_seconds=now - running if running and self.is_late(now) else self.duration_seconds,
+            interval_seconds=self.interval_seconds,
+            deadline_seconds=self.deadline_seconds,
+            running=running is not None,
+            unsupported=self.unsupported,
+        )
+
+
+def message_of(problems: Problems) -> str:
+    """Return problems as one line."""
+    return "; ".join(f"{message} ({reason})" for reason, message in problems)
