@@ -1,6 +1,6 @@
-"""Grafana dashboards: what each shows, as code, and the JSON that Grafana reads.
+"""Grafana dashboards as code.
 
-`python -m dashboards` writes `dashboards/json/`; nothing of the exporter imports this package and it is not
-installed with it. Standard library only. A dashboard is one module: its panels in the order in which they are
-read; `panels` says what every panel has, `board` lays them out, `queries` expands the selectors.
+`python -m dashboards` writes the JSON files of `dashboards/json/`. The package is not installed with the exporter. Each
+dashboard is one module with its panels in reading order; `panels` builds panels, `board` lays them out, `queries` expands
+selectors.
 """

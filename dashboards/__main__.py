@@ -1,4 +1,4 @@
-"""`python -m dashboards [--check]`: write the JSON that Grafana reads, or say whether it is up to date."""
+"""Command `python -m dashboards [--check]`: write the JSON files of the dashboards, or check them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DIRECTORY = Path(__file__).resolve().parent / "json"
 
 
 def text_of(board: Board) -> str:
-    """The file of a dashboard."""
+    """Return the content of a dashboard's file."""
     return json.dumps(board.model(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def write(directory: Path = DIRECTORY) -> None:
-    """Write all dashboards, and remove the files of those that are no more."""
+    """Write all dashboards, and remove files of removed dashboards."""
     for board in BOARDS:
         (directory / f"{board.uid}.json").write_text(text_of(board), encoding="utf-8")
     for path in directory.glob("*.json"):
@@ -31,7 +31,7 @@ def write(directory: Path = DIRECTORY) -> None:
 
 
 def differences(directory: Path = DIRECTORY) -> Iterator[str]:
-    """How the files differ from what the code says, as lines of a diff."""
+    """Yield the differences between the files and the code, as lines of a diff."""
     wanted = {f"{board.uid}.json": text_of(board) for board in BOARDS}
     found = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.json")}
     for name in sorted(wanted.keys() | found.keys()):
@@ -46,11 +46,7 @@ def differences(directory: Path = DIRECTORY) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check.
-
-    Returns:
-        1 when the files are checked and differ.
-    """
+    """Write or check the files; returns 1 if checked files differ."""
     parser = argparse.ArgumentParser(prog="python -m dashboards", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 when files differ")
     if not parser.parse_args(arguments).check:

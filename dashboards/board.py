@@ -1,6 +1,6 @@
-"""A dashboard as a whole: variables, annotations, links, and the place of every panel.
+"""Dashboards: variables, annotations, links and layout.
 
-The model is Grafana's first, at the version of Grafana 10.4: Grafana 10 reads it, and all later ones convert it.
+The JSON follows the first dashboard schema, in the version of Grafana 10.4; later versions of Grafana convert it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ SCHEMA_VERSION = 39
 TAG = "training-exporter"
 COLUMNS = 24
 NUMERICAL = 3
-"""Order of a variable's values: as numbers, ascending."""
+"""Grafana's sort order: numerical, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What the reader can choose."""
+    """Variable of a dashboard."""
 
     name: str  # as in `$name`
-    label: str  # as the reader sees it
-    query: str  # `label_values(…)`, with selectors by name
-    several: bool = True  # whether several can be chosen at once
-    all_of_them: bool = True  # whether All can be, and is at first
-    every: str | None = ".+"  # what All stands for in a matcher; None for the list of all of them
-    regex: str = ""  # what of each result is the value; "" for all of it
-    sort: int = 1  # Grafana's number for the order; 0 leaves it as the query has it
-    hidden: bool = False  # it follows from the others
-    what: str = ""  # its description
+    label: str  # for readers
+    query: str  # `label_values(…)` with named selectors
+    several: bool = True  # several values may be selected
+    all_of_them: bool = True  # All is offered, and selected first
+    every: str | None = ".+"  # matcher for All; None for the list of all values
+    regex: str = ""  # extracts the value from a result; "" for the whole result
+    sort: int = 1  # Grafana's sort order; 0 for the order of the query
+    hidden: bool = False  # derived from other variables
+    what: str = ""  # description
 
     def model(self) -> Json:
-        """What Grafana reads."""
+        """Return the JSON model."""
         query = expand(self.query)
         made: Json = {
             "datasource": DATASOURCE,
@@ -67,27 +67,27 @@ CLUSTER = Variable(
     "Cluster",
     "label_values(exporter_build_info, cluster)",
     every=".*",
-    what="The label `cluster` of external_labels; All also where there is none.",
+    what="The label `cluster` of external_labels; All includes series without the label.",
 )
 JOB = Variable(
     "job",
     "Job",
     "label_values(exporter_build_info{@cluster}, job)",
     every=None,
-    what="Prometheus' scrape job of the exporters; not the training job.",
+    what="Scrape job of the exporters in Prometheus, not the training job.",
 )
 NODE = Variable(
     "node",
     "Node",
     'label_values(exporter_build_info{@cluster, job=~"$job"}, instance)',
-    what="The exporter's address; in Kubernetes the node.",
+    what="Address of the exporter; in Kubernetes the node.",
 )
 ONE_NODE = Variable(NODE.name, NODE.label, NODE.query, several=False, what=NODE.what)
 RUN = Variable(
     "run",
     "Run",
     "label_values(training_rank_info{@cluster}, run)",
-    what="The training run, over its restarts.",
+    what="Training run, over its restarts.",
 )
 ONE_RUN = Variable(RUN.name, RUN.label, RUN.query, several=False, what=RUN.what)
 RANK = Variable(
@@ -97,17 +97,17 @@ RANK = Variable(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A kind of event that is drawn over all panels."""
+    """Annotation over all panels."""
 
-    name: str  # as the reader can switch it
-    expression: str  # of a series whose value is the time in milliseconds
-    title: str  # Of the event
-    color: str  # of its line
-    shown: bool = True  # whether it is on at first
-    at_value: bool = True  # whether the value is the time; else the series is there while the event lasts
+    name: str  # name of the switch
+    expression: str  # PromQL; the value is the time in milliseconds
+    title: str  # title of the event
+    color: str  # colour of the line
+    shown: bool = True  # on by default
+    at_value: bool = True  # False: the event lasts as long as the series exists
 
     def model(self) -> Json:
-        """What Grafana reads."""
+        """Return the JSON model."""
         return {
             "datasource": DATASOURCE,
             "enable": self.shown,
@@ -141,32 +141,28 @@ ALERTS_OF_NODE = Mark(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a heading, which says what question they answer."""
+    """Panels under a heading."""
 
-    title: str  # the heading; "" for none
-    panels: Sequence[Panel]  # from left to right, in as many lines as they need
-    collapsed: bool = False  # opened by the reader
+    title: str  # "" for no heading
+    panels: Sequence[Panel]  # in reading order
+    collapsed: bool = False  # closed by default
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A dashboard."""
+    """Dashboard."""
 
-    uid: str  # its name in links: for good
-    title: str  # its name for people
-    what: str  # its description
-    variables: Sequence[Variable]  # beside the data source
-    rows: Sequence[Row]  # its panels
-    marks: Sequence[Mark] = ()  # its annotations
-    span: str = "now-1h"  # how far back it shows at first
+    uid: str  # name in links; never changes
+    title: str  # title
+    what: str  # description
+    variables: Sequence[Variable]  # besides the data source
+    rows: Sequence[Row]  # rows of panels
+    marks: Sequence[Mark] = ()  # annotations
+    span: str = "now-1h"  # default time range
     refresh: str = "30s"
 
     def model(self) -> Json:
-        """What Grafana reads.
-
-        Raises:
-            KeyError: A panel has no text.
-        """
+        """Return the JSON model; raises KeyError for a panel without a text."""
         single = [variable.name for variable in self.variables if not variable.several]
         model: Json = _exact(self._model(), single)
         texts = texts_of(self.uid)
@@ -177,7 +173,7 @@ class Board:
     def _model(self) -> Json:
         kinds = sorted({panel.body["type"] for row in self.rows for panel in row.panels})
         return {
-            # For Grafana's import and grafana.com; the data source is a variable, so that none has to be put in.
+            # For Grafana's import dialog; the data source is a variable, so the dialog asks for none.
             "__inputs": [],
             "__requires": [
                 {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "10.4.0"},
@@ -234,7 +230,7 @@ _TO_OTHERS: Json = {
 
 
 def _exact(value: Any, single: Sequence[str]) -> Any:
-    """Compare variables of one value as they are: Grafana escapes a name like `lr+wd` for a pattern only in the others."""
+    """Replace `=~` by `=` for single-value variables, whose values Grafana does not escape for patterns."""
     if isinstance(value, dict):
         return {key: _exact(inner, single) for key, inner in value.items()}
     if isinstance(value, list):
@@ -246,7 +242,7 @@ def _exact(value: Any, single: Sequence[str]) -> Any:
 
 
 def _placed(rows: Sequence[Row]) -> list[Json]:
-    """Lay the panels out; ids follow the order, so that a new panel changes those after it only."""
+    """Return the panels with positions; ids follow the order, so a new panel changes only later ids."""
     found: list[Json] = []
     top, number = 0, 0
     for row in rows:
@@ -281,7 +277,7 @@ def _placed(rows: Sequence[Row]) -> list[Json]:
 
 
 def _stretch(places: Sequence[Json]) -> None:
-    """Widen, then heighten the panels of a row until nothing of its rectangle is empty beside or below one of them."""
+    """Widen, then heighten panels until the rectangle of the row has no empty cells."""
     bottom = max(place["y"] + place["h"] for place in places)
 
     def is_free(left: int, top: int, width: int, height: int, besides: Json) -> bool:
@@ -307,12 +303,12 @@ def _stretch(places: Sequence[Json]) -> None:
 
 
 def _lowest(skyline: Sequence[int], width: int) -> int:
-    """The first column from which a panel of this width stands highest on the page."""
+    """Return the leftmost column in which a panel of this width has the highest position."""
     return min(range(COLUMNS - width + 1), key=lambda left: max(skyline[left : left + width]))
 
 
 def panels_of(model: dict[str, Any]) -> list[Json]:
-    """All panels of a dashboard but the headings, those of closed rows included."""
+    """Return all panels of a dashboard without headings, panels of closed rows included."""
     return [
         panel
         for outer in model["panels"]
@@ -322,18 +318,18 @@ def panels_of(model: dict[str, Any]) -> list[Json]:
 
 
 TEXTS = Path(__file__).resolve().parent / "text"
-GAP = "nothing was measured then: the exporter was down, or its source was; no line is drawn over it, and a rate beside it reads low."
+GAP = "the exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
 PARTS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", "**Empty:** ")
 
 
 def texts_of(uid: str, directory: Path = TEXTS) -> dict[str, tuple[str, str]]:
-    """Read the description of each panel of a dashboard, as Markdown, and what the panel says when it is empty, by title.
+    """Return description (Markdown) and empty-panel text of each panel by title.
 
-    A panel has a paragraph on what it shows, one on what a bad value looks like, one on what to do then, and one on what a
-    gap means where it means more than that nothing was measured.
+    A description has paragraphs for the content, for a bad value, for the action, and for the meaning of a gap if the
+    default meaning does not apply.
 
     Raises:
-        ValueError: A panel lacks one of its parts.
+        ValueError: A panel lacks a paragraph.
     """
     content = (directory / f"{uid}.md").read_text(encoding="utf-8")
     parts = re.split(r"^### (.+)\n", content, flags=re.MULTILINE)
@@ -349,6 +345,6 @@ def _text(title: str, body: str) -> tuple[str, str]:
     found.setdefault("**A gap or no data:** ", f"**A gap or no data:** {GAP}")
     missing = [part.strip("* ") for part in PARTS if part not in found]
     if missing or paragraphs[0] in found.values():
-        raise ValueError(f"{title}: missing {', '.join(missing) or 'what it shows'}")
+        raise ValueError(f"{title}: missing {', '.join(missing) or 'description'}")
     description = "\n\n".join([paragraphs[0], *(found[part] for part in PARTS[:3])])
     return description, found["**Empty:** "].removeprefix("**Empty:** ")

@@ -1,7 +1,7 @@
-"""Colours that stay apart for colour-blind eyes, on a dark and on a light ground.
+"""Colours for colour-blind readers, on Grafana's dark and light themes.
 
-After Okabe and Ito's set, with yellow and black replaced: each can be seen on both of Grafana's grounds, and all are told
-apart with each kind of colour blindness. Good is blue or plain, bad is vermilion, and a word or a number says it too.
+The set of Okabe and Ito, with replacements for yellow and black, which disappear on one of the themes. Blue or plain is
+good, vermilion is bad; a text or a number always repeats the meaning of a colour.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PALE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
 BY_NAME = {"mode": "palette-classic-by-name"}
-"""Colour of series whose names are not known beforehand: Grafana hashes the whole name, so that node and card decide."""
+"""Colours by a hash of the whole series name, for names that are unknown here."""
 
 GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
@@ -52,7 +52,7 @@ PHASES = {
     "logging": "#B0B0B0",
     "other": GREY,
 }
-"""One hue for each kind: work is blue and green, waiting for data orange, checkpoints purple, starting brown."""
+"""Blue and green for work, orange for waiting, purple for checkpoints, brown for starting."""
 
 CAUSES = {
     "data_stall": ORANGE,
@@ -66,7 +66,7 @@ CAUSES = {
     "hang": INDIGO,
     "other": GREY,
 }
-"""Causes of badput, and of wasted energy."""
+"""Causes of badput and of wasted energy."""
 
 COMPONENTS = {"gpu": BLUE, "cpu": ORANGE, "dram": GREEN, "soc": PURPLE}
 
@@ -87,22 +87,22 @@ Override = dict[str, Any]
 
 
 def fixed(color: str) -> dict[str, str]:
-    """A colour of its own."""
+    """Return a fixed colour."""
     return {"mode": "fixed", "fixedColor": color}
 
 
 def shades(color: str) -> dict[str, str]:
-    """Lighter and darker shades of one colour, for series whose number is not known."""
+    """Return shades of a colour, for an unknown number of series."""
     return {"mode": "shades", "fixedColor": color}
 
 
 def named(colors: Mapping[str, str]) -> list[Override]:
-    """Give each series of a known name its colour."""
+    """Return overrides that colour series by name."""
     return [of_series({"id": "byName", "options": name}, fixed(color)) for name, color in colors.items()]
 
 
 def by_first_word(colors: Mapping[str, str]) -> list[Override]:
-    """Give each series its colour by what its name begins with."""
+    """Return overrides that colour series by the first word of the name."""
     return [
         of_series({"id": "byRegexp", "options": f"/^{word}/"}, fixed(color)) for word, color in colors.items()
     ]
@@ -116,7 +116,7 @@ def of_series(
     dashed: bool = False,
     right: bool = False,
 ) -> Override:
-    """Give the series that match a colour, if it is said; `bound`, `dashed` and `right` as a query has them."""
+    """Return an override for matching series: the colour, and `bound`, `dashed` and `right` as in `Query`."""
     looks: dict[str, Any] = {"color": color} if color else {}
     if bound or dashed or right:
         looks["custom.lineStyle"] = {"dash": [6, 6], "fill": "dash"}

@@ -1,9 +1,7 @@
-"""Panels: what every one of them has, and the kinds that are used.
+"""Panels of Grafana dashboards.
 
-Each has a title, a unit and queries; what a reader is told about it is in text/ (see `texts`).
-
-A line is never drawn over a gap. A single number is asked for at the end of the time range, not as the last of
-a series: that one may be an hour old.
+A panel has a title, a unit and queries; the descriptions are in `text/`. No line spans a gap. A single number is an
+instant query at the end of the time range, because the last value of a series may be an hour old.
 """
 
 from __future__ import annotations
@@ -34,15 +32,15 @@ NOTHING = "\N{EN DASH}"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A panel without its place."""
+    """Panel without a position."""
 
-    width: int  # of 24 columns
-    height: int  # in rows of 38 pixels
-    body: Json  # what Grafana reads, without `id` and `gridPos`
+    width: int  # columns, of 24
+    height: int  # rows of 38 pixels
+    body: Json  # JSON without `id` and `gridPos`
 
 
 def steps(*bounds: tuple[float | None, str]) -> Json:
-    """Thresholds: from which value on which colour; the first bound is None."""
+    """Return thresholds from (lower bound, colour) pairs; the first bound is None."""
     return {"mode": "absolute", "steps": [{"value": bound, "color": color} for bound, color in bounds]}
 
 
@@ -50,18 +48,18 @@ NEUTRAL = steps((None, PLAIN))
 
 
 def above(warning: float, bad: float | None = None) -> Json:
-    """Plain below a bound, and coloured above it."""
+    """Return thresholds that colour values above a bound."""
     bounds: list[tuple[float | None, str]] = [(None, PLAIN), (warning, WARNING)]
     return steps(*bounds, *([] if bad is None else [(bad, BAD)]))
 
 
 def below(warning: float, bad: float) -> Json:
-    """Plain above a bound, and coloured below it."""
+    """Return thresholds that colour values below a bound."""
     return steps((None, BAD), (bad, WARNING), (warning, PLAIN))
 
 
 def words(meaning: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
-    """Text and colour in the place of numbers, or of other texts."""
+    """Return mappings from values to texts with colours."""
     options = {
         str(value): {"text": text, "color": color, "index": place}
         for place, (value, (text, color)) in enumerate(meaning.items())
@@ -74,19 +72,19 @@ SEVERITIES = words({"critical": ("critical", BAD), "warning": ("warning", WARNIN
 
 
 SOFT_MOST = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
-"""Where the axis ends at least, so that a flat line at zero stays at the bottom and is no drama."""
+"""Smallest upper end of an axis by unit, so that small noise does not fill the panel."""
 
 POINTS = 120
-"""Of a heat map, from left to right."""
+"""Columns of a heat map."""
 
 
 def link(title: str, url: str) -> Json:
-    """A link from a series or a cell to another page."""
+    """Return a link of a series or a cell."""
     return {"title": title, "url": url, "targetBlank": False}
 
 
 def to(uid: str, title: str, **variables: str) -> Json:
-    """A link to another dashboard over the same time, from the same data source; variables are `${…}`, put in encoded."""
+    """Return a link to another dashboard with the same time range and data source; variables are URL-encoded."""
     chosen = "".join(
         f"&var-{name}={value.replace('}', ':percentencode}')}" for name, value in variables.items()
     )
@@ -114,12 +112,12 @@ def lines(
     log_scale: bool = False,
     links: Sequence[Json] = (),
 ) -> Panel:
-    """Series over time.
+    """Return a time-series panel.
 
-    Colours are those of the queries, then what `overrides` say, then `color`; without any of them a series' colour is that
-    chosen by Grafana from a hash of its whole name. The legend is a `list` below, a table to the `right`, or `hidden`; thresholds are dashed
-    lines; with `steps_drawn` a value holds until the next one. The axis reaches `most`, or with `soft` what is usual for the
-    unit, and further where values do: a line that leaves the picture would look like a gap.
+    Colours come from the queries, then from `overrides`, then from `color`, else from a hash of the series name. The legend
+    is a `list` below, a table on the `right`, or `hidden`. Thresholds are dashed lines. With `steps_drawn` a value holds
+    until the next value. The axis reaches at least `most`, with `soft` the usual maximum of the unit, and always the
+    largest value: a line that leaves the panel would look like a gap.
     """
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
@@ -160,7 +158,7 @@ def lines(
 
 
 def _colored(query: Query, place: int) -> Override:
-    """Give the series of a query its colour, shades of it where there may be several, and its kind of line."""
+    """Return the override for the series of a query: colour, or shades for several series, and line style."""
     several = "{{" in query.legend
     matcher = {"id": "byName", "options": query.legend}
     if several:
@@ -181,7 +179,7 @@ def stat(
     text: str = "value",
     color: Json | None = None,
 ) -> Panel:
-    """One number, or one for each series, as it is at the end of the time range; `text` is `value`, `name` or both."""
+    """Return a stat panel of values at the end of the time range; `text` is `value`, `name` or `value_and_name`."""
     defaults = defaults_of(unit, thresholds or NEUTRAL, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
@@ -207,7 +205,7 @@ def bars(
     decimals: int | None = None,
     overrides: Sequence[Override] = (),
 ) -> Panel:
-    """A bar for each series, as it is at the end of the time range."""
+    """Return a bar-gauge panel of values at the end of the time range."""
     defaults = defaults_of(unit, thresholds or steps((None, BLUE)), 0, most, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
@@ -227,7 +225,7 @@ def bars(
 
 
 def states(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h: int = 6) -> Panel:
-    """What a thing was, and when, in words; a row for each series."""
+    """Return a state-timeline panel with a row for each series."""
     defaults = defaults_of("none", NEUTRAL, None, None, None)
     defaults |= {
         "color": {"mode": "thresholds"},
@@ -260,10 +258,7 @@ def heatmap(
     h: int,
     between: tuple[float, float],
 ) -> Panel:
-    """A row for each series over time: colour says how much, `between` two values, from blue to yellow; a gap has none.
-
-    A query costs a value for each row and each of its `POINTS`.
-    """
+    """Return a heat map with a row for each series; colours span the values `between`, from blue to yellow."""
     defaults = defaults_of(unit, NEUTRAL, None, None, None)
     options: Json = {
         "calculate": False,
@@ -296,7 +291,7 @@ def heatmap(
 def defaults_of(
     unit: str, thresholds: Json, least: float | None, most: float | None, decimals: int | None
 ) -> Json:
-    """Give the field configuration that every kind of panel has."""
+    """Return the field configuration of all kinds of panels."""
     defaults: Json = {"mappings": [], "thresholds": thresholds, "unit": unit}
     for name, value in (("min", least), ("max", most), ("decimals", decimals)):
         if value is not None:
@@ -314,7 +309,7 @@ def assembled(
     overrides: Sequence[Override],
     options: Json,
 ) -> Panel:
-    """Put a panel together."""
+    """Return a panel of a kind."""
     body: Json = {
         "datasource": DATASOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": list(overrides)},

@@ -1,7 +1,7 @@
-"""`python -m dashboards.pictures`: draw every dashboard over the scenario, with the tool dashrender.
+"""Command `python -m dashboards.pictures`: draw each dashboard over the scenario with dashrender.
 
-The tool draws with Grafana's own components in a browser, without a Grafana server; it is no part of this repository.
-It is found by `--dashrender` or $DASHRENDER, a directory with `dashrender.mjs` in it, installed and built.
+dashrender draws dashboards with Grafana's components in a browser, without a Grafana server. The option `--dashrender` or
+$DASHRENDER names its directory.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dashboards.scenario.cluster import BASELINE, RUN, Cluster
 
 WIDE, NARROW = 1600, 1000
 AS_SCRAPED_EVERY = "5s"
-"""What the data source would be told; slower than the scenario scrapes, so that rates look as they do in use."""
+"""Scrape interval of the data source; longer than the interval of the scenario, so that rates look as in production."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is chosen on a dashboard for its picture."""
+    """Variables of a dashboard for its picture."""
 
-    uid: str  # Of the dashboard
-    values: dict[str, str] = field(default_factory=dict)  # of its variables
-    until: float = 1.0  # share of the scenario at which the picture ends
+    uid: str  # uid of the dashboard
+    values: dict[str, str] = field(default_factory=dict)  # values of variables
+    until: float = 1.0  # end of the picture, as a share of the scenario
 
 
 CHOICES = {
@@ -50,11 +50,7 @@ CHOICES = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw.
-
-    Returns:
-        0, or 1 when a picture could not be drawn, or 2 when the tool is not there.
-    """
+    """Draw all dashboards; returns 1 if a picture failed, 2 if dashrender was not found."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.pictures", description=__doc__)
     parser.add_argument(
         "--dashrender", type=Path, default=os.environ.get("DASHRENDER"), help="directory of the tool"
@@ -65,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length of the scenario")
     given = parser.parse_args(arguments)
     if given.dashrender is None or not (given.dashrender / "dashrender.mjs").exists():
-        sys.stderr.write("no pictures: dashrender is not there; say where with --dashrender or $DASHRENDER\n")
+        sys.stderr.write("dashrender.mjs was not found; set --dashrender or $DASHRENDER to its directory\n")
         return 2
     given.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))

@@ -1,7 +1,7 @@
-"""Queries of panels, and the selectors that they share.
+"""PromQL queries of panels, and their shared selectors.
 
-Expressions are written with selectors by name, `gpu_power_watts{@gpu}`, which become what the dashboard's
-variables select: `gpu_power_watts{job=~"$job", instance=~"$node", uuid=~"$uuid", gpu=~"$gpu"}`.
+Expressions contain named selectors such as `gpu_power_watts{@gpu}`, which expand to matchers on the variables of the
+dashboard: `gpu_power_watts{job=~"$job", instance=~"$node", uuid=~"$uuid", gpu=~"$gpu"}`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ SELECTORS = {
     "gpu": 'cluster=~"$cluster", job=~"$job", instance=~"$node", uuid=~"$uuid", gpu=~"$gpu"',
     "run": 'cluster=~"$cluster", run=~"$run"',
     "rank": 'cluster=~"$cluster", run=~"$run", rank=~"$rank"',
-    # `thermal` is all heat; the others, parts of it and the brake, are told since driver 575. They overlap: no sum.
+    # Drivers since 575 split `thermal` into hw_thermal and sw_thermal. The reasons overlap: never sum them.
     "heat": 'reason=~"thermal|hw_thermal|sw_thermal|hw_power_brake"',
     "here": 'cluster=~"$cluster", job=~"$job", instance=~"$node", run=~"$run"',
 }
-"""What `@name` stands for inside braces."""
+"""Matchers by selector name."""
 
 _SELECTOR = re.compile(r"@(\w+)")
 _OF_MACHINE = re.compile(
     r"\b\w+\((?:host|cgroup)_\w+\{[^}]*\}\[[^]]*\]\)|\b(?:host|cgroup)_\w+\{[^}]*\}(?!\[)"
 )
 OF_A_TARGET = "job, namespace, pod, container, endpoint"
-"""Labels in which two exporters of one machine differ: the node's own, and the sidecar of a pod on it."""
+"""Labels in which the exporter of a node and the sidecar of a pod on the node differ."""
 
 
 def expand(expression: str) -> str:
-    """Put the variables' selectors in the place of their names, and count a machine once that two exporters tell of.
+    """Return an expression with expanded selectors; series of one machine from two exporters count once.
 
     Raises:
-        KeyError: There is no such selector.
+        KeyError: Unknown selector.
     """
     once = _OF_MACHINE.sub(rf"max without ({OF_A_TARGET}) (\g<0>)", " ".join(expression.split()))
     return _SELECTOR.sub(lambda found: SELECTORS[found[1]], once)
@@ -42,19 +42,19 @@ def expand(expression: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel: PromQL with selectors by name, and the legend of each series."""
+    """Query of a panel: PromQL with named selectors, and the legend."""
 
     expression: str
-    legend: str = "__auto"  # `{{label}}` stands for a label's value
-    color: str | None = None  # of the one series, or shades of it where the legend has a label
-    bound: bool = False  # the others are held against it: dashed, and in no stack; grey without a colour
-    dashed: bool = False  # to tell its series from those of the query before, in the same colours
-    right: bool = False  # it has an axis of its own, on the right, and is dashed: it may lie over another
-    instant: bool = False  # only its value at the end of the time range
-    table: bool = False  # as a table of labels and values
+    legend: str = "__auto"  # `{{label}}` expands to the value of the label
+    color: str | None = None  # one colour, or shades if the legend has a label
+    bound: bool = False  # a reference line: dashed, not stacked, grey by default
+    dashed: bool = False  # dashed lines in the colours of the query before
+    right: bool = False  # dashed, on the right axis
+    instant: bool = False  # instant query at the end of the time range
+    table: bool = False  # table format
 
     def target(self, place: int) -> dict[str, Any]:
-        """What Grafana reads, as the panel's first, second, … query."""
+        """Return the JSON of the query at a position in the panel."""
         return {
             "datasource": DATASOURCE,
             "editorMode": "code",
@@ -70,40 +70,39 @@ class Query:
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
-_GUESSED = 'label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")'
+_INFERRED = 'label_replace(training_rank_info{@run, local_rank!=""}, "gpu", "$1", "local_rank", "(.+)")'
 
 
-def _gpu_of(labels: str, guessed: str) -> str:
-    told = ('training_rank_info{@run, uuid!=""}', "training_process_gpu_memory_bytes{@run}", guessed)
+def _gpu_of(labels: str, inferred: str) -> str:
+    told = ('training_rank_info{@run, uuid!=""}', "training_process_gpu_memory_bytes{@run}", inferred)
     return (
         f"({' or on (instance, rank) '.join(f'group by (instance, rank, {labels}) ({one})' for one in told)})"
     )
 
 
-GPU_OF = _gpu_of("gpu", _GUESSED)
-"""Which GPU a rank has: as it says, as the driver says, else the one of its local rank's number, as launchers have it."""
+GPU_OF = _gpu_of("gpu", _INFERRED)
+"""GPU index of each rank: from the rank itself, else from the driver's processes, else the local rank."""
 UUID_OF = _gpu_of(
-    "uuid", f"{_GUESSED} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
+    "uuid", f"{_INFERRED} * on (instance, gpu) group_left (uuid) topk by (instance, gpu) (1, gpu_up)"
 )
-"""The same by uuid: the exporter that watches a card need not be that of the rank, nor number it alike."""
+"""GPU UUID of each rank: the exporter of a card may be another one than that of the rank, with other indexes."""
 
 
 def held(family: str) -> str:
-    """A value of the GPU that each rank of the run has; whoever tells it, and however often, counts once."""
+    """Return PromQL for a GPU family by rank of the run; several exporters of one card count once."""
     return f"max by (instance, rank) ({UUID_OF} * on (uuid) group_left () max by (uuid) ({family}))"
 
 
 def events(counter: str, by: str = "", *, born: bool = False) -> str:
-    """How often something happened in each step of the picture: whole numbers, each event once.
+    """Return PromQL for the number of events in each step of a graph.
 
-    An `increase` over `$__rate_interval` looks back further than a step and would draw an event several times. What was
-    before is the last value of six hours, and what is now the last of the step: a scrape that failed draws nothing anew
-    and hides nothing.
+    An `increase` over `$__rate_interval` is longer than a step and would show an event several times. The difference of the
+    last values of two steps counts each event once, also across a failed scrape.
 
     Args:
-        counter: The counter, with its selectors.
-        by: Labels that are kept.
-        born: The counter begins to exist with the first event, which is then one too.
+        counter: Counter with selectors.
+        by: Labels to keep.
+        born: The counter starts to exist with its first event, which counts too.
     """
     here = f"sum by ({by}) (last_over_time({counter}[$__interval]))"
     before = f"sum by ({by}) (last_over_time({counter}[6h] offset $__interval))"
@@ -113,10 +112,10 @@ def events(counter: str, by: str = "", *, born: bool = False) -> str:
 
 
 def now(expression: str, legend: str = "__auto", color: str | None = None) -> Query:
-    """The value at the end of the time range."""
+    """Return an instant query."""
     return Query(expression, legend, color, instant=True)
 
 
 def rows(expression: str) -> Query:
-    """The values at the end of the time range, one row for each series."""
+    """Return an instant query in table format."""
     return Query(expression, instant=True, table=True)

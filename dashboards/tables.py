@@ -1,4 +1,4 @@
-"""Tables: a row for each thing, or a value for each pair of two labels."""
+"""Table panels: one row for each combination of labels, or a matrix of two labels."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from dashboards.panels import NEUTRAL, NOTHING, Json, Panel, assembled, defaults
 from dashboards.queries import Query, rows
 
 HEADING_EDGE, HEADING_LETTER, HEADING_ARROW = 44, 7.5, 20
-"""What a heading takes, in pixels: its padding with the sign of the filter, each letter, and the arrow of the order."""
+"""Width of a heading in pixels: padding with the filter icon, each letter, the sort arrow."""
 LEAST_WIDTH = 100
-"""Of a column that takes what is left."""
+"""Smallest width of a column without a fixed width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table."""
+    """Column of a table."""
 
-    source: str  # a label, or PromQL for a value of each row
-    title: str  # its heading
-    unit: str | None = None  # of a value; a bare number without it
-    width: int | None = None  # in pixels, more where the heading needs it; None for what is left
+    source: str  # a label, or PromQL
+    title: str  # heading
+    unit: str | None = None  # unit of values
+    width: int | None = None  # pixels; None for the remaining width
     thresholds: Json | None = None  # colour of the text
-    mappings: Sequence[Json] = ()  # words for values
-    links: Sequence[Json] = ()  # from its cells
-    bar: tuple[float, float] | None = None  # draw the value as a bar as well, of this least and most
+    mappings: Sequence[Json] = ()  # texts for values
+    links: Sequence[Json] = ()  # links of the cells
+    bar: tuple[float, float] | None = None  # draw a bar between these values
     decimals: int | None = None  # digits
 
     @property
     def is_value(self) -> bool:
-        """Whether its source is PromQL."""
+        """True if the source is PromQL."""
         return not self.source.isidentifier()
 
 
@@ -43,7 +43,7 @@ def percent(
     thresholds: Json | None = None,
     bar: tuple[float, float] | None = None,
 ) -> Column:
-    """Give a column of shares, in whole percents."""
+    """Return a column of whole percentages."""
     return Column(source, title, "percentunit", width, thresholds, bar=bar, decimals=0)
 
 
@@ -57,10 +57,10 @@ def table(
     descending: bool = True,
     points: int | None = None,
 ) -> Panel:
-    """A row for each thing, as it is at the end of the time range; rows of several columns meet by equal labels.
+    """Return a table of values at the end of the time range; columns join on equal labels.
 
-    `of` is PromQL of the rows themselves, where labels are shown that no value has. With `points`, `$__interval` is the
-    time range divided by them.
+    `of` is PromQL for the rows, if the table shows labels that no value has. `points` sets `$__interval` to the time range
+    divided by that number.
     """
     values = [column.source for column in columns if column.is_value]
     queries = [rows(source) for source in ([of, *values] if of else values)]
@@ -111,9 +111,9 @@ def matrix(
     decimals: int | None = None,
     numbers: bool = False,
 ) -> Panel:
-    """A value for each pair of two labels, as it is at the end of the time range: one makes the columns, one the rows.
+    """Return a matrix of values at the end of the time range: one label names the columns, the other the rows.
 
-    Rows are in the order of the `numbers` that name them, or as Prometheus has them.
+    With `numbers` the rows are sorted as numbers.
     """
     defaults = defaults_of(unit, NEUTRAL, None, None, decimals)
     overrides = [
@@ -160,7 +160,7 @@ def _assembled(
     overrides: Sequence[Override],
     order: Sequence[Json] | None = None,
 ) -> Panel:
-    """Put a table together; without an `order`, not even an empty one, it cannot be filtered either."""
+    """Return a table panel; without an `order` the table has no filters."""
     defaults["custom"] = {
         "align": "auto",
         "cellOptions": {"type": "auto"},
