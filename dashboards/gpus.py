@@ -50,7 +50,7 @@ def _problems() -> str:
     wrong = (
         ("lost", "gpu_up{@gpu} == bool 0"),
         ("recovery", "gpu_recovery_action{@gpu} > bool 0"),
-        ("ecc", 'gpu_ecc_errors_total{@gpu, kind="uncorrected", scope="volatile"} > bool 0'),
+        ("ecc", 'gpu_ecc_errors_total{@gpu, kind="uncorrected"} > bool 0'),
         ("row remap failed", "gpu_remapped_rows_failed{@gpu} > bool 0"),
         ("row remap pending", "gpu_remapped_rows_pending{@gpu} > bool 0"),
         ("xid", "time() - gpu_xid_last_timestamp_seconds{@gpu} < bool 3600"),
@@ -165,7 +165,7 @@ def _use() -> tuple[Panel, ...]:
         ),
         lines(
             "Tensor core activity",
-            Query('gpu_tensor_activity_ratio{@gpu, pipe="any"}', LEGEND),
+            Query("gpu_tensor_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
             most=1,
         ),
@@ -288,7 +288,7 @@ def health() -> tuple[Panel, ...]:
                 ),
             ),
             Column(
-                'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected", scope="volatile"})',
+                'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
                 "Uncorrected ECC",
                 thresholds=above(1, 1),
             ),
@@ -320,7 +320,7 @@ def health() -> tuple[Panel, ...]:
             "New errors",
             Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}", BAD),
             Query(
-                events('gpu_ecc_errors_total{@gpu, scope="volatile"}', "kind") + " > 0",
+                events("gpu_ecc_errors_total{@gpu}", "kind") + " > 0",
                 "ECC {{kind}}",
                 WARNING,
             ),

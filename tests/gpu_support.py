@@ -12,21 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.nvml import child, encode, parse
-from exporter.collectors.gpu.nvml.events import Events
-from exporter.collectors.gpu.nvml.library import Library
-from exporter.collectors.gpu.nvml.sampler import Sampler
+from exporter.collectors.gpu.nvml.events import NvmlEvents
+from exporter.collectors.gpu.nvml.library import NvmlLibrary
+from exporter.collectors.gpu.nvml.sampler import NvmlSampler
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
 from exporter.config.loader import load
 from exporter.families import Collected
-from exporter.replay.capture import capture
 from exporter.replay.description import MachineDescription
 from exporter.replay.library import Clock, install
 from exporter.replay.machines import collector_arguments, load_machine
@@ -85,14 +83,15 @@ class Replayed:
     def samples(self) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["kind"] == "sample"]
 
-    def readings(self, name: str, gpu: int = 0) -> list[Any]:
-        """A reading over time, where it was asked for."""
-        return [
-            entry["values"][name]
-            for message in self.samples
-            for entry in message["gpus"]
-            if entry["index"] == gpu and name in entry.get("values", {})
-        ]
+    def readings(self, name: str, gpu: int = 0, *labels: str) -> list[Any]:
+        """Return a reading over time, in the passes that read it."""
+        found = []
+        for message in self.samples:
+            for entry in message["gpus"]:
+                if entry["index"] == gpu:
+                    rows = [*entry.get("values", {}).get(name, ()), *entry.get("replaced", {}).get(name, ())]
+                    found += [number for names, number in rows if tuple(names) == labels]
+        return found
 
     def values(self, name: str, gpu: str | None = None) -> dict[tuple[str, ...], float]:
         """The samples of a family by label values; of one GPU by those that it does not share."""
@@ -151,9 +150,11 @@ def play(
     pynvml = pytest.importorskip("pynvml")
     clock = VirtualClock()
     install(pynvml, described, clock=clock, origin=origin)
-    events = Events(Library(pynvml, clock=clock.now), wall=clock.wall)
+    events = NvmlEvents(NvmlLibrary(pynvml, clock=clock.now), wall=clock.wall)
     said: list[bytes] = []
-    sampler = Sampler(Library(pynvml, clock=clock.busy), events, options, start, progress=lambda _what: None)
+    sampler = NvmlSampler(
+        NvmlLibrary(pynvml, clock=clock.busy), events, options, start, progress=lambda _what: None
+    )
 
     def sample() -> None:
         said.append(encode(sampler.start(clock.now())))
@@ -166,15 +167,6 @@ def play(
 
     said.append(encode(child.last_message(sampler, sample)))
     return [parse(line) for line in said]
-
-
-def captured(described: MachineDescription) -> str:
-    """The capture of a replayed machine, on a clock that does not wait."""
-    pynvml, clock = pytest.importorskip("pynvml"), VirtualClock()
-    install(pynvml, described.plain(), clock=clock, origin=-7.0)
-    library = Library(pynvml, clock=clock.now)
-    library.call("nvmlInit")
-    return str(yaml.safe_dump(capture(library, clock=clock.now, wait=clock.delay)))
 
 
 def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:

@@ -16,9 +16,10 @@ from ledger_support import Page, a_process, a_snapshot
 from training_support import ByHand, entered, left
 
 from exporter.collectors.gpu.nvml import encode, parse
-from exporter.collectors.gpu.nvml.device import Device
-from exporter.collectors.gpu.nvml.integrals import Buffers
-from exporter.collectors.gpu.nvml.library import Library
+from exporter.collectors.gpu.nvml.device import NvmlDevice
+from exporter.collectors.gpu.nvml.driver_samples import DriverSamples
+from exporter.collectors.gpu.nvml.library import NvmlLibrary
+from exporter.collectors.gpu.nvml.readings import ENERGY, PassReadings
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.training.span_kinds import kind_named
@@ -61,18 +62,18 @@ class Card:
     def __init__(self, every_seconds: float = 2.0) -> None:
         self.trace = Trace()
         self.registry = GpuRegistry()
-        library = Library(self.trace, clock=time.monotonic)
-        self._device = Device(library, None)
-        self._buffers = Buffers(self._device, every_seconds, {})
+        library = NvmlLibrary(self.trace, clock=time.monotonic)
+        self._device = NvmlDevice(library, None)
+        self._buffers = DriverSamples(self._device, every_seconds, {})
 
     def read(self, now: float, *, counter: bool) -> None:
         """Have the child read the samples, and the counter where it is due."""
         self.trace.now = self._device.now = now
-        out: dict[str, Any] = {}
+        out = PassReadings()
         self._buffers.read_power(wall=EPOCH + now, out=out)
         if counter:
-            out["energy_millijoules"] = 1000 * counter_at(now)
-        entry = {"index": 0, "uuid": self.uuid, "number": 0, "values": out}
+            out.put(ENERGY, 1000 * counter_at(now))
+        entry = {"index": 0, "uuid": self.uuid, "number": 0, **out.message()}
         self.registry.take_sample(parse(encode({"kind": "sample", "time": now, "gpus": [entry]})), 1)
 
 

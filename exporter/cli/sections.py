@@ -112,8 +112,8 @@ class GpuSection(GpuOptions):
 
     enabled: bool = option(True, "Start the process that loads NVIDIA's library.")
     interval: Annotated[Duration, Range(0.1, 3600)] = option(
-        5.0,
-        "Interval between two publications. The loss and the return of a GPU are published at once.",
+        10.0,
+        "Longest time between two publications. Each pass over the GPUs is published at once.",
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = option(
         5.0, "A publication that takes longer has failed. Nothing else waits for it."

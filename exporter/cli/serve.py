@@ -220,7 +220,7 @@ class Sidecar:
         if gpus is None:
             _log.warning("no GPUs are watched: there is nothing to release", extra=about)
         elif gpus.toggle():
-            _log.info("NVML is being released; send the signal again to reopen it", extra=about)
+            _log.info("NVML is being detached; send the signal again to reattach it", extra=about)
         else:
             _log.info("NVML is being opened again", extra=about)
 

@@ -6,8 +6,6 @@ Each is handed the others' latest values as callables, so that none waits for an
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,17 +17,14 @@ from exporter.cli.sections import GpuSection
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry, extra_collectors
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
-from exporter.collectors.gpu.publishing import ENERGY as GPU_ENERGY
-from exporter.collectors.gpu.publishing import STATUS_SPECS
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
-from exporter.collectors.job import EnergyReading, GpuProcessUse, Keeper, MachineUse, Rows
+from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.processes.tree import Member
 from exporter.collectors.scheduler import Scheduler
-from exporter.errors import CollectError
-from exporter.families import AnyCollector, Collected
+from exporter.families import AnyCollector
 from exporter.feed import runs
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, NodeLock, Sources
@@ -48,112 +43,6 @@ LEDGER_LANE = "ledger"
 _C = TypeVar("_C", ProcessCollector, RaplCollector)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-FORGET_SECONDS = 30 * 86_400.0
-"""A GPU that was not seen for so long does not come back."""
-
-# Those about NVML and its process begin anew with the sidecar, as the sidecar's own do.
-_KEPT = frozenset(
-    spec.name.removesuffix("_total")
-    for spec in GpuCollector.specs
-    if spec.type == "counter" and spec not in STATUS_SPECS
-)
-_GPU_ENERGY = GPU_ENERGY.name.removesuffix("_total")
-
-
-class KeptGpus:
-    """The GPU collector, with counters that outlive the sidecar; `registry` is what is known of GPUs.
-
-    They are learnt before the first GPU is looked at and saved before they are published, so that none steps back; while
-    they cannot be, they are withheld, and gauges are not. `counts`: whether this exporter counts this machine's GPU energy.
-    """
-
-    name = GpuCollector.name
-    specs = GpuCollector.specs
-
-    def __init__(
-        self, gpus: GpuCollector, keeper: Keeper, *, counts: Callable[[], bool], released: bool = False
-    ) -> None:
-        self._gpus, self.not_ready = gpus, gpus.not_ready
-        self.registry = gpus.registry
-        self._page = keeper.page(self.name)
-        self._counts = counts
-        self.released = released
-        self._rows: Rows | None = None  # as last saved; None while it is not known what was kept
-        self._begun = False
-        self._closed = False
-        self._passing = threading.Lock()  # held in a pass, so that none goes on after `close`
-
-    def collect(self) -> Collected:
-        """Make families of what is known, after its counters are saved; raises CollectError."""
-        with self._passing:
-            if self._closed:
-                return Collected()
-            told = Collected()
-            # While another exporter counts the energy.
-            rests = self.registry.rests = not (self._gpus.apart or self._counts())
-            self._open(told)
-            collected = self._gpus.collect()
-            # Asked for after the families were made: what is saved is never less than what is shown.
-            withheld = frozenset() if self._save(self.registry.rows(time.time()), told) else _KEPT
-            if rests and any(family.name == _GPU_ENERGY for family in collected):
-                withheld |= {_GPU_ENERGY}
-                told.unsupported.append("another exporter on this machine counts its energy: absent here")
-            told.extend(family for family in collected if family.name not in withheld)
-            told.problems += collected.problems
-            told.unsupported += collected.unsupported
-            return told
-
-    def close(self, timeout_seconds: float = 2.0) -> None:
-        """End the NVML child, and let another sidecar keep the counters."""
-        self._closed = True
-        entered = self._passing.acquire(timeout=timeout_seconds)  # a pass may hang in a file system
-        try:
-            self._gpus.stop()
-            self._page.close()
-        finally:
-            if entered:
-                self._passing.release()
-
-    def toggle(self) -> bool:
-        """Let go of NVML, or take it again; tells whether it is let go of now."""
-        self.released = not self.released
-        self._gpus.release(released=self.released)
-        return self.released
-
-    def _open(self, told: Collected) -> None:
-        """Learn what was kept, and begin; without that knowledge begin all the same, for the gauges' sake."""
-        if self._rows is None:
-            try:
-                self._rows = self._page.load()
-                if self._rows is None:
-                    told.unsupported.append("another sidecar keeps the counters of these GPUs: absent here")
-            except CollectError as error:
-                told.fail(error)
-            if self._rows is not None:
-                self.registry.restore(self._rows, time.time())
-        if not self._begun:
-            self._begun = True
-            if self.released:
-                self._gpus.release()
-            self._gpus.start()
-
-    def _save(self, rows: Rows, told: Collected) -> bool:
-        if self._rows is None:
-            return False
-        seen, now = {name[0] for name in rows}, time.time()
-        for name, kept in self._rows.items():  # of GPUs that were not seen in this life
-            if name[0] not in seen and now - (kept[2] or 0.0) < FORGET_SECONDS:
-                rows[name] = kept
-        try:
-            if rows != self._rows:
-                self._page.save(rows)
-        except CollectError as error:
-            told.fail(error)
-            return False
-        self._rows = rows
-        return True
 
 
 class Scheduled(NamedTuple):
@@ -179,7 +68,7 @@ class Wiring:
         state: StateStore,
         feed_directory: Path,
     ) -> None:
-        self.gpu: KeptGpus | None = None
+        self.gpu: GpuCollector | None = None
         self._scheduler = scheduler
         self._jobs = jobs
         self._pages = state
@@ -225,7 +114,7 @@ class Wiring:
                     self._scheduler.remove(collector.name)
                 if now is not None and now.options == before.options:
                     kept[name] = collectors
-        if KeptGpus.name not in wanted:
+        if GpuCollector.name not in wanted:
             self._replace_gpus(None)
         for name, each in wanted.items():
             if name not in self._running:
@@ -249,10 +138,10 @@ class Wiring:
                 make = partial(self._made, entry, options)
                 yield Scheduled(entry.name, options, settings.interval, settings.deadline, make, entry.lane)
         if gpu.enabled:
+            # Other times need no new child.
             same = replace(gpu, interval=1.0, deadline=1.0)
-            # Its process and its counters go on by themselves; what befalls a GPU is published at once.
             make = partial(self._made_gpus, gpu)
-            yield Scheduled(KeptGpus.name, same, gpu.interval, gpu.deadline, make)
+            yield Scheduled(GpuCollector.name, same, gpu.interval, gpu.deadline, make)
         if energy.enabled:
             yield Scheduled(
                 ENERGY, energy, energy.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._energy], LEDGER_LANE
@@ -288,20 +177,25 @@ class Wiring:
     def _made_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)
         visible = visible_devices()
-        on_change = lambda: self._scheduler.run_soon(KeptGpus.name)  # noqa: E731  (it is a value, not a definition)
-        made = KeptGpus(
-            GpuCollector(settings, visible=visible, on_change=on_change, **replayed),
-            self._pages,
-            counts=self._lock.acquire,
-            released=self.gpu is not None and self.gpu.released,
+        publish = partial(self._scheduler.run_soon, GpuCollector.name)
+        made = GpuCollector(
+            settings,
+            visible=visible,
+            on_change=publish,
+            on_sample=publish,  # at the pace of the readings, so that rates of counters are even
+            counts_energy=self._lock.acquire,
+            detached=self.gpu is not None and self.gpu.detached,
+            **replayed,
         )
         self._replace_gpus(made)
         return [made]
 
-    def _replace_gpus(self, made: KeptGpus | None) -> None:
+    def _replace_gpus(self, made: GpuCollector | None) -> None:
         before, self.gpu = self.gpu, made
         if before is not None:
-            before.close()
+            before.stop()
+        if made is not None:
+            made.start()
 
     # What they ask each other ---------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class EnergyReading:
     power_joules: float | None = None  # integral of power that was measured independently of `joules`
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
+    gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
 
 
 Rows = dict[tuple[str, ...], tuple[float | None, ...]]

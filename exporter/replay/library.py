@@ -15,7 +15,7 @@ from typing import Any
 
 from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import XID
-from exporter.collectors.gpu.nvml.integrals import LEAST_SECONDS
+from exporter.collectors.gpu.nvml.gpm import LEAST_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
 from exporter.replay.calls import CALLS, SAMPLES, Asked, RefusedError, behind, check_version, number, put
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine

@@ -278,7 +278,7 @@ def _gpus(seen: View) -> str:
             "rank": text(", ".join(users)),
             "state": (marked("good", "up") if gpu.up else marked("bad", "lost")) + (held or ""),
             "busy": known(value("gpu_utilization_ratio"), share),
-            "tensor cores": known(value("gpu_tensor_activity_ratio", pipe="any"), share),
+            "tensor cores": known(value("gpu_tensor_activity_ratio"), share),
             "memory": known(used, lambda used: f"{size(used)} {marked('dim', f'of {known(total, size)}')}"),
             "power": known(value("gpu_power_watts"), lambda power: f"{power:.0f} W{of}"),
             "temperature": known(value("gpu_temperature_celsius", sensor="gpu"), "{:.0f} °C".format),

@@ -73,58 +73,16 @@ def test_without_a_gpu_the_page_says_so_and_the_log_once(tmp_path: Path) -> None
         assert running.log.count("GPUs are not watched (library_not_found)") == 1
 
 
-def test_counters_never_step_back_over_a_kill_of_the_sidecar(tmp_path: Path) -> None:
-    flag = configured(tmp_path, f"replay: h100, {QUICK}")
-    energy = 'gpu_energy_joules_total{gpu="0",source="nvml_counter",uuid="'
-    with sidecar(tmp_path, flag) as first:
-        wait_until(lambda: any(key.startswith(energy) and each > 50 for key, each in counters(first).items()))
-        before = counters(first)
-        first.end(signal.SIGKILL)
-    with sidecar(tmp_path, flag) as second:
-        lowest: dict[str, float] = {}
-        until = time.monotonic() + 4
-        while time.monotonic() < until or not lowest.keys() >= before.keys():
-            for series, value in counters(second).items():
-                lowest[series] = min(value, lowest.get(series, value))
-            assert time.monotonic() < until + 8, before.keys() - lowest.keys()
-            time.sleep(0.1)
-
-    assert len(before) > 100
-    assert {series for series, value in before.items() if lowest[series] < value} == set()
-
-
-def test_counters_that_cannot_be_saved_are_withheld_and_gauges_are_not(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {QUICK}")) as running:
-        wait_until(lambda: counters(running))
-        ledger = tmp_path / "feed" / "ledger"
-        ledger.rename(tmp_path / "gone")
-        ledger.write_text("in the way")
-        wait_until(lambda: not counters(running))
-        during = running.page
-        errors = running.sample('exporter_collector_errors_total{collector="gpu",reason="state"}')
-        ledger.unlink()
-        (tmp_path / "gone").rename(ledger)
-        wait_until(lambda: counters(running))
-
-    assert "gpu_power_watts{" in during
-    assert 'exporter_collector_success{collector="gpu"} 0' in during
-    assert (errors or 0) >= 1
-
-
 def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
     with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {QUICK}")) as running:
         wait_until(lambda: gpus_up(running) == 8 and counters(running))
-        before = counters(running)
         reconfigured(running, tmp_path, "enabled: false")
         wait_until(lambda: "\ngpu_" not in running.page)
         assert "gpu" not in running.collectors()
         reconfigured(running, tmp_path, f"replay: t4, {QUICK}")
         wait_until(lambda: gpus_up(running) == 1)
-        reconfigured(running, tmp_path, f"replay: h100, {QUICK}, details: true")
-        wait_until(lambda: gpus_up(running) == 8 and counters(running).keys() >= before.keys())
-        after = counters(running)
-
-    assert all(after[series] >= value for series, value in before.items())
+        reconfigured(running, tmp_path, f"replay: h100, {QUICK}")
+        wait_until(lambda: gpus_up(running) == 8 and counters(running))
 
 
 def test_a_wrong_description_is_told_with_its_place_and_nothing_starts(tmp_path: Path) -> None:
@@ -154,13 +112,13 @@ def test_a_signal_lets_go_of_nvml_and_the_next_one_takes_it_again(tmp_path: Path
     with sidecar(tmp_path, configured(tmp_path, f"replay: t4, {QUICK}")) as running:
         wait_until(lambda: gpus_up(running) == 1)
         running.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: running.sample('gpu_nvml_error_info{reason="released"}') == 1)
+        wait_until(lambda: running.sample('gpu_nvml_error_info{reason="detached"}') == 1)
         children = psutil.Process(running.process.pid).children()
         running.process.send_signal(signal.SIGUSR1)
         wait_until(lambda: gpus_up(running) == 1)
 
     assert children == []
-    assert "NVML is being released" in running.log
+    assert "NVML is being detached" in running.log
 
 
 def gap(points: dict[float, float]) -> float:

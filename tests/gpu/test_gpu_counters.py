@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.collectors.gpu.counters import REASONS, Counter, CounterRule
-from exporter.collectors.gpu.families import ENERGY_RULE
-from exporter.collectors.gpu.families import OF_CHILD as INTEGRAL_RULE
-from exporter.collectors.gpu.nvml.integrals import Ring
+from exporter.collectors.gpu.counters import REASONS, CounterRule, MonotonicCounter
+from exporter.collectors.gpu.families import CHILD_COUNTER
+from exporter.collectors.gpu.nvml.driver_samples import SampleRing
 
+ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
 SECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
-RULES = (ENERGY_RULE, INTEGRAL_RULE, SECONDS, CounterRule(), CounterRule(most_per_second=1e12))
+RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS, CounterRule(), CounterRule(most_per_second=1e12))
 
 
-def run(counter: Counter, numbers: list[float], *, begin: float = 0) -> float:
+def run(counter: MonotonicCounter, numbers: list[float], *, begin: float = 0) -> float:
     """Feed one number a second; the total at the end."""
     for place, number in enumerate(numbers):
         counter.advance(number, begin + place, 1)
@@ -29,7 +29,7 @@ def run(counter: Counter, numbers: list[float], *, begin: float = 0) -> float:
 def test_a_total_never_falls_whatever_comes(
     rule: CounterRule, readings: list[tuple[int, float, int]]
 ) -> None:
-    counter, time, child, before = Counter(rule), 0.0, 0, 0.0
+    counter, time, child, before = MonotonicCounter(rule), 0.0, 0, 0.0
     for raw, seconds, children in readings:
         time, child = time + seconds, child + children
         grown = counter.advance(raw, time, child)
@@ -58,14 +58,14 @@ def test_a_total_never_falls_whatever_comes(
 def test_numbers_that_do_not_follow_on_are_corrected(
     numbers: list[float], total: float, resets: dict[str, int]
 ) -> None:
-    counter = Counter(ENERGY_RULE)
+    counter = MonotonicCounter(ENERGY_RULE)
 
     assert run(counter, numbers) == total
     assert counter.resets == resets
 
 
 def test_seconds_that_run_faster_than_the_clock_are_not_shown() -> None:
-    counter, shown = Counter(SECONDS), list[float | None]()
+    counter, shown = MonotonicCounter(SECONDS), list[float | None]()
     for begin, numbers in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
         run(counter, numbers, begin=begin)
         shown.append(counter.value())
@@ -75,26 +75,13 @@ def test_seconds_that_run_faster_than_the_clock_are_not_shown() -> None:
 
 def test_a_new_child_counts_from_zero_and_the_driver_goes_on() -> None:
     totals = []
-    for rule, raw in ((INTEGRAL_RULE, 50), (ENERGY_RULE, 5000)):
-        counter = Counter(rule)
+    for rule, raw in ((CHILD_COUNTER, 50), (ENERGY_RULE, 5000)):
+        counter = MonotonicCounter(rule)
         run(counter, [100, 200])
         counter.advance(raw, 10, 2)
         totals.append(counter.total)
 
     assert totals == [250, 4900]
-
-
-@given(st.lists(st.integers(0, 500_000), min_size=2, max_size=20), st.integers(1, 18))
-def test_a_counter_that_was_kept_goes_on(steps: list[int], cut: int) -> None:
-    numbers = [float(1000 + sum(steps[:count])) for count in range(len(steps) + 1)]
-    cut = min(cut, len(numbers) - 1)
-    whole, first, second = (Counter(ENERGY_RULE) for _ in range(3))
-    run(first, numbers[:cut])
-    kept = first.keep()
-    assert kept is not None
-    second.resume(kept[0], kept[1], 995.0)
-
-    assert run(second, numbers[cut:], begin=1001.0) == run(whole, numbers)
 
 
 # The driver's sample buffers: integrals of what came between two passes ------------------------------
@@ -125,7 +112,7 @@ Look = tuple[float, list[tuple[float, float]]]
     ids=["first look", "gap", "clock set back"],
 )
 def test_a_ring_adds_up_what_was_measured_since_the_last_look(looks: list[Look], integral: float) -> None:
-    ring = Ring()
+    ring = SampleRing()
     for at, samples in looks:
         microseconds = [(int(time * 1e6), number) for time, number in samples]
         ring.take(microseconds, wall_microseconds=int(at * 1e6), moment=None)
@@ -142,7 +129,7 @@ def test_a_ring_adds_up_what_was_measured_since_the_last_look(looks: list[Look],
     )
 )
 def test_an_integral_never_falls_and_never_outruns_the_clock(batches: list[list[tuple[int, float]]]) -> None:
-    ring, before = Ring(), 0.0
+    ring, before = SampleRing(), 0.0
     for place, batch in enumerate(batches):
         at = 1000 + 2 * place
         ring.take(batch, wall_microseconds=at * 1_000_000, moment=0.5)

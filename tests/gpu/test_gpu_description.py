@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_support import captured, machine, replay, small, small_text
+from gpu_support import machine, small_text
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PROJECT
 
-from exporter.collectors.gpu.nvml import ProtocolError, encode, messages, parse
+from exporter.collectors.gpu.nvml import MessageReader, ProtocolError, encode, parse
 from exporter.collectors.gpu.nvml.library import CODES, name_of
 from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
@@ -109,7 +106,11 @@ def test_messages_come_back_whatever_the_pieces(fields: list[dict[str, Any]], si
         pipe.writelines(data[begin : begin + size] for begin in range(0, len(data), size))
         pipe.close()
 
-        assert list(messages(reading)) == said
+        reader, found = MessageReader(reading), list[dict[str, Any]]()
+        while (received := reader.receive()) is not None:
+            found += received
+
+        assert found == said
 
 
 @pytest.mark.parametrize("line", [b"HTTP/1.1", b"", b"[]", b'{"kind":1}', b"[" * 100_000, b"\xff"])
@@ -158,46 +159,3 @@ def test_the_examples_of_the_guide_can_be_replayed() -> None:
     assert len(blocks) >= 2
     for block in blocks:
         assert machine(block.partition("```")[0]).gpus
-
-
-# Captures ----------------------------------------------------------------------------------------------
-
-
-def shown(described: description.MachineDescription) -> set[tuple[str, ...]]:
-    """The families of the first GPU, with their further labels."""
-    families = replay(described, 70, details=True, visible="0").families()
-    return {
-        (family.name, *(text for name, text in sorted(sample.labels.items()) if name not in {"gpu", "uuid"}))
-        for family in families
-        if family.name not in {"gpu", "gpu_mig"}
-        for sample in family.samples
-        if "gpu" in sample.labels and "mig_uuid" not in sample.labels
-    }
-
-
-@pytest.mark.parametrize("name", ["h100", "t4", "old-driver", "a100-mig"])
-def test_a_captured_machine_shows_what_the_real_one_does(name: str) -> None:
-    real = shown(load_machine(name))
-    again = shown(machine(captured(load_machine(name))))
-
-    assert len(real) > 30
-    assert again == real
-
-
-def test_cards_that_answer_are_written_down_and_counters_with_their_pace() -> None:
-    (found,) = machine(captured(small("gpus: [0], lost: true"))).plain()["gpus"]  # of the card that answers
-
-    assert found["values"]["energy"]["idle"] == 100_000
-    assert found["values"]["energy"]["counter_from"] > 5000
-    assert found["values"]["power"] == 100_000
-    assert found["name"] == "Small"
-
-
-def test_without_the_library_it_says_so() -> None:
-    if any(Path("/dev").glob("nvidia*")):
-        pytest.skip("this machine has NVIDIA's driver")
-    command = [sys.executable, "-m", "exporter.replay.capture"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "NVML does not answer: nvmlInit: library_not_found\n"

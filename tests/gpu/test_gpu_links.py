@@ -7,7 +7,7 @@ from gpu_support import machine, replay, small, small_text
 
 
 def test_processes_are_values_and_no_labels() -> None:
-    played = replay("h100", 30)
+    played = replay("h100", 28)
     processes = played.registry.processes()
 
     assert [process.pid for process in processes] == [7300 + index for index in range(8)]
@@ -39,7 +39,7 @@ def test_processes_come_and_go() -> None:
     assert [number for found in counts for number in found.values()] == [1, 0, 2]
 
 
-@pytest.mark.parametrize("how", ["errors: {%s: SUCCESS}", "errors: {%s: NOT_FOUND}", "delay: {%s: 250ms}"])
+@pytest.mark.parametrize("how", ["errors: {%s: SUCCESS}", "errors: {%s: NOT_FOUND}", "delay: {%s: 100ms}"])
 def test_samples_that_come_late_or_between_the_binding_s_two_calls_are_no_error(how: str) -> None:
     unusual = how % "nvmlDeviceGetProcessUtilization"
     played = replay(small("processes: [{pid: 5, memory: 100, sm: 90}]", unusual), 12)

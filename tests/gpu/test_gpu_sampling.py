@@ -54,10 +54,8 @@ def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
 
 def test_what_is_not_there_is_asked_again_after_ten_minutes() -> None:
     played = replay(small("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
-    calls = played.values("exporter_nvml_calls_total")
 
     assert played.readings("power_watts")[-12:] == [None, *[100.0] * 11]
-    assert calls["nvmlDeviceGetPowerUsage",] <= 2 * (1 + 12)  # once, and since it is there
 
 
 @pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
@@ -71,7 +69,7 @@ def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
         and each.name not in {"event_types", "nvlinks", "nvlinks_active", "sample_buffers", "mig_mode"}
     }
     gpus = dataclasses.replace(h100.gpus[0], values=dataclasses.replace(model.values, **numbers), count=1)
-    played = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30, details=True)
+    played = replay(dataclasses.replace(h100, gpus=(gpus,), timeline=()), 30)
     families = played.families()
 
     assert_sound(families)

@@ -1,8 +1,8 @@
-"""The GPU collector: what the NVML child says, published; the child's life, supervised.
+"""GPU collector: publishes the readings of the NVML child and supervises the child's life.
 
-Used in the sidecar. The child pushes its readings on its own schedule; `collect` makes families of what has come, and of
-the kernel's log, and waits for nothing. The supervisor's thread takes messages, anything else may be asked from any
-thread; one lock guards what is known. While the child is gone or hangs, the families about GPUs are absent.
+Runs in the sidecar. The child sends its readings on its own schedule. `collect` makes families of the latest readings and
+of the kernel log; it waits for nothing. The supervisor's thread receives messages; every method may be called from any
+thread; the registry's lock guards the readings. The families of GPUs are absent while there is no child or the child hangs.
 """
 
 from __future__ import annotations
@@ -14,38 +14,46 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from exporter.collectors.gpu.child_process import CHILD, Heard, NvmlChild, command_of
+from exporter.collectors.gpu.child_process import CHILD, NvmlChild, command_of
+from exporter.collectors.gpu.energy import OUTAGE_SECONDS
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
 from exporter.collectors.gpu.publishing import SPECS, gpu_families
 from exporter.collectors.gpu.state import GpuRegistry
-from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, RELEASED, STARTING, Supervisor, Timings
+from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, DETACHED, STARTING, Supervisor, Timings
 from exporter.errors import CollectError
 from exporter.families import Collected
 
 LOG = logging.getLogger("exporter.collectors.gpu")
 
-# The configuration's section has more than the options.
+# The section of the configuration has more keys than these options.
 _CHILD_OPTIONS = tuple(each.name for each in dataclasses.fields(GpuOptions))
 _DOWN = "nvml_down"
 
 _REMEDIES = {
-    "library_not_found": "install NVIDIA's driver, or give the container access to the GPUs (docker run --gpus all)",
-    "function_not_found": "libnvidia-ml.so.1 is far too old, or not NVIDIA's: see which one is loaded (ldconfig -p)",
-    "gpu_not_found": "the driver finds no GPU that it supports: run nvidia-smi, and see the permissions of /dev/nvidia*",
+    "library_not_found": "install the NVIDIA driver, or give the container access to the GPUs (docker run --gpus all)",
+    "function_not_found": "libnvidia-ml.so.1 is too old, or not NVIDIA's: check which file is loaded (ldconfig -p)",
+    "gpu_not_found": "the driver finds no supported GPU: run nvidia-smi, and check the permissions of /dev/nvidia*",
     "driver_not_loaded": "the driver is not loaded: run nvidia-smi, or modprobe nvidia",
-    "no_permission": "the driver does not let this user in: see the permissions of /dev/nvidiactl and /dev/nvidia*",
+    "no_permission": "the driver refuses this user: check the permissions of /dev/nvidiactl and /dev/nvidia*",
     "binding_not_found": "the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py",
-    "lib_rm_version_mismatch": "library and driver are of different versions: reboot, or load the new driver",
-    "unknown": "in a container the devices may be gone (systemctl daemon-reload takes them): start it anew; else see the kernel's log",
-    "hung": "a call does not return: see the kernel's log for Xid errors",
+    "lib_rm_version_mismatch": "library and driver have different versions: reboot, or load the new driver",
+    "unknown": "a container may have lost its devices (after systemctl daemon-reload): restart it; else check the kernel log",
+    "hung": "an NVML call does not return: check the kernel log for Xid errors",
 }
 
 
 class GpuCollector:
-    """Watches the GPUs, or a described machine as plain values in `replay`; `visible` is the job's CUDA_VISIBLE_DEVICES.
+    """Watches the GPUs of this machine, or the described machine in `replay`.
 
-    `on_change` is called when NVML, or a GPU, goes or returns, on a thread of the collector's; it must not wait.
+    Args:
+        options: Which GPUs to watch, and how often.
+        replay: A described machine as plain values.
+        visible: The job's CUDA_VISIBLE_DEVICES.
+        on_change: Called when NVML or a GPU goes down or returns, on a thread of the collector; must not wait.
+        on_sample: Called after each pass of the child, on a thread of the collector; must not wait.
+        counts_energy: Returns False while another exporter counts the GPU energy of this machine.
+        detached: Whether to start without loading NVML.
     """
 
     name = "gpu"
@@ -61,6 +69,9 @@ class GpuCollector:
         kernel_log: KernelLog | None = None,
         command: Sequence[str] = (),
         on_change: Callable[[], None] = lambda: None,
+        on_sample: Callable[[], None] = lambda: None,
+        counts_energy: Callable[[], bool] = lambda: True,
+        detached: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -70,29 +81,38 @@ class GpuCollector:
         self._command = tuple(command or command_of(CHILD))
         self._timings = timings
         self.on_change = on_change
+        self._on_sample = on_sample
+        self._counts_energy = counts_energy
+        self.detached = detached
         self._monotonic = monotonic
-        # When the first child answered, and with it the timeline of a replay began.
-        self._origin: float | None = None
-        self.registry = GpuRegistry(monotonic=monotonic)  # its lock also guards the next two
+        self._origin: float | None = (
+            None  # monotonic time of the first child's first answer; start of a replay
+        )
+        outage_seconds = max(OUTAGE_SECONDS, 2.5 * options.period)
+        self.registry = GpuRegistry(outage_seconds=outage_seconds)  # its lock also guards the next two
         self._reason, self._message = STARTING, ""
         self._was_up = False
         self._supervisor = Supervisor(
             start=self._start_child,
             take=self._take,
             change=self._change,
-            # Nothing is said between two passes.
+            # The child is silent between two passes.
             timings=dataclasses.replace(timings, deadline=timings.deadline + max(0.0, options.period - 1.0)),
             monotonic=monotonic,
         )
         self._started = False
-        # For the log, on the supervisor's thread alone: GPUs that were said to be down, and all there are.
-        self._told: dict[int, tuple[str, str]] = {}
+        # For log lines, used by the supervisor's thread only.
+        self._logged: dict[int, tuple[str, str]] = {}
         self._seen: set[int] = set()
 
     def start(self) -> None:
-        """Begin to watch; nothing is known before the first pass of the child, a moment later."""
+        """Start watching; the first readings arrive with the child's first pass. Does nothing if already started."""
+        if self._started:
+            return
         if self._replay is None:
             self._kernel_log.open()
+        if self.detached:
+            self._supervisor.detach()
         self._supervisor.start()
         self._started = True
 
@@ -104,21 +124,24 @@ class GpuCollector:
         self._kernel_log.close()
 
     def collect(self) -> Collected:
-        """Make families of what is known; raises CollectError where the supervisor has ended by a fault of its own."""
+        """Return the families of the latest readings.
+
+        Raises:
+            CollectError: The supervisor's thread has ended.
+        """
         if self._started and not self._supervisor.alive:
-            raise CollectError("the thread that listens to the NVML child has ended", reason=_DOWN)
+            raise CollectError("the thread that supervises the NVML child has ended", reason=_DOWN)
         expected = expected_devices(self._visible)
+        paused = not (self.apart or self._counts_energy())
         with self.registry.lock:
             reason, message = self._reason, self._message
+            self.registry.energy_paused = paused
             self.registry.take_kernel_xids(self._kernel_log.read())
-            collected = gpu_families(
-                self.registry,
-                reason,
-                self._supervisor.restarts,
-                expected=expected,
-                per_call=self._options.details,
-            )
-        if reason in {"", STARTING, RELEASED}:
+            collected = gpu_families(self.registry, reason, self._supervisor.restarts, expected=expected)
+            has_gpus = bool(self.registry.gpus)
+        if paused and has_gpus:
+            collected.unsupported.append("another exporter on this machine counts its energy: absent here")
+        if reason in {"", STARTING, DETACHED}:
             return collected
         parts = (message, _REMEDIES.get(reason, ""))
         about = f"GPUs are not watched ({reason}): {'; '.join(filter(None, parts)) or 'NVML does not answer'}"
@@ -129,62 +152,85 @@ class GpuCollector:
         return collected
 
     def not_ready(self) -> str | None:
-        """Why the exporter is not ready; None when it is, or when GPUs are not required."""
+        """Return why the exporter is not ready; None if GPUs are not required or NVML answers."""
         reason = self._reason
         required = self._options.mode == "required" and reason != ""
         return f"NVML does not answer ({reason})" if required else None
 
-    def release(self, *, released: bool = True) -> None:
-        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
-        self._supervisor.release(released=released)
+    def detach(self) -> None:
+        """End the child, so that the driver can be unloaded or a GPU be reset."""
+        self.detached = True
+        self._supervisor.detach()
+
+    def reattach(self) -> None:
+        """Start the child again after `detach`."""
+        self.detached = False
+        self._supervisor.reattach()
+
+    def toggle(self) -> bool:
+        """Detach from NVML, or reattach; return whether NVML is detached now."""
+        if self.detached:
+            self.reattach()
+        else:
+            self.detach()
+        return self.detached
 
     @property
     def apart(self) -> bool:
-        """Whether nobody else sees these GPUs: they are described, and not as shared."""
+        """Whether no other exporter sees these GPUs: they are replayed and not described as shared."""
         return self._replay is not None and not self._replay["shared"]
 
     @property
     def child_pid(self) -> int | None:
-        """The process id of the NVML child; None while there is none."""
+        """Process id of the NVML child; None while there is none."""
         return self._supervisor.pid
 
-    def _start_child(
-        self, skip: tuple[int, ...], now: float, heard: Callable[[NvmlChild, Heard], None]
-    ) -> NvmlChild:
+    def _start_child(self, skip: tuple[int, ...], avoid: tuple[tuple[int, str], ...]) -> NvmlChild:
         first = {
             "kind": "start",
             "parent": os.getpid(),
             "options": {name: getattr(self._options, name) for name in _CHILD_OPTIONS},
             "visible": self._visible,
             "skip": skip,
-            # In time to know the GPU when the deadline is over.
-            "slow_call_seconds": 0.4 * self._timings.deadline,
+            "avoid": avoid,
+            # Early enough that the GPU of a call that hangs is known at the deadline.
+            "slow_call_seconds": 0.75 * self._timings.deadline,
             "replay": self._replay,
             "origin": self._origin,
         }
-        return NvmlChild(first, heard, now=now, command=self._command)
+        return NvmlChild(first, now=self._monotonic(), command=self._command)
 
     def _take(self, message: Mapping[str, Any], child: int) -> None:
         if message["kind"] == "machine":
             self.registry.machine = dict(message)
             self._origin = self._origin or self._monotonic()
         elif self.registry.take_sample(message, child):
-            self._tell()
+            self._log_changes()
             self.on_change()
+        else:
+            self._log_gaps()
+            self._on_sample()
 
-    def _tell(self) -> None:
-        """Log what became of single GPUs; what concerns all of them is told by the collector's verdict."""
-        gpus = dict(self.registry.gpus)  # which only this thread changes
+    def _log_gaps(self) -> None:
+        for gpu in self.registry.new_energy_gaps():
+            LOG.warning(
+                "GPU %s: %.0f J of a time without energy readings are counted in exporter_energy_gap_joules_total",
+                *gpu,
+            )
+
+    def _log_changes(self) -> None:
+        """Log what happened to single GPUs; the collector's verdict covers all GPUs at once."""
+        gpus = dict(self.registry.gpus)  # changed by this thread only
         for index, gpu in gpus.items():
             name, down = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.down
-            if down and self._told.get(index) != (name, down):
-                self._told[index] = (name, down)
+            if down and self._logged.get(index) != (name, down):
+                self._logged[index] = (name, down)
                 LOG.warning("%s does not answer: %s", name, down)
-            elif not down and self._told.pop(index, None) is not None:
+            elif not down and self._logged.pop(index, None) is not None:
                 LOG.info("%s answers again", name)
         for index in self._seen - gpus.keys():
-            self._told.pop(index, None)
-            LOG.warning("GPU %s of NVML is no longer there", index)
+            self._logged.pop(index, None)
+            LOG.warning("NVML no longer lists GPU %s", index)
         self._seen = set(gpus)
 
     def _change(self, reason: str, message: str, gpu: int | None) -> None:
@@ -192,10 +238,10 @@ class GpuCollector:
             self._reason, self._message = reason, message
             self._was_up |= reason == ""
             if reason:
-                self.registry.forget_readings(hanging=gpu)
+                self.registry.clear_readings(hanging=gpu)
         self.on_change()
 
 
 def visible_devices() -> str | None:
-    """CUDA_VISIBLE_DEVICES as it was set for this process, which is the job's when it was started beside it."""
+    """Return this process' CUDA_VISIBLE_DEVICES, which is the job's if both were started together."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")

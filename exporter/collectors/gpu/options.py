@@ -1,8 +1,8 @@
-"""The options of the GPU collector, as they stand in the configuration and as the NVML child is given them.
+"""Options of the GPU collector, and the meaning of CUDA_VISIBLE_DEVICES.
 
-Used in the sidecar and in the NVML child; pure. Which GPUs there are to watch also goes by CUDA_VISIBLE_DEVICES, read as
-CUDA reads it: numbers, or the beginnings of UUIDs; the first entry that names no GPU ends the list. Numbers count the GPUs
-that may be used in NVML's order, that of the PCI bus: CUDA's own is the same wherever all GPUs are alike.
+Used in the sidecar and in the NVML child; pure. CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, or prefixes of UUIDs;
+the first entry that names no GPU ends the list. Numbers count the usable GPUs in NVML's order, which is that of the PCI bus;
+CUDA's order is the same if all GPUs are alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from exporter.config.options import Duration, Range, option
 
 MOST_GPUS = 64
-"""Of one machine that are watched."""
+"""Largest number of watched GPUs."""
 
 _FEWEST_CHARACTERS = 5  # "GPU-" and a digit
 
@@ -25,33 +25,30 @@ class GpuOptions:
 
     mode: Literal["auto", "required"] = option(
         "auto",
-        "auto: watch what there is. required: the exporter is not ready while NVML does not answer.",
+        "auto: watch all GPUs, if there are any. required: the exporter is not ready while NVML does not answer.",
     )
-    replay: str | None = option(
-        None, "A described machine to play in place of NVIDIA's library: its name, or a file."
-    )
+    replay: str | None = option(None, "Name of a described machine to replay in place of NVIDIA's library.")
     gpm: bool = option(
         True, "Whether to sample performance counters (SM, tensor and memory activity) from Hopper on."
-    )
-    details: bool = option(
-        False,
-        "Also aggregate errors and finer kinds of activity, about 10 more series a GPU; and NVML's cost by function.",
     )
     period: Annotated[Duration, Range(0.1, 60)] = option(
         1.0, "Time between two passes over the GPUs; below a second the slower passes are sped up too."
     )
-    retry: Annotated[Duration, Range(0.1, 3600)] = option(30.0, "How often a lost GPU is tried again.")
+    retry: Annotated[Duration, Range(0.1, 3600)] = option(
+        30.0, "Time between two attempts to reach a lost GPU."
+    )
 
 
 DEFAULT_OPTIONS = GpuOptions()
-"""Watch what there is."""
+"""The defaults."""
 
 
 def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict[int, int] | None:
-    """Give the number under which the job sees each GPU, by its place among those that may be used.
+    """Return the job's number of each GPU, by place among the usable GPUs; None if the variable names no GPU.
 
-    `visible` is CUDA_VISIBLE_DEVICES; `uuids` are, by place, the UUID of a GPU and those of its instances. None where
-    the variable names no GPU, so that all are taken.
+    Args:
+        visible: CUDA_VISIBLE_DEVICES.
+        uuids: By place, the UUID of a GPU and those of its MIG instances.
     """
     if visible is None or expected_devices(visible) is None:
         return None
@@ -65,7 +62,7 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
 
 
 def expected_devices(visible: str | None) -> int | None:
-    """Count the GPUs that the variable asks for, whether or not they are there; None where it says nothing."""
+    """Return the number of GPUs that the variable names, present or not; None if it names none."""
     entries = set()
     for entry in (visible or "").split(","):
         text = entry.strip()
@@ -78,7 +75,7 @@ def expected_devices(visible: str | None) -> int | None:
 def _index_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
     if entry.isdecimal():
         return int(entry) if int(entry) in uuids else None
-    # The old spelling of an instance is MIG-GPU-<uuid>/<gi>/<ci>.
+    # The old spelling of an instance: MIG-GPU-<uuid>/<gi>/<ci>.
     wanted = entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
     if len(wanted) < _FEWEST_CHARACTERS:
         return None

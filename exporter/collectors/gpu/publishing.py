@@ -1,7 +1,6 @@
-"""What is known about the GPUs as families; those about NVML itself and of Xids and instances are described here.
+"""Families of NVML itself, energy, Xids and MIG instances, and the publication of all GPU families.
 
-Used in the sidecar by the GPU collector, under its lock, once for each publication. Pure: a `GpuRegistry` and the
-state of NVML come in, families go out.
+Runs in the sidecar, under the registry's lock. Pure: a `GpuRegistry` and the state of NVML come in, families go out.
 """
 
 from __future__ import annotations
@@ -10,107 +9,226 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.collectors.gpu.counters import REASONS
-from exporter.collectors.gpu.families import GPU_FAMILIES, GPU_SPECS, GpuFamily
-from exporter.collectors.gpu.state import GpuRegistry, GpuState
-from exporter.families import Collected, FamilySpec, table
+from exporter.collectors.gpu.families import GPU, GPU_FAMILIES, GpuFamily
+from exporter.collectors.gpu.state import GpuRegistry, GpuState, Labels
+from exporter.families import Collected, FamilySpec
 
-# Families about NVML and its process, which begin anew with the sidecar. Whether NVML and each GPU answer stays when
-# everything else about a GPU is gone, and tells why it is; then what asking costs.
-STATUS_SPECS = table("""
-gpu_nvml_up: Whether NVIDIA's library is there and answers. <- the NVML child
-gpu_nvml_error_info{reason}: Why NVIDIA's library does not answer. Absent while it does. <- the NVML child
-gpu_devices: GPUs that answer, of those that are watched. Absent while NVML does not answer. <- the NVML
-    child
-gpu_devices_expected: GPUs that there should be: as many as CUDA_VISIBLE_DEVICES names, or the most that
-    were ever seen. Absent before any was. <- CUDA_VISIBLE_DEVICES, gpu_devices
-gpu_up{gpu,uuid}: Whether the GPU answers; while it does not, only this and the counts of what happened to
-    it are there. Absent while NVML itself does not answer. <- the NVML child
-gpu_error_info{gpu,uuid,reason}: Why the GPU does not answer. Absent while it does. <- NVML's return code;
-    hung where a call on the GPU does not return
-gpu_reset_required{gpu,uuid}: Whether the driver refuses to work with the GPU before it is reset. Absent
-    while NVML itself does not answer. <- NVML_ERROR_RESET_REQUIRED
-gpu_info{gpu,uuid,name,pci_bus_id,serial,vbios,architecture,compute_capability,minor,numa_node,board,driver,cuda_driver,index_host}:
-    What the GPU is; index_host is NVML's number of it, gpu the job's. Absent while it does not answer. <-
-    nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others
-exporter_nvml_calls_total{call}: Calls of NVML, over all GPUs, apart from the wait for events; with details
-    by function. <- the NVML child
-exporter_nvml_call_seconds_total{call}: Time spent in calls of NVML, the binding's included; with details by
-    function. <- monotonic clock around each call
-exporter_nvml_errors_total{call,error}: Calls of NVML that failed, and results that cannot be (garbage);
-    what a GPU merely does not have is no error. Absent before the first one. <- NVML's return code
-exporter_nvml_child_restarts_total{reason}: How often the process that calls NVML was started again, by what
-    became of the one before. <- the NVML child's supervisor
-exporter_nvml_child_resident_memory_bytes: Memory of the process that calls NVML. Absent while there is
-    none. <- /proc/self/statm
-exporter_nvml_child_cpu_seconds_total: CPU time of the processes that called NVML. <- times(2)
-exporter_nvml_resets_total{reason}: How often a counter of a GPU did not go on where it was, and was
-    corrected: a register that wrapped, a driver that was loaded anew (reset), a step back, a jump, a single
-    wrong number (glitch). <- comparison with the number before
-""")
-(_UP, _WHY, _DEVICES, _EXPECTED, _GPU_UP, _GPU_WHY, _RESET_REQUIRED, _INFO) = STATUS_SPECS[:8]
-(_CALLS, _CALL_SECONDS, _ERRORS, _RESTARTS, _CHILD_MEMORY, _CHILD_CPU, _RESETS) = STATUS_SPECS[8:]
-_IDENTITY = _INFO.labels[2:-3]
+NVML_UP = FamilySpec(
+    name="gpu_nvml_up",
+    type="gauge",
+    help="1 if NVIDIA's library is loaded and answers, otherwise 0.",
+    source="the NVML child",
+)
+NVML_ERROR = FamilySpec(
+    name="gpu_nvml_error_info",
+    type="info",
+    labels=("reason",),
+    help="Why NVIDIA's library does not answer. Absent while it answers.",
+    source="the NVML child",
+)
+DEVICES = FamilySpec(
+    name="gpu_devices",
+    type="gauge",
+    help="GPUs that answer, of those that are watched. Absent while NVML does not answer.",
+    source="the NVML child",
+)
+DEVICES_EXPECTED = FamilySpec(
+    name="gpu_devices_expected",
+    type="gauge",
+    help="GPUs that should answer: the number that CUDA_VISIBLE_DEVICES names, otherwise the most that NVML has listed, lost "
+    "ones included. Absent before NVML has listed any.",
+    source="CUDA_VISIBLE_DEVICES, nvmlDeviceGetCount",
+)
+GPU_UP = FamilySpec(
+    name="gpu_up",
+    type="gauge",
+    labels=GPU,
+    help="1 if the GPU answers any call. While it is 0, only the counts of past events of the GPU are published. Absent while "
+    "NVML does not answer.",
+    source="the NVML child",
+)
+GPU_ERROR = FamilySpec(
+    name="gpu_error_info",
+    type="info",
+    labels=(*GPU, "reason"),
+    help="Why the GPU does not answer. Absent while it answers.",
+    source="NVML's return code; hung if a call on the GPU does not return",
+)
+RESET_REQUIRED = FamilySpec(
+    name="gpu_reset_required",
+    type="gauge",
+    labels=GPU,
+    help="1 if the driver refuses to use the GPU before a reset. Absent while NVML does not answer.",
+    source="NVML_ERROR_RESET_REQUIRED",
+)
+INFO_IDENTITY = (
+    *("name", "pci_bus_id", "serial", "vbios", "architecture", "compute_capability", "minor", "numa_node"),
+    "board",
+)
+INFO = FamilySpec(
+    name="gpu_info",
+    type="info",
+    labels=(*GPU, *INFO_IDENTITY, "driver", "cuda_driver", "index_host"),
+    help="Model and identity of the GPU; index_host is NVML's index, gpu the job's. Absent while the GPU does not answer.",
+    source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion and others",
+)
+CALLS = FamilySpec(
+    name="exporter_nvml_calls_total",
+    type="counter",
+    help="NVML calls over all GPUs, without the wait for events. Absent before the first pass.",
+    source="the NVML child",
+)
+CALL_SECONDS = FamilySpec(
+    name="exporter_nvml_call_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="Time in NVML calls, the binding included. Absent before the first pass.",
+    source="monotonic clock around each call",
+)
+ERRORS = FamilySpec(
+    name="exporter_nvml_errors_total",
+    type="counter",
+    labels=("call", "error"),
+    help="NVML calls that failed, and refused results (garbage). A reading that the GPU does not support is not an error. "
+    "Absent before the first error.",
+    source="NVML's return code",
+)
+CHILD_RESTARTS = FamilySpec(
+    name="exporter_nvml_child_restarts_total",
+    type="counter",
+    labels=("reason",),
+    help="Restarts of the process that calls NVML, by the end of its predecessor.",
+    source="the supervisor of the NVML child",
+)
+CHILD_MEMORY = FamilySpec(
+    name="exporter_nvml_child_resident_memory_bytes",
+    type="gauge",
+    unit="bytes",
+    help="Resident memory of the process that calls NVML. Absent without such a process.",
+    source="/proc/self/statm",
+)
+CHILD_CPU = FamilySpec(
+    name="exporter_nvml_child_cpu_seconds_total",
+    type="counter",
+    unit="seconds",
+    help="CPU time of the processes that called NVML. Absent before the first pass.",
+    source="times(2)",
+)
+RESETS = FamilySpec(
+    name="exporter_nvml_resets_total",
+    type="counter",
+    labels=("reason",),
+    help="Corrections of GPU counters: a register wrapped (wrap), the driver was loaded again or the counter jumped (reset), "
+    "a single wrong number (glitch). Absent before the first pass.",
+    source="comparison with the previous number",
+)
+ENERGY = FamilySpec(
+    name="gpu_energy_joules_total",
+    type="counter",
+    unit="joules",
+    labels=(*GPU, "source"),
+    help="Energy of the card since the exporter started: source is nvml_counter (the card's counter every 10 s, power samples "
+    "in between) or nvml_power (integrated power). Energy of a time without readings is in "
+    "exporter_energy_gap_joules_total. Absent while the readings are refused.",
+    source="nvmlDeviceGetTotalEnergyConsumption / 1000, nvmlDeviceGetSamples(TOTAL_POWER_SAMPLES)",
+)
+XID_ERRORS = FamilySpec(
+    name="gpu_xid_errors_total",
+    type="counter",
+    labels=(*GPU, "xid"),
+    help="Xid errors since the exporter started, also while the GPU is lost. Absent before the first one.",
+    source="nvmlEventSetWait_v2 and /dev/kmsg, the larger of the two",
+)
+XID_TIME = FamilySpec(
+    name="gpu_xid_last_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=(*GPU, "xid"),
+    help="Unix time of the last Xid error. Absent before the first one.",
+    source="nvmlEventSetWait_v2 and /dev/kmsg",
+)
+_MIG = (*GPU, "mig_uuid")
+MIG_INFO = FamilySpec(
+    name="gpu_mig_info",
+    type="info",
+    labels=(*_MIG, "gi", "ci", "profile"),
+    help="MIG instance: GPU instance, compute instance and profile; mig_uuid is CUDA's name. Absent on a GPU that is not divided.",
+    source="nvmlDeviceGetMigDeviceHandleByIndex",
+)
+MIG_MEMORY_TOTAL = FamilySpec(
+    name="gpu_mig_memory_total_bytes",
+    type="gauge",
+    unit="bytes",
+    labels=_MIG,
+    help="Device memory of a MIG instance. Absent on a GPU that is not divided.",
+    source="nvmlDeviceGetMemoryInfo_v2().total",
+)
+MIG_MEMORY_USED = FamilySpec(
+    name="gpu_mig_memory_used_bytes",
+    type="gauge",
+    unit="bytes",
+    labels=_MIG,
+    help="Allocated device memory of a MIG instance. Absent on a GPU that is not divided.",
+    source="nvmlDeviceGetMemoryInfo_v2().used",
+)
+MIG_SM_ACTIVITY = FamilySpec(
+    name="gpu_mig_sm_activity_ratio",
+    type="gauge",
+    unit="ratio",
+    labels=_MIG,
+    help="Share of SM cycles of a MIG instance in which at least one warp was resident; compute instances of one GPU instance "
+    "share the value. Absent before Hopper, and where the option gpu.gpm is false.",
+    source="nvmlGpmMigSampleGet, GPM 2 / 100",
+)
 
-# The instances of a divided GPU are known by the UUID that CUDA knows them by; what the compute instances of one GPU
-# instance share (its activity) is told for each.
-_OTHERS = table("""
-gpu_energy_joules_total{gpu,uuid,source}: Energy of the card since the exporter began to count; source tells
-    whether the card counts it (nvml_counter, read every 10 s, with power samples in between) or power was
-    integrated (nvml_power). <- nvmlDeviceGetTotalEnergyConsumption / 1000, corrected for wraps and resets
-gpu_xid_errors_total{gpu,uuid,xid}: Xid errors since the exporter began to listen; they stay while the GPU
-    is lost. Absent before the first one. <- nvmlEventSetWait_v2 and /dev/kmsg, whichever has seen more
-gpu_xid_last_timestamp_seconds{gpu,uuid,xid}: When an Xid was last reported, Unix time. Absent before the
-    first one. <- nvmlEventSetWait_v2 and /dev/kmsg
-gpu_mig_info{gpu,uuid,mig_uuid,gi,ci,profile}: An instance: GPU instance, compute instance and profile.
-    Absent on a GPU that is not divided. <- nvmlDeviceGetMigDeviceHandleByIndex
-gpu_mig_memory_total_bytes{gpu,uuid,mig_uuid}: Device memory of an instance. Absent on a GPU that is not
-    divided. <- nvmlDeviceGetMemoryInfo_v2().total
-gpu_mig_memory_used_bytes{gpu,uuid,mig_uuid}: Device memory of an instance that is allocated. Absent on a
-    GPU that is not divided. <- nvmlDeviceGetMemoryInfo_v2().used
-gpu_mig_sm_activity_ratio{gpu,uuid,mig_uuid}: Share of SM cycles of an instance in which at least one warp
-    was resident. Absent before Hopper, and where GPM is switched off. <- nvmlGpmMigSampleGet, GPM 2 / 100
-""")
-(ENERGY, _XIDS, _XID_TIME, _MIG_INFO) = _OTHERS[:4]
-_MIG = dict(zip(("memory_total", "memory_used", "sm"), _OTHERS[4:], strict=True))
+STATUS_SPECS = (
+    *(NVML_UP, NVML_ERROR, DEVICES, DEVICES_EXPECTED, GPU_UP, GPU_ERROR, RESET_REQUIRED, INFO),
+    *(CALLS, CALL_SECONDS, ERRORS, CHILD_RESTARTS, CHILD_MEMORY, CHILD_CPU, RESETS),
+)
+SPECS = (
+    *STATUS_SPECS,
+    *(family.spec for family in GPU_FAMILIES),
+    *(ENERGY, XID_ERRORS, XID_TIME, MIG_INFO, MIG_MEMORY_TOTAL, MIG_MEMORY_USED, MIG_SM_ACTIVITY),
+)
 
-SPECS = (*STATUS_SPECS, *GPU_SPECS, *_OTHERS)
-
-
-Block = dict[FamilySpec, dict[tuple[str, ...], float]]
-"""Families in the making: their samples by labels."""
+Block = dict[FamilySpec, dict[Labels, float]]
+"""Samples by family and labels."""
 
 
 def gpu_families(
-    registry: GpuRegistry,
-    reason: str,
-    restarts: Mapping[str, int],
-    *,
-    expected: int | None = None,
-    per_call: bool = True,
+    registry: GpuRegistry, reason: str, restarts: Mapping[str, int], *, expected: int | None = None
 ) -> Collected:
-    """Make the families; `reason` is why NVML does not answer, `restarts` how often its process was started again."""
+    """Return the families of a registry.
+
+    Args:
+        registry: All GPUs; its lock is held by the caller.
+        reason: Why NVML does not answer; "" while it does.
+        restarts: Restarts of the child by reason.
+        expected: Number of GPUs that CUDA_VISIBLE_DEVICES names, None without any.
+    """
     block: Block = {spec: {} for spec in SPECS}
     gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
-    block[_UP][()] = float(not reason)
+    block[NVML_UP][()] = float(not reason)
     if reason:
-        block[_WHY][reason,] = 1
+        block[NVML_ERROR][reason,] = 1
     else:
-        block[_DEVICES][()] = sum(gpu.down == "" for gpu in gpus)
+        block[DEVICES][()] = sum(gpu.down == "" for gpu in gpus)
     if expected or registry.most_seen:
-        block[_EXPECTED][()] = expected or registry.most_seen
+        block[DEVICES_EXPECTED][()] = expected or registry.most_seen
     for gpu in gpus:
         _add_status(block, gpu, registry.machine)
         if gpu.down == "":
-            for each in GPU_FAMILIES:
-                _add_readings(block, gpu, each)
-            for source, joules in gpu.joules.items():
-                block[ENERGY][gpu.labelled(source)] = joules
+            for family in GPU_FAMILIES:
+                _add_readings(block[family.spec], gpu, family)
+            if gpu.energy.is_current(registry.time) and not registry.energy_paused:
+                for source, joules in gpu.energy.joules.items():
+                    block[ENERGY][gpu.labels(source)] = joules
             _add_instances(block, gpu)
         _add_xids(block, gpu)
-    _add_cost(block, registry, per_call=per_call)
+    _add_child(block, registry)
     if not reason and registry.resident_bytes:
-        block[_CHILD_MEMORY][()] = registry.resident_bytes
-    block[_RESTARTS] = {(why,): number for why, number in sorted(restarts.items())}
+        block[CHILD_MEMORY][()] = registry.resident_bytes
+    block[CHILD_RESTARTS] = {(why,): number for why, number in sorted(restarts.items())}
     collected = Collected()
     for spec, samples in block.items():
         collected.add_family(spec, samples)
@@ -120,57 +238,61 @@ def gpu_families(
 def _add_status(block: Block, gpu: GpuState, machine: Mapping[str, Any]) -> None:
     if gpu.down is None:
         return
-    block[_GPU_UP][gpu.labelled()] = float(not gpu.down)
-    block[_RESET_REQUIRED][gpu.labelled()] = float(gpu.down == "reset_required")
+    block[GPU_UP][gpu.labels()] = float(not gpu.down)
+    block[RESET_REQUIRED][gpu.labels()] = float(gpu.down == "reset_required")
     if gpu.down:
-        block[_GPU_WHY][gpu.labelled(gpu.down)] = 1
+        block[GPU_ERROR][gpu.labels(gpu.down)] = 1
         return
-    identity = (str(gpu.identity.get(name, "")) for name in _IDENTITY)
+    identity = (str(gpu.identity.get(name, "")) for name in INFO_IDENTITY)
     driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
-    block[_INFO][gpu.labelled(*identity, *driver, str(gpu.index))] = 1
+    block[INFO][gpu.labels(*identity, *driver, str(gpu.index))] = 1
 
 
-def _add_readings(block: Block, gpu: GpuState, each: GpuFamily) -> None:
-    value = gpu.values.get(each.reading)
-    if value is None:
-        return
-    found: dict[str, float | None] = value if isinstance(value, dict) else {"": value}
-    if each.rule is not None:
-        # All that ever counted: a link that went down keeps its part of the sum, which would fall without it.
-        found = {label: counter.value() for label, counter in gpu.counters.get(each.reading, {}).items()}
-    samples = block[each.spec]
-    for label, number in found.items():
-        if number is None or (not number and label in each.rare):
+def _add_readings(samples: dict[Labels, float], gpu: GpuState, family: GpuFamily) -> None:
+    for source in family.sources:
+        present = gpu.values.get(source.reading)
+        if not present:
             continue
-        labels = gpu.labelled(*(label.split("/")[each.by_link :] if label else ()))
-        samples[labels] = number + (samples.get(labels, 0) if each.by_link else 0)
+        if source.rule is None:
+            samples.update((gpu.labels(*labels), number) for labels, number in present.items())
+            continue
+        for labels, counter in gpu.counters[source.reading].items():
+            number = counter.value()
+            # A link that went down keeps its part of the sum, which would otherwise fall.
+            if number is None or not (family.by_link or labels in present):
+                continue
+            if not number and labels and labels[-1] in family.rare:
+                continue
+            named = gpu.labels(*(labels[1:] if family.by_link else labels))
+            samples[named] = number + (samples.get(named, 0) if family.by_link else 0)
 
 
 def _add_instances(block: Block, gpu: GpuState) -> None:
-    for each in gpu.values.get("mig") or ():
-        uuid = str(each["uuid"])
-        block[_MIG_INFO][gpu.labelled(uuid, *(str(each[name]) for name in ("gi", "ci", "profile")))] = 1
-        for name, spec in _MIG.items():
-            if each.get(name) is not None:
-                block[spec][gpu.labelled(uuid)] = each[name]
+    for each in gpu.instances:
+        block[MIG_INFO][gpu.labels(each.uuid, str(each.gi), str(each.ci), each.profile)] = 1
+        for spec, number in (
+            (MIG_MEMORY_TOTAL, each.memory_total),
+            (MIG_MEMORY_USED, each.memory_used),
+            (MIG_SM_ACTIVITY, each.sm),
+        ):
+            if number is not None:
+                block[spec][gpu.labels(each.uuid)] = number
 
 
 def _add_xids(block: Block, gpu: GpuState) -> None:
-    # Both report the same errors; each misses those of the time in which it could not listen.
-    for reading in ("xids", "kernel_xids"):
-        for xid, counter in gpu.counters.get(reading, {}).items():
-            labels = gpu.labelled(xid)
-            block[_XIDS][labels] = max(counter.total, block[_XIDS].get(labels, 0))
+    # NVML's events and the kernel log report the same errors; each misses those of the time in which it did not listen.
+    for xid in sorted({*gpu.xids, *gpu.kernel_xids}):
+        counted = gpu.xids[xid].total if xid in gpu.xids else 0
+        block[XID_ERRORS][gpu.labels(xid)] = max(counted, gpu.kernel_xids.get(xid, 0))
     for xid, last in gpu.xid_times.items():
-        block[_XID_TIME][gpu.labelled(xid)] = last
+        block[XID_TIME][gpu.labels(xid)] = last
 
 
-def _add_cost(block: Block, registry: GpuRegistry, *, per_call: bool) -> None:
-    for spec, kind in ((_CALLS, "calls"), (_CALL_SECONDS, "seconds")):
-        costs = registry.costs(kind)
-        block[spec] = costs if per_call or not costs else {("",): sum(costs.values())}
-    block[_ERRORS] = registry.costs("errors")
+def _add_child(block: Block, registry: GpuRegistry) -> None:
+    block[ERRORS] = {labels: counter.total for labels, counter in sorted(registry.errors.items())}
     if registry.machine:
-        block[_CHILD_CPU][()] = registry.costs("cpu").get((), 0)
+        block[CALLS][()] = registry.calls.total
+        block[CALL_SECONDS][()] = registry.call_seconds.total
+        block[CHILD_CPU][()] = registry.cpu_seconds.total
         resets = registry.resets()
-        block[_RESETS] = {(reason,): resets.get(reason, 0) for reason in REASONS}
+        block[RESETS] = {(reason,): resets.get(reason, 0) for reason in REASONS}

@@ -1,35 +1,38 @@
-"""What is known about the GPUs: the NVML child's messages, added up.
+"""Registry of GPUs: the latest readings and the counters, made of the NVML child's messages.
 
-Used in the sidecar: the GPU supervisor's thread brings messages, anything may be asked from any thread. Messages of one
-child after another come in; a child is known by a number that grows. It holds the latest reading of everything, and the
-counters, which go on over a child's end and over a GPU's absence.
+Runs in the sidecar. The supervisor's thread delivers messages; every method may be called from any thread. Messages come
+from one child after another, numbered in order. Counters continue over the end of a child and the absence of a GPU, not
+over a restart of the sidecar.
 """
 
 from __future__ import annotations
 
 import threading
-import time as clock_module
 from collections import Counter as Tally
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from exporter.collectors.gpu.counters import Counter
-from exporter.collectors.gpu.families import ENERGY_READING, ENERGY_RULE, INTEGRAL_READING, OF_CHILD, RULES
+from exporter.collectors.gpu.counters import MonotonicCounter
+from exporter.collectors.gpu.energy import OUTAGE_SECONDS, GpuEnergy, PowerBlock, PowerSample
+from exporter.collectors.gpu.families import CHILD_COUNTER, RULES
 from exporter.collectors.gpu.kernel_log import KernelXids
-from exporter.collectors.job import EnergyReading, GpuProcessUse, Rows
+from exporter.collectors.job import EnergyReading, GpuProcessUse
 
-POWER_SAMPLES_SECONDS = 30.0
-"""How long samples of power are remembered for whoever divides energy."""
+Labels = tuple[str, ...]
 
-_CLOCK_STEP_SECONDS = 5.0
-"""Samples that are so much older than the last ones are those of a clock that was set back."""
 
-PowerSample = tuple[float, float]
-"""Unix seconds, by the driver, and the watts that a card drew since the sample before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """A compute instance of a divided GPU; None for a reading that is not available."""
 
-COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
+    uuid: str
+    gi: int  # GPU instance
+    ci: int  # compute instance
+    profile: str
+    memory_total: int | None = None
+    memory_used: int | None = None
+    sm: float | None = None  # activity
 
 
 @dataclass(slots=True)
@@ -38,257 +41,191 @@ class GpuState:
 
     index: int  # NVML's
     number: int  # the job's
-    uuid: str = ""  # "" while it is not known
-    down: str | None = None  # why it does not answer; "" while it does, None while there is nobody to ask
-    identity: Mapping[str, str] = field(default_factory=dict)  # what it is
-    values: dict[str, Any] = field(default_factory=dict)  # the latest readings
-    counters: dict[str, dict[str, Counter]] = field(default_factory=dict)  # by reading, then by its labels
-    xid_times: dict[str, float] = field(default_factory=dict)  # by number, when the last one came
-    # The energy so far by source: power integrated while there is no energy counter; what the counter said last, and
-    # power integrated since. Only one of them grows at a time, so that the sum is right.
-    joules: dict[str, float] = field(default_factory=dict)
-    power_samples: deque[PowerSample] = field(default_factory=deque)  # the last ones, the oldest first
-    _integral_at_counter: float = 0.0
+    uuid: str = ""  # "" until NVML has returned it
+    down: str | None = None  # why the GPU does not answer; "" while it does, None while there is no child
+    identity: Mapping[str, str] = field(default_factory=dict)
+    values: dict[str, dict[Labels, float]] = field(default_factory=dict)  # latest readings by name and labels
+    counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
+    energy: GpuEnergy = field(default_factory=GpuEnergy)
+    processes: tuple[GpuProcessUse, ...] = ()
+    instances: tuple[MigInstance, ...] = ()
+    xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # of NVML's events, by number
+    kernel_xids: dict[str, int] = field(default_factory=dict)  # of the kernel log, by number
+    xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last one, by number
 
-    def labelled(self, *more: str) -> tuple[str, ...]:
-        """The values of `gpu` and `uuid`, and of further labels."""
+    def labels(self, *more: str) -> Labels:
+        """Return the values of `gpu` and `uuid`, and of further labels."""
         return str(self.number), self.uuid, *more
 
-    def counter(self, reading: str, label: str = "") -> Counter:
-        """The counter of a reading, made when it is first asked for."""
-        by_label = self.counters.setdefault(reading, {})
-        if label not in by_label:
-            by_label[label] = Counter(RULES[reading])
-        return by_label[label]
-
     def lose(self, reason: str | None) -> None:
-        """Forget what was read, but not what was counted."""
+        """Clear the readings and keep the counters; `reason` is why the GPU does not answer."""
         self.down = reason
         self.values.clear()
+        self.processes, self.instances = (), ()
 
-    def take(self, values: dict[str, Any], time: float, child: int, *, rests: bool) -> None:
-        """Take the readings of a pass; with `rests` no energy is counted."""
-        if values.get(ENERGY_READING) is not None:
-            self.counter(ENERGY_READING)  # known before power is integrated, which then stands in for nothing
-        self._take_power(values.pop("power_samples", None))
-        self.values = {name: value for name, value in {**self.values, **values}.items() if value is not None}
-        for reading, value in values.items():
-            if value is None:
-                continue
-            if reading in {ENERGY_READING, INTEGRAL_READING}:
-                self._count_energy(reading, value, time, child, rests=rests)
-            elif reading in RULES:
-                for label, raw in value.items() if isinstance(value, dict) else (("", value),):
-                    self.counter(reading, label).advance(raw, time, child)
-        if ENERGY_READING in self.counters:
-            since = max(0.0, self._integral - self._integral_at_counter)
-            # The counter corrects the integral; a total never falls.
-            total = self.counter(ENERGY_READING).total * ENERGY_RULE.scale + since
-            self.joules[COUNTER_SOURCE] = max(self.joules.get(COUNTER_SOURCE, 0.0), total)
+    def take(self, entry: Mapping[str, Any], time: float, child: int, *, paused: bool) -> None:
+        """Add the readings of a pass; with `paused` the energy's total stays."""
+        for reading, found in entry["replaced"].items():
+            self.values.pop(reading, None)
+            self._take_reading(reading, found, time, child)
+        for reading, found in entry["values"].items():
+            self._take_reading(reading, found, time, child)
+        power = entry.get("power")
+        block = None if power is None else PowerBlock(**power)
+        self.energy.take(block, entry.get("energy_millijoules"), time, child, paused=paused)
+        if "processes" in entry:
+            self.processes = tuple(self._process(each) for each in entry["processes"] or ())
+        if "instances" in entry:
+            self.instances = tuple(MigInstance(**each) for each in entry["instances"])
 
-    def energy(self, *, at: float) -> EnergyReading:
-        """The energy so far; absent while the GPU does not answer."""
-        counted = ENERGY_READING in self.counters
-        return EnergyReading(
-            component="gpu",
-            device=self.uuid,
-            source=COUNTER_SOURCE if counted else INTEGRAL_SOURCE,
-            measured=True,
-            joules=sum(self.joules.values()) if self.down == "" and self.joules else None,
-            watts=self.values.get("power_watts"),
-            at=at,
+    def take_xids(self, xids: Mapping[str, Any], time: float, child: int) -> None:
+        """Add the Xids that the child has counted: number of each and time of the last one."""
+        for xid, (number, last) in xids.items():
+            self.xids.setdefault(xid, MonotonicCounter(CHILD_COUNTER)).advance(number, time, child)
+            self.xid_times[xid] = max(last, self.xid_times.get(xid, 0.0))
+
+    def value(self, reading: str) -> float | None:
+        """Return a reading without labels."""
+        return self.values.get(reading, {}).get(())
+
+    def energy_reading(self) -> EnergyReading:
+        """Return the energy so far."""
+        return self.energy.reading(
+            uuid=self.uuid,
+            number=self.number,
             name=self.identity.get("name", ""),
-            index=str(self.number),
-            # Without a counter the integral is what counts already.
-            power_joules=self._integral if counted else None,
-            resets=dict(self.counter(ENERGY_READING).resets) if counted else {},
+            watts=self.value("power_watts"),
+            answers=self.down == "",
         )
 
-    def rows(self, now: float, wall: float) -> Rows:
-        """The counters, to be kept over a restart of the sidecar; the times are the children's and Unix time."""
-        found: Rows = {}
-        for reading, by_label in self.counters.items():
-            for label, counter in by_label.items():
-                kept = counter.keep()
-                if kept is not None:
-                    found[self.uuid, f"{reading}|{label}"] = *kept[:2], round(wall - now + kept[2], 3)
-        for source, joules in self.joules.items():
-            found[self.uuid, f"joules|{source}"] = joules, 0.0, wall
-        return found
+    def _take_reading(self, reading: str, found: Any, time: float, child: int) -> None:
+        values, rule = self.values.setdefault(reading, {}), RULES.get(reading)
+        for names, number in found:
+            labels = tuple(names)
+            if number is None:
+                values.pop(labels, None)
+                continue
+            values[labels] = number
+            if rule is not None:
+                counters = self.counters.setdefault(reading, {})
+                counters.setdefault(labels, MonotonicCounter(rule)).advance(number, time, child)
 
-    def resume(self, kept: Mapping[str, tuple[float, float, float]]) -> None:
-        """Go on from counters that were kept."""
-        for key, (total, raw, time) in kept.items():
-            name, _, label = key.partition("|")
-            if name == "joules":
-                self.joules[label] = total
-            elif name in RULES:
-                self.counter(name, label).resume(total, raw, time)
-        self._integral_at_counter = self._integral
-
-    def _take_power(self, samples: tuple[int, list[int], list[int]] | None) -> None:
-        """Remember samples: a time in microseconds, then steps of time and milliwatts."""
-        if samples is None:
-            return
-        at, steps, milliwatts = samples
-        kept, newest = self.power_samples, (at + sum(steps)) / 1e6
-        if kept and newest < kept[-1][0] - _CLOCK_STEP_SECONDS:
-            kept.clear()
-        last = kept[-1][0] if kept else 0.0
-        for step, power in zip(steps, milliwatts, strict=True):
-            at += step
-            if at / 1e6 > last:  # a new child begins with a ring that the one before has read
-                kept.append((at / 1e6, power / 1000))
-        while kept[0][0] < newest - POWER_SAMPLES_SECONDS:
-            kept.popleft()
-
-    def _count_energy(self, reading: str, number: float, time: float, child: int, *, rests: bool) -> None:
-        counter = self.counter(reading)
-        before = counter.total
-        grown = counter.advance(number, time, child)
-        if rests:
-            counter.total, grown = before, 0.0
-        if ENERGY_READING not in self.counters:
-            self.joules[INTEGRAL_SOURCE] = self.joules.get(INTEGRAL_SOURCE, 0.0) + grown
-        elif reading == ENERGY_READING:
-            self._integral_at_counter = self._integral
-
-    @property
-    def _integral(self) -> float:
-        counter = self.counters.get(INTEGRAL_READING, {}).get("")
-        return 0.0 if counter is None else counter.total
+    def _process(self, entry: Mapping[str, Any]) -> GpuProcessUse:
+        return GpuProcessUse(
+            pid=int(entry["pid"]),
+            gpu=str(self.number),
+            uuid=self.uuid,
+            memory_bytes=entry["memory"],
+            ratios={} if entry["sm"] is None else {"sm": entry["sm"]},
+        )
 
 
 class GpuRegistry:
-    """All GPUs; `monotonic` is the clock on which the children's times are."""
+    """All GPUs of the machine."""
 
-    def __init__(self, *, monotonic: Callable[[], float] = clock_module.monotonic) -> None:
-        self.lock = threading.RLock()  # guards all of it; held by whoever reads more than a method gives
+    def __init__(self, *, outage_seconds: float = OUTAGE_SECONDS) -> None:
+        self.lock = threading.RLock()  # guards every attribute; held by readers of several of them
         self.gpus: dict[int, GpuState] = {}  # by NVML's index
-        self.machine: Mapping[str, Any] = {}  # what a child found when it started; empty before it said
-        # Memory of the child; None before it said, and while there is none.
-        self.resident_bytes: float | None = None
-        self.most_seen = 0  # devices that were up at once
-        self.rests = False  # whether no energy is counted: another exporter does
-        self.time = 0.0  # of the last sample, on the children's clock
-        self._monotonic = monotonic
-        self._costs: dict[tuple[str, ...], Counter] = {}
-        self._kept: dict[str, dict[str, tuple[float, float, float]]] = {}
-        self._gone: dict[str, GpuState] = {}
+        self.machine: Mapping[str, Any] = {}  # first message of the child; empty before it
+        self.resident_bytes: float | None = (
+            None  # of the child; None before its first message, and without a child
+        )
+        self.most_seen = 0  # devices listed at once, lost ones included
+        self.energy_paused = False  # another exporter counts the energy
+        self.time = 0.0  # monotonic time of the last sample
+        self.calls = MonotonicCounter(CHILD_COUNTER)
+        self.call_seconds = MonotonicCounter(CHILD_COUNTER)
+        self.cpu_seconds = MonotonicCounter(CHILD_COUNTER)
+        self.errors: dict[Labels, MonotonicCounter] = {}  # by call and error
+        self._outage_seconds = outage_seconds
+        self._gone: dict[str, GpuState] = {}  # by UUID
 
     def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
-        """Take a pass of a child; tells whether a GPU was lost or has returned.
+        """Add a pass of a child; return whether a GPU was lost or has returned.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: The message is not one of a child's.
+            KeyError, TypeError, ValueError, AttributeError: The message is not a child's.
         """
         with self.lock:
             self.time = time = float(message["time"])
             entries = message["gpus"]
-            # First of all: where one falls off the bus, those after it move up, each into the place of another.
-            changed = self._make_room({entry["index"]: entry["uuid"] for entry in entries})
+            # First: when a GPU falls off the bus, the indices of those after it change.
+            changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
             for entry in entries:
                 changed |= self._take_gpu(entry, time, child)
-            self.most_seen = max(self.most_seen, sum(gpu.down == "" for gpu in self.gpus.values()))
-            costs: dict[tuple[str, ...], float] = {}
-            if "cost" in message:
-                for call, (number, seconds) in message["cost"]["calls"].items():
-                    costs |= {("calls", call): number, ("seconds", call): seconds}
-                for key, number in message["cost"]["errors"].items():
-                    call, error = key.split("/", 1)
-                    costs["errors", call, error] = number
-            if "own" in message:
-                self.resident_bytes = message["own"]["resident_bytes"]
-                costs["cpu",] = message["own"]["cpu_seconds"]
-            for which, number in costs.items():
-                self._costs.setdefault(which, Counter(OF_CHILD)).advance(number, time, child)
+            self.most_seen = max(self.most_seen, len(self.gpus))
+            cost = message.get("cost")
+            if cost is not None:
+                self.calls.advance(cost["calls"], time, child)
+                self.call_seconds.advance(cost["seconds"], time, child)
+                for call, error, number in cost["errors"]:
+                    counter = self.errors.setdefault((call, error), MonotonicCounter(CHILD_COUNTER))
+                    counter.advance(number, time, child)
+            own = message.get("own")
+            if own is not None:
+                self.resident_bytes = own["resident_bytes"]
+                self.cpu_seconds.advance(own["cpu_seconds"], time, child)
             return changed
 
     def take_kernel_xids(self, logged: KernelXids) -> None:
-        """Take what the kernel's log says, which has counted since this sidecar began."""
+        """Add the Xids of the kernel log, counted since the sidecar started."""
         for gpu in self.gpus.values():
             for xid, (number, last) in logged.get(gpu.identity.get("pci_bus_id", ""), {}).items():
-                gpu.counter("kernel_xids", xid).advance(number, self.time, 0)
+                gpu.kernel_xids[xid] = number
                 gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
 
-    def forget_readings(self, *, hanging: int | None = None) -> None:
-        """Know nothing of any GPU: there is no child to ask. One that a call does not return from is down."""
+    def clear_readings(self, *, hanging: int | None = None) -> None:
+        """Clear the readings of all GPUs while there is no child; `hanging` is the GPU of a call that hangs."""
         with self.lock:
             for gpu in self.gpus.values():
                 gpu.lose("hung" if gpu.index == hanging else gpu.down or None)
             self.resident_bytes = None
 
-    def costs(self, kind: str) -> dict[tuple[str, ...], float]:
-        """Counters of the children's own cost, by their labels."""
-        return {key[1:]: self._costs[key].total for key in sorted(self._costs) if key[0] == kind}
-
     def resets(self) -> Mapping[str, int]:
-        """How often counters did not go on where they were, over all GPUs."""
+        """Return the number of corrections of counters by reason, over all GPUs."""
         found: Tally[str] = Tally()
         for gpu in (*self.gpus.values(), *self._gone.values()):
+            found.update(gpu.energy.resets)
             for by_label in gpu.counters.values():
                 for counter in by_label.values():
                     found.update(counter.resets)
         return found
 
-    def processes(self) -> tuple[GpuProcessUse, ...]:
-        """The processes that hold GPUs, as of the child's last look, and what each uses; pids are the host's."""
+    def new_energy_gaps(self) -> list[tuple[int, float]]:
+        """Return the joules of gaps that were not returned before, by the GPU's number."""
         with self.lock:
-            return tuple(
-                GpuProcessUse(
-                    pid=int(pid),
-                    gpu=str(gpu.number),
-                    uuid=gpu.uuid,
-                    memory_bytes=about["memory"],
-                    ratios={"sm": about["sm"]} if "sm" in about else {},
-                )
+            found = [
+                (gpu.number, gpu.energy.new_gap_joules)
                 for gpu in self.gpus.values()
-                for pid, about in (gpu.values.get("process_use") or {}).items()
-            )
+                if gpu.energy.new_gap_joules
+            ]
+            for gpu in self.gpus.values():
+                gpu.energy.new_gap_joules = 0.0
+            return found
+
+    def processes(self) -> tuple[GpuProcessUse, ...]:
+        """Return the processes on all GPUs as of the child's last pass; pids are the host's."""
+        with self.lock:
+            return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def energies(self) -> tuple[EnergyReading, ...]:
-        """The energy of each GPU so far."""
+        """Return the energy of each GPU so far."""
         with self.lock:
-            return tuple(gpu.energy(at=self.time) for gpu in self.gpus.values() if gpu.uuid)
+            return tuple(gpu.energy_reading() for gpu in self.gpus.values() if gpu.uuid)
 
     def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
-        """What each GPU drew lately, by UUID: pairs of a time and watts, the oldest first, later than those of `after`.
+        """Return the last power samples of each GPU by UUID, oldest first, later than the times in `after`.
 
-        There is one every 20 ms where the driver keeps samples, else one every 2 s; the last 30 s are remembered. Where
-        `after` is in the future (the clock was set back), all are given.
+        There is a sample every 20 ms where the driver keeps samples, otherwise one with each pass; the last 30 s are kept.
         """
-        found = {}
         with self.lock:
-            for gpu in self.gpus.values():
-                since = after.get(gpu.uuid, 0.0)
-                if gpu.power_samples and since > gpu.power_samples[-1][0] + _CLOCK_STEP_SECONDS:
-                    since = 0.0
-                found[gpu.uuid] = [sample for sample in gpu.power_samples if sample[0] > since]
+            found = {
+                gpu.uuid: gpu.energy.samples_after(after.get(gpu.uuid, 0.0)) for gpu in self.gpus.values()
+            }
         return {uuid: samples for uuid, samples in found.items() if samples}
 
-    def rows(self, wall: float) -> Rows:
-        """The counters, to be kept over a restart of the sidecar; `wall` is Unix time.
-
-        By the GPU's UUID and the counter: the total, the last raw number, and when that was read, Unix time.
-        """
-        with self.lock:
-            now, gpus = self._monotonic(), (*self._gone.values(), *self.gpus.values())
-            return {name: row for gpu in gpus if gpu.uuid for name, row in gpu.rows(now, wall).items()}
-
-    def restore(self, rows: Rows, wall: float) -> None:
-        """Go on from counters that were kept, in place of what was counted meanwhile."""
-        with self.lock:
-            now = self._monotonic()
-            for (uuid, name), (total, raw, at) in rows.items():
-                if total is not None and raw is not None and at is not None:
-                    self._kept.setdefault(uuid, {})[name] = total, raw, min(now, now + at - wall)
-            for gpu in (*self._gone.values(), *self.gpus.values()):
-                gpu.counters.clear()
-                gpu.joules.clear()
-                gpu.resume(self._kept.pop(gpu.uuid, {}))
-
-    def _make_room(self, uuids: Mapping[int, str]) -> bool:
-        """Put aside what is no longer where it was; whether there was anything."""
+    def _remove_moved(self, uuids: Mapping[int, str]) -> bool:
+        """Set aside GPUs that are no longer at their index; return whether there were any."""
         moved = [
             index
             for index, gpu in self.gpus.items()
@@ -303,23 +240,18 @@ class GpuRegistry:
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
         if gpu is None:
-            # One that was there before, in this place or another.
-            gpu = self._gone.pop(uuid) if uuid in self._gone else GpuState(index, index)
-            self.gpus[index] = gpu
+            new = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
+            gpu = self.gpus[index] = self._gone.pop(uuid, new)
             gpu.index = index
-        if uuid and not gpu.uuid:
-            gpu.uuid = uuid
-            gpu.resume(self._kept.pop(uuid, {}))
+        gpu.uuid = uuid or gpu.uuid
         gpu.number = int(entry["number"])
         before = gpu.down
-        for xid, (number, last) in entry.get("xids", {}).items():
-            gpu.counter("xids", xid).advance(number, time, child)
-            gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
+        gpu.take_xids(entry.get("xids", {}), time, child)
         if "down" in entry:
             gpu.lose(str(entry["down"]))
             return before != gpu.down
         gpu.down = ""
         if "identity" in entry:
             gpu.identity = dict(entry["identity"])
-        gpu.take(dict(entry["values"]), time, child, rests=self.rests)
+        gpu.take(entry, time, child, paused=self.energy_paused)
         return bool(before)

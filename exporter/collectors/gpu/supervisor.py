@@ -1,84 +1,88 @@
-"""The supervisor of the NVML child: starts it, listens to it, and decides when there is to be another one.
+"""Supervisor of the NVML child: starts the child, receives its messages and replaces it.
 
-Used in the sidecar by the GPU collector. One daemon thread does everything, and also is the parent that the kernel
-ties the child's life to: it lives as long as the sidecar does.
+Runs in the sidecar, for the GPU collector. One daemon thread does everything. It is also the parent to which the kernel ties the
+child's life, so it lives as long as the sidecar.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import selectors
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.collectors.gpu.child_process import Heard, NvmlChild
+from exporter.collectors.gpu.child_process import NvmlChild, SlowCall
 from exporter.collectors.gpu.nvml import ProtocolError
 
-STARTING, RELEASED = "starting", "released"
+STARTING, DETACHED = "starting", "detached"
 
-AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
-"""Farewells after which a new child is to go on without a gap."""
+REPLACED_AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
+"""Exit reasons after which a new child continues without a gap."""
 
 HANGS_AT_ONCE = 3
-"""As many times, until a child has been steady, a GPU that hangs costs the others no gap."""
+"""How many hangs on a GPU in a row cost the other GPUs no gap; further ones wait."""
 
-_TICK_SECONDS = 0.2
+_LONGEST_WAIT_SECONDS = 60.0
 
 CRASHED, HUNG = "crashed", "hung"
 
-RESTART_REASONS = (CRASHED, HUNG, *sorted({*AT_ONCE, "driver_not_loaded", "unknown"}))
-"""Values of the label `reason` of restarts; anything else is `unknown`."""
+RESTART_REASONS = (CRASHED, HUNG, *sorted({*REPLACED_AT_ONCE, "driver_not_loaded", "unknown"}))
+"""Values of the label `reason` of restarts; every other reason is `unknown`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How patient the supervisor is, in seconds."""
+    """Deadlines and waits of the supervisor, in seconds."""
 
-    deadline: float = 5.0  # silence of a child that serves, after which it hangs
-    # The same between two steps of its start: without persistence mode a GPU takes seconds.
+    deadline: float = 5.0  # silence of a serving child after which it hangs
+    # The same between two steps of the start: without persistence mode a GPU takes seconds.
     start_deadline: float = 30.0
-    patience: float = 5.0  # how long a child may hang before there is a replacement
+    patience: float = 5.0  # time from a hang to the replacement
     first_backoff: float = 5.0  # wait after a first failure
-    most_backoff: float = 300.0  # wait after many
-    steady: float = 60.0  # a child that served for so long had no bad start
-    farewell: float = 1.5  # how long a child may take to end in order
+    most_backoff: float = 300.0  # longest wait
+    steady: float = 60.0  # service time after which earlier failures are forgotten
+    shutdown: float = 1.5  # longest orderly end of a child
 
 
 DEFAULT_TIMINGS = Timings()
 
+StartChild = Callable[[tuple[int, ...], tuple[tuple[int, str], ...]], NvmlChild]
+"""Starts a child that skips some GPUs and makes some calls (GPU, function) less often; raises OSError."""
+
 
 class Supervisor:
-    """Sees to it that there is one NVML child, and not more than is good.
+    """Keeps one NVML child running, and at most one more that hangs.
 
-    - A child that ends is followed by another after 5 s, then ever more seldom; at once where it asked to be replaced.
-    - A child that serves and whose call on one GPU takes long is replaced before the others' readings are too old, by
-      one without that GPU; the fourth time in a minute after a wait. While one starts, calls may take long.
-    - A child that says nothing for the deadline hangs in a call. To kill it in a driver's hands can do harm: it is left
-      alone, and told to end when its call returns. After some patience there is one replacement. If that hangs as well,
-      everything waits until one of them returns.
-    - A GPU that was left out is taken again when the call on it has returned, unless it hung before (was not merely
-      slow): then it stays out until NVML is released and taken again, lest it cost the others again and again.
+    - A child that ends is replaced after 5 s, then at growing intervals; at once if it asked to be replaced.
+    - A serving child whose call on one GPU does not return is replaced before the readings of the other GPUs are too old. The
+      new child skips that GPU. From the fourth time within a minute, the replacement waits.
+    - A child that is silent for the deadline hangs in a call. Killing a process inside the driver can do harm: the child is
+      left alone and told to end when its call returns. After the patience there is one replacement. If that hangs as well, the
+      supervisor waits until one of them returns.
+    - A skipped GPU is used again when its call has returned; that call is then made less often.
 
     Args:
-        start: Makes a child that leaves out some GPUs, with what takes its messages; raises OSError.
-        take: Takes a message `machine` or `sample`, and the number of the child.
-        change: Takes the reason why NVML does not answer ("" when it does), a text for people, and the GPU that a
-            call hangs on, where it is known.
+        start: Starts a child.
+        take: Receives a message `machine` or `sample`, and the number of the child.
+        change: Receives the reason why NVML does not answer ("" when it answers), a text for users, and the index of the GPU
+            that a call hangs on, if known.
+        timings: Deadlines and waits.
+        monotonic: The clock.
     """
 
     def __init__(
         self,
         *,
-        start: Callable[[tuple[int, ...], float, Callable[[NvmlChild, Heard], None]], NvmlChild],
+        start: StartChild,
         take: Callable[[Mapping[str, Any], int], None],
         change: Callable[[str, str, int | None], None],
         timings: Timings = DEFAULT_TIMINGS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        # By reason, how often there was another child.
         self.restarts: dict[str, int] = dict.fromkeys(RESTART_REASONS, 0)
         self._start = start
         self._take = take
@@ -88,73 +92,100 @@ class Supervisor:
         self._active: NvmlChild | None = None
         self._stuck: NvmlChild | None = None
         self._failures = 0  # in a row, until a child has been steady
-        self._hangs: dict[int, int] = {}  # by GPU, how often it did
-        self._left_out: set[int] = set()
+        self._hangs: dict[int, int] = {}  # by GPU
+        self._skipped: set[int] = set()
+        self._avoided: set[tuple[int, str]] = set()  # GPU and call
         self._number = 0
-        self._due: float | None = 0.0  # when to start the next; None: not at all
+        self._due: float | None = 0.0  # time of the next start; None for no start
         self._hung_since: float | None = None
-        self._sampled_at = 0.0  # readings count for the deadline, also those of a child that was replaced
+        self._sampled_at = 0.0  # of any child: readings of a predecessor still count for the deadline
         self._reason = STARTING
-        self._released = False  # this and the next two are set by other threads
+        self._detached = False  # this and the next one are set by other threads
         self._stopping = False
-        self._inbox: queue.SimpleQueue[tuple[NvmlChild, Heard] | None] = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
 
     def start(self) -> None:
-        """Begin; to be called once."""
+        """Start the thread; to be called once."""
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """End, and the child with it; one that hangs is killed and not waited for."""
+        """End the thread and the child; a child that hangs is killed and not waited for."""
         self._stopping = True
-        self._inbox.put(None)
+        self._wake()
         self._thread.join(timeout_seconds)
 
-    def release(self, *, released: bool = True) -> None:
-        """Let go of NVML, so that the driver can be unloaded or a GPU be reset; or take it again."""
-        self._released = released
-        self._inbox.put(None)
+    def detach(self) -> None:
+        """End the child, so that the driver can be unloaded or a GPU be reset."""
+        self._detached = True
+        self._wake()
+
+    def reattach(self) -> None:
+        """Start a child again after `detach`."""
+        self._detached = False
+        self._wake()
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs; it must, between `start` and `stop`."""
+        """Whether the thread runs, as it must between `start` and `stop`."""
         return self._thread.is_alive()
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child; None while there is none."""
+        """Process id of the child; None while there is none."""
         active = self._active
         return None if active is None else active.pid
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full or closed: the thread is awake, or has ended
+            self._wake_writer.send(b"!")
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._keep(self._monotonic(), released=self._released)
-                with contextlib.suppress(queue.Empty):
-                    news = self._inbox.get(timeout=_TICK_SECONDS)
-                    if news is not None:
-                        self._hear(*news)
+                self._act(self._monotonic(), detached=self._detached)
+                for key, _ in self._selector.select(self._wait_seconds(self._monotonic())):
+                    if isinstance(key.fileobj, NvmlChild):
+                        self._receive(key.fileobj)
+                    else:
+                        self._wake_reader.recv(4096)
         finally:
             self._shut_down()
 
-    def _keep(self, now: float, *, released: bool) -> None:
-        """Do what it is time for."""
-        if self._stuck is not None and self._stuck.ended():
-            self._take_back(self._stuck, now)
-            self._stuck = None
-        if released and self._reason != RELEASED:
+    def _wait_seconds(self, now: float) -> float:
+        """Return the time until the next deadline."""
+        moments = [now + _LONGEST_WAIT_SECONDS]
+        child = self._active
+        if child is not None:
+            if self._hung_since is None:
+                moments.append(child.heard_at + self._deadline(child))
+            elif self._stuck is None:
+                moments.append(self._hung_since + self._timings.patience)
+        elif self._due is not None:
+            moments.append(self._due)
+        if self._reason == "":
+            moments.append(self._sampled_at + self._timings.deadline)
+        return max(0.01, min(moments) - now)
+
+    def _act(self, now: float, *, detached: bool) -> None:
+        """Do everything that is due."""
+        if detached and self._reason != DETACHED:
             self._due = None
             if self._active is not None:
-                self._active.tell("release")
-                self._active.wait(self._timings.farewell)  # whoever waits for the word then resets a GPU
-            self._set(RELEASED, "NVML was released on request")
-        elif not released and self._reason == RELEASED:
+                self._active.send("stop")
+                self._active.wait(self._timings.shutdown)  # a reset of the GPU may follow the report
+            self._set(DETACHED, "NVML was detached on request")
+        elif not detached and self._reason == DETACHED:
             self._due = now
-            self._left_out.clear()
+            self._skipped.clear()
+            self._avoided.clear()
             self._hangs.clear()
-            self._set(STARTING, "NVML is taken again")
+            self._set(STARTING, "NVML is being reattached")
         if self._active is not None:
-            self._look_at_deadline(self._active, now)
+            self._check_deadline(self._active, now)
         elif self._due is not None and now >= self._due:
             self._launch(now)
         if self._reason == "" and now >= self._sampled_at + self._timings.deadline:
@@ -163,84 +194,94 @@ class Supervisor:
     def _launch(self, now: float) -> None:
         self._due = None
         try:
-            left_out = tuple(sorted(self._left_out))
-            self._active = self._start(left_out, now, lambda *heard: self._inbox.put(heard))
+            self._active = self._start(tuple(sorted(self._skipped)), tuple(sorted(self._avoided)))
         except OSError as error:
-            self._due = now + self._wait()
+            self._due = now + self._backoff()
             self._set(CRASHED, f"the process that calls NVML cannot be started: {error}")
             return
+        self._selector.register(self._active, selectors.EVENT_READ)
         self._number += 1
         self._hung_since = None
 
-    def _look_at_deadline(self, child: NvmlChild, now: float) -> None:
-        timings, gpu = self._timings, child.slow_gpu
+    def _check_deadline(self, child: NvmlChild, now: float) -> None:
+        timings, slow = self._timings, child.slow
+        gpu = None if slow is None else slow.gpu
         deadline = self._deadline(child)
         if child.serving and self._reason == "" and self._stuck is None and gpu is not None:
             self._replace(child, now)
             return
-        if now - child.heard_at < deadline or self._reason == RELEASED:
+        if now - child.heard_at < deadline or self._reason == DETACHED:
             return
         if self._hung_since is None:
             self._hung_since = now
-            call = "" if child.slow is None else f": {child.slow[1]} does not return"
+            call = "" if slow is None else f": {slow.call} does not return"
             about = "" if gpu is None else f" on GPU {gpu}"
             self._set(HUNG, f"no answer from NVML for {deadline:g} s{call}{about}", gpu)
         if now - self._hung_since >= timings.patience and self._stuck is None:
             self._replace(child, now)
 
     def _replace(self, child: NvmlChild, now: float) -> None:
-        """Leave a child alone in its call, and start another one without the GPU that the call is for."""
-        child.tell("release")  # for when its call returns
+        """Leave a child alone in its call, and start another one that skips the GPU of the call."""
+        child.send("stop")  # for when the call returns
         self._stuck, self._active = child, None
-        gpu = child.slow_gpu
-        if gpu is not None:
+        slow = child.slow
+        gpu = None if slow is None else slow.gpu
+        if slow is not None and gpu is not None:
             self._hangs[gpu] = self._hangs.get(gpu, 0) + 1
-            self._left_out.add(gpu)
+            self._skipped.add(gpu)
+            self._avoided.add((gpu, slow.call))
         self._hung_since = None
-        self._forgive(child, now)
+        self._forget_failures(child, now)
         self.restarts[HUNG] += 1
-        self._due = now + self._wait(at_once=1 if gpu is None else HANGS_AT_ONCE)
+        self._due = now + self._backoff(at_once=1 if gpu is None else HANGS_AT_ONCE)
 
-    def _take_back(self, stuck: NvmlChild, now: float) -> None:
-        """The call that hung has returned: what did not hang before gets a second chance."""
-        stuck.close()
-        slow = now - stuck.heard_at < self._deadline(stuck) + self._timings.patience
-        if slow and stuck.slow_gpu in self._hangs:
-            self._hangs[stuck.slow_gpu] -= 1
-        for gpu in sorted(gpu for gpu in self._left_out if self._hangs.get(gpu, 0) <= 1):
-            self._left_out.discard(gpu)
+    def _take_back(self, stuck: NvmlChild) -> None:
+        """Use the skipped GPUs again: the call that hung has returned."""
+        self._close(stuck)
+        self._stuck = None
+        for gpu in sorted(self._skipped):
+            if self._hangs.get(gpu, 0) > HANGS_AT_ONCE:
+                continue  # it would cost the others a gap again and again
+            self._skipped.discard(gpu)
             if self._active is not None:
-                self._active.tell("admit", gpu=gpu)
+                calls = [call for index, call in self._avoided if index == gpu]
+                self._active.send("reattach", gpu=gpu, calls=calls)
 
-    def _hear(self, child: NvmlChild, heard: Heard) -> None:
+    def _receive(self, child: NvmlChild) -> None:
         now = self._monotonic()
-        if heard is None:
-            child.wait(0.5)  # then `_keep` sees that one that was stuck has ended
-        if child is not self._active:
-            return  # what it has to say is old
-        if heard is None:
-            cause, farewell = f"the process that calls NVML {child.cause()}", child.farewell
-            child.end()
-            if farewell is None:
-                farewell = {"reason": CRASHED, "message": cause}
-            self._lost(child, now, str(farewell.get("reason")), str(farewell.get("message")))
-            return
         try:
-            if isinstance(heard, ProtocolError):
-                raise heard
-            self._understand(child, heard, now)
-        except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
-            child.end()
-            self._lost(child, now, CRASHED, f"the process that calls NVML says what cannot be: {error!r}")
+            messages: Iterable[dict[str, Any]] | None = child.receive()
+            for message in messages or ():
+                if child is self._active:  # messages of a replaced child are out of date
+                    self._process(child, message, now)
+        except (ProtocolError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
+            if child is self._active:
+                self._lost(
+                    child, now, CRASHED, f"the process that calls NVML sent an invalid message: {error!r}"
+                )
+            return
+        if messages is None:
+            self._ended(child, now)
 
-    def _understand(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
+    def _ended(self, child: NvmlChild, now: float) -> None:
+        """Handle the end of a child's pipe."""
+        child.wait(0.5)
+        if child is self._stuck:
+            self._take_back(child)
+        elif child is self._active:
+            cause, last = f"the process that calls NVML {child.cause()}", child.exit
+            if last is None:
+                last = {"reason": CRASHED, "message": cause}
+            self._lost(child, now, str(last.get("reason")), str(last.get("message")))
+
+    def _process(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
-        if kind == "slow":  # not from the thread that samples, and no sign of its life
-            child.slow = (message["gpu"], str(message["call"]))
+        if kind == "slow":  # not from the thread that samples, so no sign of its life
+            child.slow = SlowCall(message["gpu"], str(message["call"]))
             return
         child.heard_at = now
-        if kind == "bye":
-            child.farewell = message
+        if kind == "exit":
+            child.exit = message
         elif kind == "machine":
             child.serving = True
             self._take(message, self._number)
@@ -249,35 +290,38 @@ class Supervisor:
             self._hung_since = None
             self._sampled_at = now
             self._take(message, self._number)
-            if self._reason not in {"", RELEASED}:
+            if self._reason not in {"", DETACHED}:
                 self._set("", "")
 
     def _lost(self, child: NvmlChild, now: float, reason: str, message: str) -> None:
+        """Handle the end of the active child."""
+        self._close(child)
         self._active = None
-        if self._reason == RELEASED:
+        if self._reason == DETACHED:
             return
-        self._forgive(child, now)
-        if reason == RELEASED:  # and taken again before it had ended
+        self._forget_failures(child, now)
+        if reason == DETACHED:  # and reattached before it had ended
             self._due = now
             return
         if child.serving or reason == CRASHED:
             self.restarts[reason if reason in self.restarts else "unknown"] += 1
-        at_once = reason in AT_ONCE and child.serving
-        self._due = now + self._wait(at_once=int(at_once))
+        at_once = reason in REPLACED_AT_ONCE and child.serving
+        self._due = now + self._backoff(at_once=int(at_once))
         if not at_once:
             self._set(reason, message)
 
-    def _wait(self, *, at_once: int = 0) -> float:
-        """How long to wait after another end; not as long as there were no more than `at_once` in a row."""
+    def _backoff(self, *, at_once: int = 0) -> float:
+        """Return the wait before the next child; 0 for the first `at_once` failures in a row."""
         self._failures += 1
         if self._failures <= at_once:
             return 0.0
         timings = self._timings
         return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
 
-    def _forgive(self, child: NvmlChild, now: float) -> None:
+    def _forget_failures(self, child: NvmlChild, now: float) -> None:
         if now - child.started_at >= self._timings.steady:
             self._failures = 0
+            self._hangs.clear()
 
     def _deadline(self, child: NvmlChild) -> float:
         return self._timings.deadline if child.serving else self._timings.start_deadline
@@ -286,12 +330,19 @@ class Supervisor:
         self._reason = reason
         self._change(reason, message, gpu)
 
+    def _close(self, child: NvmlChild) -> None:
+        self._selector.unregister(child)
+        child.end()
+
     def _shut_down(self) -> None:
         children = [child for child in (self._active, self._stuck) if child is not None]
         for child in children:
-            child.tell("release")
+            child.send("stop")
         if self._active is not None:
-            self._active.wait(self._timings.farewell)
+            self._active.wait(self._timings.shutdown)
         for child in children:
-            child.end()
+            self._close(child)
         self._active = self._stuck = None
+        self._selector.close()
+        self._wake_reader.close()
+        self._wake_writer.close()

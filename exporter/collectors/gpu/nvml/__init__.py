@@ -1,37 +1,44 @@
-"""The NVML child, and what goes through the pipe between it and the sidecar: a JSON object with the key `kind` a line.
+"""NVML child process, and its protocol: one JSON object with the key `kind` per line of a pipe.
 
-From the child: `progress` (it is alive, and starts), `machine` (NVML answers), `sample` (values), `slow` (a call takes
-long), `bye` (it ends, and why). To the child: `start` (its options, first of all), `admit` (use the GPU again that was
-left out), `release` (end in order). When the other side dies, the file ends; half a line is dropped.
+From the child: `progress` (the child is alive), `machine` (NVML answers), `sample` (readings), `slow` (a call takes long),
+`exit` (the child ends, with the reason). To the child: `start` (options, the first message), `reattach` (use a skipped GPU
+again), `stop` (end in order). When the other side dies, the pipe ends; an incomplete line is dropped.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 
 class ProtocolError(ValueError):
-    """Bytes that are no message; nothing after them can be understood."""
+    """Bytes that are not a message; the rest of the pipe cannot be read."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """Give the bytes of a message; ValueError for a number that is not finite."""
+    """Return the bytes of a message; raises ValueError for a number that is not finite."""
     return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def messages(descriptor: int) -> Iterator[dict[str, Any]]:
-    """Wait for messages until the pipe ends; raises ProtocolError: the bytes are no messages."""
-    rest = b""
-    while data := os.read(descriptor, 1 << 16):
-        *lines, rest = (rest + data).split(b"\n")
-        yield from map(parse, lines)
+class MessageReader:
+    """Reader of the messages of a pipe."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._rest = b""
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the messages of one read, which may wait; None at the end; raises ProtocolError."""
+        data = os.read(self.descriptor, 1 << 16)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [parse(line) for line in lines]
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Read a message; raises ProtocolError."""
+    """Return the message of a line; raises ProtocolError."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError

@@ -1,9 +1,8 @@
-"""Events that the driver pushes: Xids.
+"""Events of the driver: Xids.
 
-Used in the NVML child. One thread waits for them, the only one besides the sampler's that calls NVML; it asks for
-nothing else. On a virtual clock there is no thread: the sampler polls. A GPU that is lost makes every wait for the set
-that it is in fail: so there is a new set whenever one goes or returns; the old one is not freed, since a thread may be
-waiting for it. Events before the registration are lost; the sidecar reads the kernel's log beside this where it may.
+Runs in the NVML child. One thread waits for events; besides the sampling thread it is the only one that calls NVML. A lost GPU
+makes every wait for its event set fail, so a new set is made whenever a GPU is lost or returns; the old set is not freed, since
+the thread may be waiting for it. Events before the registration are lost; the sidecar also reads the kernel log.
 """
 
 from __future__ import annotations
@@ -14,60 +13,60 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, DeviceDownError
-from exporter.collectors.gpu.nvml.library import CallFailedError, Library
+from exporter.collectors.gpu.nvml.device import DeviceDownError, NvmlDevice
+from exporter.collectors.gpu.nvml.library import CallFailedError, NvmlLibrary
 
 XID = 0x8
-_WAIT_MILLISECONDS = 1000
+_WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
 _MOST_XIDS = 200
-"""Different Xids of one GPU that are told apart; there are fewer than that. Garbage must not make labels."""
+"""Different Xids of one GPU that are kept apart. There are fewer; garbage must not make labels."""
 
 
-class Events:
-    """Counts the Xids of all GPUs; `library` is for the waiting thread alone."""
+class NvmlEvents:
+    """Counter of the Xids of all GPUs; `library` belongs to the waiting thread."""
 
-    def __init__(self, library: Library, *, wall: Callable[[], float]) -> None:
+    def __init__(self, library: NvmlLibrary, *, wall: Callable[[], float]) -> None:
         self.library = library
         self._wall = wall
         self._lock = threading.Lock()  # guards the next two
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
         self._set: Any = None
-        self._watched: set[int] = set()  # those that are in it
+        self._watched: set[int] = set()  # indices of the GPUs in the set
 
-    def watch(self, library: Library, devices: Iterable[Device]) -> None:
-        """Listen to these GPUs from now on; one that offers no events is a normal state."""
+    def watch(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
+        """Wait for events of these GPUs from now on; a GPU without events is a normal state."""
         present = {device.index: device for device in devices}
         if present.keys() == self._watched:
             return
         self._watched = set(present)
         try:
             made = library.call("nvmlEventSetCreate")
-        except CallFailedError:  # there are no events on this machine
+        except CallFailedError:  # this machine has no events
             return
         for device in present.values():
-            with suppress(DeviceDownError):  # its own calls will tell
+            with suppress(DeviceDownError):  # the next pass over the GPU finds out
                 self._register(device, made)
         self._set = made
 
     def start(self) -> None:
-        """Begin to wait, if there is anything to wait for."""
+        """Start the waiting thread, if there is an event set."""
         if self._set is not None:
             threading.Thread(target=self._run, name="nvml-events", daemon=True).start()
 
     def poll(self) -> None:
-        """Take what is there, without waiting."""
+        """Take pending events without waiting."""
         while self._set is not None and self._take(0) == "":
             pass
 
     def xids(self, index: int) -> dict[str, tuple[int, float]]:
-        """By number, how often there was an Xid of a GPU since this process began to count, and when last."""
+        """Return the number of each Xid of a GPU since the process started, and the Unix time of the last one."""
         with self._lock:
             return dict(self._xids.get(index, {}))
 
-    def _register(self, device: Device, event_set: Any) -> None:
-        supported = device.ask("events", "nvmlDeviceGetSupportedEventTypes")
+    def _register(self, device: NvmlDevice, event_set: Any) -> None:
+        supported = device.query("events", "nvmlDeviceGetSupportedEventTypes")
         if not (supported or 0) & XID:  # an unsupported bit makes the whole registration fail
             return
         with self._lock:
@@ -87,7 +86,7 @@ class Events:
                 pause.wait(_PAUSE_SECONDS)  # such a wait fails at once, every time
 
     def _take(self, milliseconds: int) -> str:
-        """Wait for an event; gives the error, "" for none."""
+        """Wait for an event; return the error, "" for none."""
         try:
             event = self.library.call("nvmlEventSetWait_v2", self._set, milliseconds)
         except CallFailedError as failure:

@@ -1,14 +1,14 @@
-"""The border to NVML: every call goes through here, is timed, and fails in one way.
+"""Calls of NVML: every call goes through this module, is timed, and fails with one exception.
 
-Used in the NVML child; an instance belongs to one thread, the watch thread only looks at `current`. Besides NVMLError
-pynvml raises whatever garbage in a structure makes Python raise (text that is no UTF-8, counts beyond an array): all of
-that is a failed call here.
+Runs in the NVML child. An instance belongs to one thread; the watching thread reads `current` only. Garbage in a structure can
+make pynvml raise any exception (text that is not UTF-8, a count beyond an array): every exception is a failed call.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 SUCCESS = 0
@@ -33,72 +33,82 @@ CODES: dict[str, int] = {
 _NAMES = {code: name for name, code in CODES.items()} | {SUCCESS: "success"}
 
 GARBAGE = "garbage"
-"""The error of a call that succeeded with something that cannot be: no code of NVML's."""
+"""The error of a call that succeeded with an impossible result; not a code of NVML's."""
 
 UNSUPPORTED = frozenset(
     {
         "not_supported",
         "function_not_found",
-        "invalid_argument",  # how drivers answer for a threshold, field or link that they do not know
+        "invalid_argument",  # the answer of drivers for an unknown threshold, field or link
         "argument_version_mismatch",
         "deprecated",
         "vgpu_ecc_not_supported",
         "freq_not_supported",
     }
 )
-"""This GPU or driver does not have it: a normal state, asked again only after a long while."""
+"""The GPU or driver does not support the call: a normal state, tried again after ten minutes."""
 
 DEVICE_DOWN = frozenset({"gpu_is_lost", "reset_required", "gpu_not_found"})
-"""Nothing can be had from this GPU until it returns."""
+"""The GPU answers no call until it returns."""
 
 LIBRARY_DOWN = frozenset({"uninitialized", "driver_not_loaded", "lib_rm_version_mismatch"})
-"""Nothing can be had from any GPU; only a new process can help."""
+"""No GPU can be read; only a new process can help."""
 
 
 def name_of(code: object) -> str:
-    """Give the name of a return code; those of the future share one, so that a label stays bounded."""
+    """Return the name of a return code; unknown codes share one name, so that a label stays bounded."""
     return _NAMES.get(code, "other") if isinstance(code, int) else "other"
 
 
+@dataclass(frozen=True, slots=True)
+class CallUnderWay:
+    """A call that has not returned."""
+
+    name: str  # pynvml's function
+    gpu: int | None  # NVML's index; None for a call on no GPU
+    began: float  # on the library's clock
+
+
 class CallFailedError(Exception):
-    """A call that gave no value."""
+    """A call that returned no value."""
 
     def __init__(self, call: str, error: str) -> None:
         super().__init__(f"{call}: {error}")
-        self.call = call  # pynvml's name of it
+        self.call = call  # pynvml's function
         self.error = error  # a key of `CODES`, `garbage`, or `success` where pynvml makes an error of it
 
 
-class Library:
+class NvmlLibrary:
     """NVML as one thread uses it; the binding is the module pynvml."""
 
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
         self.binding = binding
-        self.costs: dict[str, list[float]] = {}  # by call: how often, and how many seconds in all
-        # By call and error: how often; what a GPU merely does not have is not counted.
+        self.calls = 0
+        self.seconds = 0.0  # in all calls
+        self.last_seconds = 0.0  # in the last call
+        # Errors by call and error, without readings that a GPU does not support.
         self.errors: Counter[tuple[str, str]] = Counter()
-        # The call under way: its name, the GPU's index, when it began; None between calls.
-        self.current: tuple[str, int | None, float] | None = None
-        self.subject: int | None = None  # the GPU that is being worked on
+        self.current: CallUnderWay | None = None  # None between calls
+        self.subject: int | None = None  # index of the GPU that is being read
         self._clock = clock
-        # Old bindings do not have the second one.
+        # Old bindings lack the second class.
         self._errors = (binding.NVMLError, getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of pynvml; raises CallFailedError: it gave no value."""
+        """Call a function of pynvml; raises CallFailedError if it returns no value."""
         function = getattr(self.binding, name, None)
         if function is None:  # the binding is older than the function
+            self.last_seconds = 0.0
             raise CallFailedError(name, "function_not_found")
-        cost = self.costs.setdefault(name, [0, 0.0])
         began = self._clock()
-        self.current = (name, self.subject, began)
+        self.current = CallUnderWay(name, self.subject, began)
         try:
             try:
                 return function(*arguments)
             except self._errors as error:
                 if name_of(getattr(error, "value", None)) != "insufficient_size":
                     raise
-                # The binding asks how many there are before it asks for them; more may come in between.
+                # The binding reads the number of items before the items; more may come in between.
                 return function(*arguments)
         except self._errors as error:
             found = name_of(getattr(error, "value", 13))  # a library mismatch is a missing function
@@ -107,9 +117,10 @@ class Library:
             raise CallFailedError(name, GARBAGE) from None
         finally:
             self.current = None
-            cost[0] += 1
-            cost[1] += self._clock() - began
+            self.calls += 1
+            self.last_seconds = self._clock() - began
+            self.seconds += self.last_seconds
 
     def count_error(self, call: str, error: str) -> None:
-        """Count a failure that should not be."""
+        """Count a failure."""
         self.errors[call, error] += 1

@@ -1,7 +1,7 @@
-"""The instances of a GPU that is divided (MIG).
+"""MIG instances of a divided GPU.
 
-Used in the NVML child. Which instances there are is asked every minute, and when one no longer answers; their memory and
-activity more often. What a whole GPU knows about utilisation it does not know while it is divided.
+Runs in the NVML child. The list of instances is read every minute, and when an instance no longer answers; memory and activity
+are read more often. A divided GPU has no utilization as a whole.
 """
 
 from __future__ import annotations
@@ -10,67 +10,69 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, Out, flag, small
-from exporter.collectors.gpu.nvml.integrals import Metrics, in_base_units
+from exporter.collectors.gpu.nvml.device import DeviceDownError, NvmlDevice
+from exporter.collectors.gpu.nvml.gpm import ACTIVITY, SM_ACTIVITY, GpmMetrics, ratio_of
 from exporter.collectors.gpu.nvml.library import CallFailedError
-from exporter.collectors.gpu.nvml.readings import MEMORY, ask
+from exporter.collectors.gpu.nvml.queries import MEMORY, make
+from exporter.collectors.gpu.nvml.readings import PassReadings
+from exporter.collectors.gpu.nvml.units import flag, small
 
 _MOST_INSTANCES = 16
-_SM_ACTIVITY = 2
 _REPROBE_SECONDS = 60.0
+_SM = tuple(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
 
 
 @dataclass(slots=True)
-class Instance:
-    """A compute instance, of which a device can be asked; `known` while its memory can be read."""
+class ListedInstance:
+    """A compute instance with a handle of its own."""
 
-    device: Device
-    about: dict[str, Any]  # its UUID, the numbers of its GPU instance and compute instance, its profile
-    known: bool = False
+    device: NvmlDevice
+    about: dict[str, Any]  # uuid, gi, ci and profile
+    known: bool = False  # whether its memory can be read
 
 
 class Mig:
-    """The instances of one GPU."""
+    """Reader of the instances of one GPU."""
 
-    def __init__(self, device: Device) -> None:
-        self.changed = False  # whether an instance no longer answers: it is time to see which there are
+    def __init__(self, device: NvmlDevice) -> None:
+        self.changed = False  # whether an instance no longer answers: the list is out of date
         self._device = device
-        self._instances: list[Instance] = []
-        self._metrics: dict[int, Metrics] = {}  # by GPU instance, and what they said last
-        self._sm_activity: dict[int, float | None] = {}
+        self._instances: list[ListedInstance] = []
+        self._metrics: dict[int, GpmMetrics] = {}  # by GPU instance
+        self._sm_activity: dict[int, float | None] = {}  # last values by GPU instance
 
     def find(self) -> None:
-        """See which instances there are."""
+        """List the instances."""
         before = self.uuids()
-        mode = self._device.ask("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
+        mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
         self._instances, self.changed = list(self._found()) if mode else [], False
         if self.uuids() != before:
             self._sm_activity.clear()
             for metrics in self._metrics.values():
                 metrics.restart()
 
-    def read(self, out: Out) -> None:
-        """Read the memory of the instances, and put all about them together."""
-        out["mig"] = [self._describe(instance) for instance in self._instances] or None
+    def read(self, out: PassReadings) -> None:
+        """Read the memory of the instances and add all of their readings."""
+        out.instances = [self._describe(instance) for instance in self._instances]
 
     def sample(self) -> None:
-        """Take performance counters, once for each GPU instance."""
-        # One without a compute instance is not among them; NVML would refuse it.
+        """Sample performance counters, once for each GPU instance."""
+        # NVML refuses a GPU instance without a compute instance; such a one is not in the list.
         for number in {instance.about["gi"] for instance in self._instances}:
             if number not in self._metrics:
-                made = Metrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
+                made = GpmMetrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
                 self._metrics[number] = made
-            found = self._metrics[number].read((_SM_ACTIVITY,))
+            found = self._metrics[number].read(_SM)
             if found is not None:
-                self._sm_activity[number] = in_base_units(self._device, found).get(_SM_ACTIVITY)
+                self._sm_activity[number] = ratio_of(self._device, found, _SM[0])
 
     def uuids(self) -> list[str]:
-        """Name the instances."""
+        """Return the UUIDs of the instances."""
         return [str(instance.about["uuid"]) for instance in self._instances]
 
-    def _found(self) -> Iterator[Instance]:
+    def _found(self) -> Iterator[ListedInstance]:
         device = self._device
-        most = device.ask("mig.most", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
+        most = device.query("mig.most", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
         for place in range(min(most, _MOST_INSTANCES)):
             try:
                 handle = device.library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, place)
@@ -78,24 +80,26 @@ class Mig:
                 if failure.error not in {"not_found", "invalid_argument"}:
                     device.fail("mig.handle", failure.call, failure.error)
                 continue
-            part = Device(device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS)
+            part = NvmlDevice(device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS)
             part.now = device.now
             try:
                 about = {
-                    "uuid": part.ask("uuid", "nvmlDeviceGetUUID", convert=str),
-                    "gi": part.ask("gi", "nvmlDeviceGetGpuInstanceId", convert=small),
-                    "ci": part.ask("ci", "nvmlDeviceGetComputeInstanceId", convert=small),
+                    "uuid": part.query("uuid", "nvmlDeviceGetUUID", convert=str),
+                    "gi": part.query("gi", "nvmlDeviceGetGpuInstanceId", convert=small),
+                    "ci": part.query("ci", "nvmlDeviceGetComputeInstanceId", convert=small),
                 }
-                name = part.ask("name", "nvmlDeviceGetName", convert=str) or ""
-            except DeviceDownError:  # it was taken apart in this moment; the whole is judged by its own calls
+                name = part.query("name", "nvmlDeviceGetName", convert=str) or ""
+            except (
+                DeviceDownError
+            ):  # the instance was destroyed; the calls on the GPU itself decide whether the GPU is down
                 continue
             if None not in about.values():
-                yield Instance(part, {**about, "profile": name.partition(" MIG ")[2][:32]})
+                yield ListedInstance(part, {**about, "profile": name.partition(" MIG ")[2][:32]})
 
-    def _describe(self, instance: Instance) -> dict[str, Any]:
+    def _describe(self, instance: ListedInstance) -> dict[str, Any]:
         instance.device.now = self._device.now
         try:
-            total, used = ask(instance.device, MEMORY) or (None, None)
+            total, used = make(instance.device, MEMORY) or (None, None)
         except DeviceDownError:
             total = used = None
         self.changed |= instance.known and total is None

@@ -1,36 +1,39 @@
-"""The passes over all GPUs: what is asked when, which GPUs are there, what is lost and when it is tried again.
+"""Passes over all GPUs: which queries are due, which GPUs are present, and when a lost GPU is tried again.
 
-Used in the NVML child, on its one sampling thread. Each pass gives one message with what it read: values in base units,
-or raw counters, `null` for what is absent now. Values of a slower tier appear in the messages of its passes only; the
-sidecar remembers them. Tiers go by what calls cost; the slower tiers of different GPUs fall into different seconds.
+Runs in the NVML child, on its sampling thread. Each pass returns one message with its readings: values in base units or raw
+counters, `null` for a reading that is absent now. Readings of a slower tier are in the messages of their passes only; the
+sidecar remembers them. The slower tiers of different GPUs fall into different seconds.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from exporter.collectors.gpu.nvml import readings
-from exporter.collectors.gpu.nvml.device import Device, DeviceDownError, DownError, LibraryDownError, Out
-from exporter.collectors.gpu.nvml.events import Events
-from exporter.collectors.gpu.nvml.integrals import RATES, Buffers, Gpm, Totals
-from exporter.collectors.gpu.nvml.library import GARBAGE, LIBRARY_DOWN, CallFailedError, Library
-from exporter.collectors.gpu.nvml.links import Links
+from exporter.collectors.gpu.nvml import queries
+from exporter.collectors.gpu.nvml.device import (
+    SLOW_CALL_SECONDS,
+    DeviceDownError,
+    DownError,
+    LibraryDownError,
+    NvmlDevice,
+)
+from exporter.collectors.gpu.nvml.driver_samples import DriverSamples, Totals
+from exporter.collectors.gpu.nvml.events import NvmlEvents
+from exporter.collectors.gpu.nvml.gpm import Gpm
+from exporter.collectors.gpu.nvml.library import LIBRARY_DOWN, CallFailedError, NvmlLibrary
+from exporter.collectors.gpu.nvml.links import NvLinks
 from exporter.collectors.gpu.nvml.mig import Mig
+from exporter.collectors.gpu.nvml.processes import GpuProcesses, sram_exceeded
+from exporter.collectors.gpu.nvml.queries import Query, Tier
+from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.options import MOST_GPUS, GpuOptions, job_numbers
 
-FAST, CLOSE, ACTIVITY, MEDIUM, SLOW = "fast", "close", "activity", "medium", "slow"
-
-PERIODS = {FAST: 1.0, CLOSE: 2.0, ACTIVITY: 5.0, MEDIUM: 10.0, SLOW: 60.0}
-"""Seconds between two passes of a tier. The driver's ring of power samples is 2.4 s long."""
-
-QUESTIONS = {FAST: readings.FAST, CLOSE: readings.CLOSE, MEDIUM: readings.MEDIUM, SLOW: readings.SLOW}
-
 RETRIES_BEFORE_NEW_PROCESS = 10
-"""A GPU that came back from a reset may need NVML to be loaded anew before it can be seen."""
+"""After a reset, a GPU may need NVML to be loaded again."""
 
 NOT_OURS = "no_permission"
 _STAGGER = 8
@@ -40,113 +43,115 @@ class RestartError(DownError):
     """This process should be replaced, in an orderly way."""
 
 
-def _period(tier: str, options: GpuOptions) -> float:
-    """Quicker in step with a period below a second, never below it."""
-    return max(options.period, PERIODS[tier] * min(1.0, options.period))
+def _period(tier: Tier, options: GpuOptions) -> float:
+    """Return the period of a tier: shorter in proportion to a period below a second, never below that period."""
+    return max(options.period, tier.value * min(1.0, options.period))
 
 
-class Attached:
-    """A GPU that answers, with what is remembered about it between two passes."""
+class AttachedGpu:
+    """A GPU that answers, with the state that is kept between two passes."""
 
     def __init__(
-        self, device: Device, options: GpuOptions, throttling: dict[int, str], *, now: float
+        self,
+        device: NvmlDevice,
+        options: GpuOptions,
+        tiers: Mapping[Tier, tuple[Query, ...]],
+        *,
+        now: float,
     ) -> None:
         self.device = device
         self.mig = Mig(device)
-        self.told = False  # whether the sidecar knows who it is
+        self.identified = False  # whether the sidecar has the GPU's identity
         self._options = options
-        self._throttling = throttling
-        self._periods = {tier: _period(tier, options) for tier in PERIODS}
-        self._questions = {
-            tier: tuple(each for each in questions if options.details or not each.details)
-            for tier, questions in QUESTIONS.items()
-        }
+        self._tiers = tiers
+        self._periods = {tier: _period(tier, options) for tier in Tier}
         totals: Totals = {}
-        self._buffers = Buffers(device, self._periods[CLOSE], totals)
-        self._gpm = Gpm(device, options, totals)
-        self._links = Links(device)
-        self._processes = readings.Processes()
-        self._due = dict.fromkeys(PERIODS, now)
+        self._samples = DriverSamples(device, self._periods[Tier.FAST], totals)
+        self._gpm = Gpm(device, totals, enabled=options.gpm)
+        self._links = NvLinks(device)
+        self._processes = GpuProcesses()
+        self._due = dict.fromkeys(Tier, now)
 
-    def read(self, now: float, wall: float) -> Out:
-        """Make a pass; gives what it read; raises DownError: the GPU is gone, or all of them are."""
-        device = self.device
-        device.now, device.answered, device.last_error = now, 0, ""
-        out: Out = {}
-        readings.read(device, self._questions[FAST], out)
-        if device.answered == 0 and device.last_error != GARBAGE:
-            # Not one of these calls has an answer: if it is not lost, the handle is stale.
-            raise DeviceDownError(device.last_error or "invalid_argument")
-        looked = self._is_due(SLOW, now) or self.mig.changed
-        if looked:  # first of all: others go by what is found here
-            readings.read(device, self._questions[SLOW], out)
-            out["sram_ecc_threshold_exceeded"] = readings.sram_exceeded(device)
+    def read(self, now: float, wall: float) -> PassReadings:
+        """Make a pass and return its readings; raises DownError if the GPU is gone, or all of them are."""
+        device, out = self.device, PassReadings()
+        device.now, device.attempted, device.answered, device.last_error = now, 0, 0, ""
+        due = {tier for tier in Tier if self._is_due(tier, now)}
+        slow = Tier.SLOW in due or self.mig.changed
+        if slow:  # first: NVLink and MIG depend on what is found here
+            queries.read(device, self._tiers[Tier.SLOW], out)
+            out.put("sram_ecc_threshold_exceeded", sram_exceeded(device))
             self._links.read_slow(out)
             self.mig.find()
-        medium = self._is_due(MEDIUM, now)
-        # Always with the energy counter, which the integral of power goes on from.
-        if self._is_due(CLOSE, now) or medium:
-            readings.read(device, self._questions[CLOSE], out)
-            self._buffers.read_power(wall=wall, out=out)
+        queries.read(device, self._tiers[Tier.FAST], out)
+        self._links.read_traffic(out)
+        self._samples.read_power(wall=wall, out=out)
+        self._gpm.read(out, nvlink=self._links.present and not self._links.counted)
+        if Tier.CLOSE in due:
+            queries.read(device, self._tiers[Tier.CLOSE], out)
             if not self._gpm.counts_busy_seconds():
-                self._buffers.read_utilization(wall=wall, out=out)
-        active = self._is_due(ACTIVITY, now)
-        if active:
+                self._samples.read_utilization(wall=wall, out=out)
+        if Tier.PROCESSES in due:
             self._processes.read(device, wall=wall, out=out)
-            self._gpm.read(out)
             if self._options.gpm:
                 self.mig.sample()
-            if self._links.traffic:  # counted by the links themselves
-                out.update(dict.fromkeys((RATES[60], RATES[61])))
-        if active or looked:
+        if slow or Tier.PROCESSES in due:
             self.mig.read(out)
-        if medium:
-            readings.read(device, self._questions[MEDIUM], out)
-            out["clocks_event_seconds_total"] = device.by_kind(self._throttling) or None
-            self._links.read_medium(out)
+        if Tier.MEDIUM in due:
+            queries.read(device, self._tiers[Tier.MEDIUM], out)
+        if device.attempted and not device.answered:
+            self._probe(out)
         return out
 
-    def _is_due(self, tier: str, now: float) -> bool:
-        """Whether it is time for a tier; then its next time is set."""
+    def _probe(self, out: PassReadings) -> None:
+        """Raise DeviceDownError unless any of the cheap calls has an answer: the GPU is lost, or its handle stale."""
+        device = self.device
+        device.answered = 0
+        queries.read(device, self._tiers[Tier.CLOSE], out)
+        if not device.answered:
+            raise DeviceDownError(device.last_error or "invalid_argument")
+
+    def _is_due(self, tier: Tier, now: float) -> bool:
+        """Return whether it is time for a tier, and set its next time."""
         due = self._due[tier]
-        if now < due - self._options.period / 4:  # passes are not as regular as the clock
+        if now < due - self._options.period / 4:  # passes are less regular than the clock
             return False
         period = self._periods[tier]
-        if not self.told:
-            if tier == ACTIVITY:
-                period = self._options.period  # the first sample alone tells nothing
-            elif tier in {MEDIUM, SLOW}:
-                period *= (1 + self.device.index % _STAGGER) / _STAGGER
+        if not self.identified and tier in {Tier.MEDIUM, Tier.SLOW}:
+            period *= (1 + self.device.index % _STAGGER) / _STAGGER
         self._due[tier] = max(due + period, now + self._options.period / 2)
         return True
 
 
 @dataclass(slots=True)
 class Slot:
-    """A place in NVML's list, with or without a GPU that answers."""
+    """A place in NVML's list of GPUs."""
 
     index: int  # NVML's
-    number: int  # what the job calls it; the index where that is not known
-    uuid: str = ""  # as far as it is known
-    down: str = ""  # why it does not answer; "" while it does
-    tried: int = 0  # how often in vain since it was lost
-    retry_at: float = 0.0  # when to try again
-    attached: Attached | None = None  # what there is while it answers
-    selected: bool = False  # whether it is sampled
+    number: int  # the job's; NVML's if the job's is not known
+    uuid: str = ""  # "" until NVML has returned it
+    down: str = ""  # why the GPU does not answer; "" while it does
+    failures: int = 0  # failed attempts since it was lost
+    retry_at: float = 0.0  # time of the next attempt
+    attached: AttachedGpu | None = None  # None while the GPU does not answer
+    selected: bool = False  # whether the GPU is watched
 
 
-class Sampler:
-    """All GPUs of the machine.
+class NvmlSampler:
+    """Sampler of all GPUs of the machine.
 
     Args:
-        start: The message that this process began with: which GPUs the job sees, which to leave out.
-        progress: Told before each step of the start that may take long.
+        library: The library of the sampling thread.
+        events: Receives Xids.
+        options: Which GPUs to watch, and how often.
+        start: The sidecar's first message: the GPUs that the job sees, those to skip, and calls to avoid.
+        progress: Called before each step that may take long.
     """
 
     def __init__(
         self,
-        library: Library,
-        events: Events,
+        library: NvmlLibrary,
+        events: NvmlEvents,
         options: GpuOptions,
         start: Mapping[str, Any],
         *,
@@ -157,21 +162,26 @@ class Sampler:
         self._options = options
         self._visible: str | None = start.get("visible")
         self._skip: set[int] = set(start.get("skip", ()))
+        self._avoid: dict[int, set[str]] = {}
+        for gpu, call in start.get("avoid", ()):
+            self._avoid.setdefault(gpu, set()).add(call)
         self._progress = progress
         self._slots: list[Slot] = []
-        self._throttling: dict[int, str] = {}
+        self._tiers: Mapping[Tier, tuple[Query, ...]] = {}
         self._cost_due = 0.0
 
     def start(self, now: float) -> dict[str, Any]:
-        """Initialise NVML and find the GPUs; gives the message `machine`.
+        """Initialise NVML and list the GPUs; return the message `machine`.
 
-        Raises CallFailedError where NVML does not come up, LibraryDownError where it has gone down again.
+        Raises:
+            CallFailedError: NVML cannot be initialised.
+            LibraryDownError: NVML went down again.
         """
         self._progress("nvmlInit")
         self._library.call("nvmlInit")
         driver = self._text("nvmlSystemGetDriverVersion")
         cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
-        self._throttling = readings.throttle_fields(driver)
+        self._tiers = queries.queries_of(driver)
         count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
@@ -182,10 +192,15 @@ class Sampler:
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
-        """Make one pass; gives the message `sample`, or raises LibraryDownError or RestartError."""
+        """Make one pass and return the message `sample`; raises LibraryDownError and RestartError."""
         selected = [slot for slot in self._slots if slot.selected]
         before = [slot.down for slot in selected]
-        entries = [self._entry(slot, now, wall) for slot in selected]
+        entries = []
+        for slot in selected:
+            seconds = self._library.seconds
+            entries.append(self._entry(slot, now, wall))
+            if self._library.seconds - seconds >= SLOW_CALL_SECONDS:
+                self._progress(f"GPU {slot.index}")  # alive: slow calls of several GPUs may follow each other
         self._library.subject = None
         self._events.watch(self._library, self._devices())
         lost = [slot.down for slot, was in zip(selected, before, strict=True) if not was]
@@ -193,25 +208,26 @@ class Sampler:
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
         if now >= self._cost_due - self._options.period / 4:
-            self._cost_due = now + _period(MEDIUM, self._options)
+            self._cost_due = now + _period(Tier.MEDIUM, self._options)
             message["cost"] = self._cost()
             self._look_for_change()
         return message
 
-    def admit(self, index: int, now: float) -> None:
-        """Try a GPU that was left out; whatever hung on it has returned."""
+    def reattach(self, index: int, calls: Iterable[str], now: float) -> None:
+        """Try a GPU that was skipped: the call that hung has returned. `calls` are made less often from now on."""
         self._skip.discard(index)
+        self._avoid.setdefault(index, set()).update(calls)
         for slot in self._slots:
             if slot.index == index and slot.down == "hung":
                 slot.retry_at = now
 
     def stop(self) -> None:
-        """Give everything back to NVML."""
-        with suppress(CallFailedError):  # it never came up, or is gone
+        """Shut NVML down."""
+        with suppress(CallFailedError):  # NVML was not initialised, or is gone
             self._library.call("nvmlShutdown")
 
     def _entry(self, slot: Slot, now: float, wall: float) -> dict[str, Any]:
-        """What one GPU says in this pass."""
+        """Return the entry of one GPU in this pass."""
         self._library.subject = slot.index
         if slot.down and now >= slot.retry_at:
             self._attach(slot, now)
@@ -219,10 +235,10 @@ class Sampler:
         attached = slot.attached
         if attached is not None:
             try:
-                entry["values"] = attached.read(now, wall)
-                if not attached.told:
+                entry |= attached.read(now, wall).message()
+                if not attached.identified:
                     entry["identity"] = attached.device.identity()
-                    attached.told = True
+                    attached.identified = True
             except DeviceDownError as error:
                 self._lose(slot, error.reason, now)
         entry["xids"] = self._events.xids(slot.index)
@@ -248,21 +264,22 @@ class Sampler:
             return
         finally:
             self._library.subject = None
-        slot.uuid, slot.down, slot.tried = str(uuid), "", 0
-        device = Device(self._library, handle, index=slot.index)
+        slot.uuid, slot.down, slot.failures = str(uuid), "", 0
+        avoid = self._avoid.get(slot.index, ())
+        device = NvmlDevice(self._library, handle, index=slot.index, avoid=avoid)
         device.now = now
-        slot.attached = Attached(device, self._options, self._throttling, now=now)
+        slot.attached = AttachedGpu(device, self._options, self._tiers, now=now)
 
     def _lose(self, slot: Slot, reason: str, now: float) -> None:
-        slot.tried += slot.attached is None and slot.down != ""
+        slot.failures += slot.attached is None and slot.down != ""
         slot.attached, slot.down = None, reason
         slot.retry_at = now + self._options.retry
-        if slot.tried >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
+        if slot.failures >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
-        """Choose the GPUs to sample, now that all are known."""
-        # To a container or job with some of the GPUs NVML may list all; CUDA numbers those that it can use.
+        """Choose the GPUs to watch, now that all are known."""
+        # NVML may list all GPUs to a container or job that may use some; CUDA numbers those that it can use.
         ours = [slot for slot in self._slots if slot.down != NOT_OURS] or self._slots
         uuids: dict[int, list[str]] = {}
         for place, slot in enumerate(ours):
@@ -275,7 +292,7 @@ class Sampler:
                     self._lose(slot, error.reason, now)
         numbers = job_numbers(self._visible, uuids)
         if numbers is None or (not numbers and len(ours) < len(self._slots)):
-            # Those that may be used are the job's, whatever it calls them.
+            # The usable GPUs are the job's, whatever their names.
             numbers = {place: place for place in range(len(ours))}
         for place, number in numbers.items():
             ours[place].number, ours[place].selected = number, True
@@ -291,14 +308,15 @@ class Sampler:
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
+        """Return calls, seconds and errors; the calls of the events' thread, which waits, count as errors only."""
         errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
-        # Without the calls of the events' thread, which only waits.
         return {
-            "calls": self._library.costs,
-            "errors": {f"{call}/{error}": number for (call, error), number in errors.items()},
+            "calls": self._library.calls,
+            "seconds": self._library.seconds,
+            "errors": [(call, error, number) for (call, error), number in errors.items()],
         }
 
-    def _devices(self) -> list[Device]:
+    def _devices(self) -> list[NvmlDevice]:
         return [slot.attached.device for slot in self._slots if slot.attached]
 
     def _text(self, call: str) -> str:

@@ -1,0 +1,206 @@
+"""Performance counters of GPUs from Hopper on (GPM): activity of SMs, tensor cores and memory, bytes over PCIe and NVLink.
+
+Runs in the NVML child, on the sampling thread. A metric is computed from two samples at least 100 ms apart; the previous
+sample is kept, so that no call sleeps and each metric covers the whole time since the last pass. No other thread may take
+samples: two calls of `nvmlGpmSampleGet` at once, even for different GPUs, panic the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from exporter.collectors.gpu.nvml.device import NvmlDevice, member_error
+from exporter.collectors.gpu.nvml.driver_samples import BUSY, Totals
+from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED, CallFailedError
+from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
+from exporter.collectors.gpu.nvml.units import GarbageError, byte_rate, ratio
+
+LEAST_SECONDS = 0.1
+"""NVML returns NaN for samples that are closer."""
+
+SM_ACTIVITY = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpmRow:
+    """A metric and the reading that it fills."""
+
+    metric: int  # NVML's id
+    reading: str
+    labels: Labels = ()
+
+
+ACTIVITY = (
+    GpmRow(metric=SM_ACTIVITY, reading="sm_activity_ratio"),
+    GpmRow(metric=3, reading="sm_occupancy_ratio"),
+    GpmRow(metric=5, reading="tensor_activity_ratio"),
+    GpmRow(metric=7, reading="pipe_activity_ratio", labels=("hmma",)),
+    GpmRow(metric=9, reading="pipe_activity_ratio", labels=("imma",)),
+    GpmRow(metric=10, reading="dram_activity_ratio"),
+    GpmRow(metric=12, reading="pipe_activity_ratio", labels=("fp32",)),
+    GpmRow(metric=13, reading="pipe_activity_ratio", labels=("fp16",)),
+)
+"""Percent, published as ratios."""
+
+BUSY_ROW = GpmRow(metric=1, reading=BUSY)
+"""Percent of the time in which a kernel ran, integrated."""
+
+PCIE = (
+    GpmRow(metric=20, reading="pcie_transmit_bytes"),
+    GpmRow(metric=21, reading="pcie_receive_bytes"),
+)
+"""MiB a second, integrated. NVML's own counters (fields 197, 198) have 32 bits and wrap every 72 ms on a busy link."""
+
+NVLINK = (
+    GpmRow(metric=60, reading="nvlink_receive_gpm"),
+    GpmRow(metric=61, reading="nvlink_transmit_gpm"),
+)
+"""MiB a second, integrated; for GPUs whose NVLinks have no counters."""
+
+
+class GpmMetrics:
+    """Metrics of a GPU, or of an instance, between two samples.
+
+    Args:
+        device: The GPU.
+        item: Name of the query.
+        call: pynvml's function that takes a sample.
+        arguments: Arguments between the handle and the sample.
+    """
+
+    def __init__(self, device: NvmlDevice, item: str, call: str, *arguments: int) -> None:
+        self.seconds = 0.0  # between the last two samples
+        self._device = device
+        self._item = item
+        self._call, self._arguments = call, arguments
+        self._later: Any = None
+        self._earlier: Any = None
+        self._taken_at: float | None = None
+
+    def supported(self) -> bool:
+        """Return whether the GPU has performance counters that can be sampled."""
+        answer = self._device.query("gpm", "nvmlGpmQueryDeviceSupport")
+        if answer is not None and not answer.isSupportedDevice:
+            self._device.fail("gpm", "nvmlGpmQueryDeviceSupport", "not_supported")
+            return False
+        return answer is not None and self._device.may_call(self._item, self._call)
+
+    def read(self, *requests: Sequence[GpmRow]) -> dict[int, float] | None:
+        """Take a sample, and compute metrics since the previous sample, each request by itself.
+
+        Returns:
+            The metrics that have a value; None with the first sample, or less than 100 ms after the previous one.
+        """
+        device = self._device
+        if not self.supported():
+            return {}
+        if self._taken_at is not None and device.now - self._taken_at < LEAST_SECONDS:
+            return None
+        try:
+            if self._earlier is None:
+                self._earlier = device.library.call("nvmlGpmSampleAlloc")
+            device.call(self._call, *self._arguments, self._earlier)
+        except CallFailedError as failure:
+            self._taken_at = None
+            device.fail(self._item, failure.call, failure.error)
+            return {}
+        self._earlier, self._later = self._later, self._earlier
+        before, self._taken_at = self._taken_at, device.now
+        if before is None:
+            return None
+        self.seconds = device.now - before
+        return {
+            number: value
+            for request in requests
+            for number, value in self._between([row.metric for row in request]).items()
+        }
+
+    def restart(self) -> None:
+        """Discard the previous sample."""
+        self._taken_at = None
+
+    def _between(self, numbers: list[int]) -> dict[int, float]:
+        """Return metrics of the two samples, without NaN and those that the GPU lacks."""
+        device = self._device
+        asked = [number for number in numbers if not device.lacks(f"{self._item}.{number}")]
+        if not asked:
+            return {}
+        request = device.library.binding.c_nvmlGpmMetricsGet_t()
+        request.version = 1
+        request.numMetrics = len(asked)
+        request.sample1, request.sample2 = self._earlier, self._later
+        for place, number in enumerate(asked):
+            request.metrics[place].metricId = number
+        try:
+            device.library.call("nvmlGpmMetricsGet", request)
+        except CallFailedError as failure:
+            if failure.error in UNSUPPORTED and len(asked) > 1:
+                # One unknown metric must not cost the others: find it once.
+                return {key: value for each in asked for key, value in self._between([each]).items()}
+            for number in asked:
+                device.fail(f"{self._item}.{number}", failure.call, failure.error)
+            return {}
+        found = {}
+        for place, number in enumerate(asked):
+            metric = request.metrics[place]
+            if metric.nvmlReturn:
+                device.fail(f"{self._item}.{number}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
+            elif isfinite(metric.value):
+                found[number] = metric.value
+        return found
+
+
+class Gpm:
+    """Performance counters of one GPU."""
+
+    def __init__(self, device: NvmlDevice, totals: Totals, *, enabled: bool) -> None:
+        self._device = device
+        self._metrics = GpmMetrics(device, "gpm.sample", "nvmlGpmSampleGet")
+        self._totals = totals
+        self._enabled = enabled
+
+    def counts_busy_seconds(self) -> bool:
+        """Return whether the driver's utilization samples, which cost more, are not needed."""
+        return self._enabled and self._metrics.supported()
+
+    def read(self, out: PassReadings, *, nvlink: bool) -> None:
+        """Take a sample and read the metrics since the previous one; `nvlink` includes the bytes over NVLink."""
+        if not self._enabled:
+            return
+        rates = (*PCIE, *NVLINK) if nvlink else PCIE
+        # One request for metrics of every Hopper, one for those that not every driver knows.
+        values = self._metrics.read((BUSY_ROW, *ACTIVITY), rates)
+        if values is None:
+            return  # keep the last readings
+        for row in ACTIVITY:
+            out.put(row.reading, ratio_of(self._device, values, row), *row.labels)
+        if BUSY_ROW.metric in values or self.counts_busy_seconds():
+            self._add(out, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
+        for row in (*PCIE, *NVLINK):
+            rate = _checked(self._device, values, row, byte_rate) if row in rates else None
+            self._add(out, row, rate)
+
+    def _add(self, out: PassReadings, row: GpmRow, rate: float | None) -> None:
+        """Integrate a rate over the time between the samples."""
+        if rate is not None:
+            self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
+        out.put(row.reading, None if rate is None else self._totals[row.reading])
+
+
+def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:
+    """Return a percentage as a ratio; None if it is absent or refused."""
+    return _checked(device, values, row, ratio)
+
+
+def _checked(device: NvmlDevice, values: Mapping[int, float], row: GpmRow, convert: Any) -> float | None:
+    if row.metric not in values:
+        return None
+    try:
+        number: float = convert(values[row.metric])
+    except GarbageError:
+        device.library.count_error("nvmlGpmMetricsGet", GARBAGE)
+        return None
+    return number

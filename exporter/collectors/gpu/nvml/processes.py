@@ -1,0 +1,94 @@
+"""Compute processes of a GPU: their memory and their share of the SMs.
+
+Runs in the NVML child. Process ids are those of the host's pid namespace, the only ones that the driver knows. They go to the
+sidecar as values and never become labels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from exporter.collectors.gpu.nvml.device import NvmlDevice
+from exporter.collectors.gpu.nvml.library import GARBAGE, CallFailedError
+from exporter.collectors.gpu.nvml.readings import PassReadings
+from exporter.collectors.gpu.nvml.units import GarbageError, ratio, size
+
+_RUNNING = "nvmlDeviceGetComputeRunningProcesses_v3"
+_RUNNING_OLDER = "nvmlDeviceGetComputeRunningProcesses_v2"
+_UTILIZATION = "nvmlDeviceGetProcessUtilization"
+_MOST_PROCESSES = 256
+_LONGEST_SAMPLE_SECONDS = 5.0
+_LARGEST_PID = 1 << 22
+"""Linux' limit. A driver whose structure differs from the binding's (535.43, 535.86) returns larger numbers."""
+
+
+class GpuProcesses:
+    """Reader of one GPU's processes."""
+
+    def __init__(self) -> None:
+        self._last = 0  # driver's time of the newest sample, microseconds
+
+    def read(self, device: NvmlDevice, *, wall: float, out: PassReadings) -> None:
+        """Read the processes, and their use of the SMs since the last time."""
+        running: dict[int, int | None] | None = device.query(_RUNNING, _RUNNING, convert=_memories)
+        if running is None and device.lacks(_RUNNING):
+            running = device.query(_RUNNING_OLDER, _RUNNING_OLDER, convert=_memories)
+        out.read_processes = True
+        out.put("processes", None if running is None else len(running))
+        if running is not None:
+            busy = self._utilization(device, wall=wall)
+            out.processes = [
+                {"pid": pid, "memory": memory, "sm": busy.get(pid)}
+                for pid, memory in list(running.items())[:_MOST_PROCESSES]
+            ]
+
+    def _utilization(self, device: NvmlDevice, *, wall: float) -> dict[int, float]:
+        item = "processes.utilization"
+        if not device.may_call(item, _UTILIZATION):
+            return {}
+        # For the time 0 the driver returns a last, stale sample of every process that it remembers.
+        since = self._last or int((wall - _LONGEST_SAMPLE_SECONDS) * 1e6)
+        try:
+            samples = device.call(_UTILIZATION, since)
+        except CallFailedError as failure:
+            # No new sample: some drivers return success without samples, which the binding makes an error.
+            if failure.error not in {"success", "not_found"}:
+                device.fail(item, failure.call, failure.error)
+            return {}
+        found: dict[int, list[float]] = {}
+        future = int((wall + _LONGEST_SAMPLE_SECONDS) * 1e6)
+        for sample in samples:
+            if not since < sample.timeStamp <= future:
+                continue
+            try:
+                found.setdefault(sample.pid, []).append(ratio(sample.smUtil))
+            except GarbageError:
+                device.library.count_error(_UTILIZATION, GARBAGE)
+            self._last = max(self._last, sample.timeStamp)
+        if self._last > future:  # the wall clock was set back
+            self._last = 0
+        return {pid: sum(ratios) / len(ratios) for pid, ratios in found.items() if ratios}
+
+
+def _memories(processes: Any) -> dict[int, int | None]:
+    """Return memory by process id; None if the driver does not report it (some MIG modes, vGPU)."""
+    found: dict[int, int | None] = {}
+    for process in processes:
+        if process.pid > _LARGEST_PID:
+            raise GarbageError(process.pid)
+        used = None if process.usedGpuMemory is None else size(process.usedGpuMemory)
+        before = found.get(process.pid)
+        # On a MIG GPU a process is listed once for each instance that it uses.
+        found[process.pid] = used if before is None else before + (used or 0)
+    return found
+
+
+def sram_exceeded(device: NvmlDevice) -> int | None:
+    """Return 1 if the number of SRAM errors says that the card should be replaced; None if the driver does not say."""
+    structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
+    if structure is None:  # the binding is older
+        return None
+    status = structure()
+    answer = device.query("sram", "nvmlDeviceGetSramEccErrorStatus", ctypes.byref(status))
+    return None if answer is None else int(status.bThresholdExceeded != 0)
