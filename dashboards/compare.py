@@ -83,7 +83,7 @@ def _at_common_step(value: str) -> str:
 
 
 def comparison() -> tuple[Panel, ...]:
-    """Give the panels that compare runs with a baseline."""
+    """Return the panels that compare runs with a baseline."""
     better_down = steps((None, BLUE), (-0.02, PLAIN), (0.02, VERMILION))
     return (
         table(

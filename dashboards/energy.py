@@ -33,7 +33,7 @@ NODES = Variable(
 
 
 def board() -> Board:
-    """The dashboard."""
+    """Return the dashboard."""
     return Board(
         uid=UID,
         title="Training / Energy and cost",
@@ -167,7 +167,7 @@ def _worth() -> tuple[Panel, ...]:
 
 
 def waste() -> tuple[Panel, ...]:
-    """Give the panels about energy that advanced nothing."""
+    """Return the panels about energy that advanced nothing."""
     return (
         lines(
             "Wasted power by cause",
@@ -183,7 +183,7 @@ def waste() -> tuple[Panel, ...]:
 
 
 def carbon() -> tuple[Panel, ...]:
-    """Give the panels about carbon, water and money."""
+    """Return the panels about carbon, water and money."""
     return (
         lines(
             "CO2 per hour",
@@ -283,7 +283,7 @@ def carbon() -> tuple[Panel, ...]:
 
 
 def sources() -> tuple[Panel, ...]:
-    """Give the panels about where each number comes from."""
+    """Return the panels about where each number comes from."""
     return (
         table(
             "Source of each number",

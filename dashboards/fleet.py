@@ -32,7 +32,7 @@ TROUBLES = _troubles()
 
 
 def board() -> Board:
-    """The dashboard."""
+    """Return the dashboard."""
     return Board(
         uid=UID,
         title="Training / Fleet",

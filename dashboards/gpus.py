@@ -70,7 +70,7 @@ LEGEND = "{{instance}} GPU {{gpu}}"
 
 
 def board() -> Board:
-    """The dashboard."""
+    """Return the dashboard."""
     return Board(
         uid=UID,
         title="Training / GPUs",
@@ -247,7 +247,7 @@ def _power() -> tuple[Panel, ...]:
 
 
 def links() -> tuple[Panel, ...]:
-    """Give the panels about traffic over NVLink and PCIe."""
+    """Return the panels about traffic over NVLink and PCIe."""
 
     def traffic(title: str, link: str) -> Panel:
         rate = f"sum by (instance, gpu) (rate(gpu_{link}_{{way}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
@@ -351,7 +351,7 @@ def health() -> tuple[Panel, ...]:
 
 
 def mig() -> tuple[Panel, ...]:
-    """Give the panels about instances of divided GPUs."""
+    """Return the panels about instances of divided GPUs."""
     legend = "{{instance}} GPU {{gpu}} {{mig_uuid}}"
     return (
         lines(
@@ -372,7 +372,7 @@ def mig() -> tuple[Panel, ...]:
 
 
 def inventory() -> tuple[Panel, ...]:
-    """Give the table of what is in the machine."""
+    """Return the table of what is in the machine."""
     return (
         table(
             "GPUs and their drivers",

@@ -1,4 +1,4 @@
-"""The dashboard *Node and container*: what the job may use of its machine, and what it lacks."""
+"""Dashboard *Node*: resources of a machine, limits of the job, and the exporter itself."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MODES = {
 
 
 def board() -> Board:
-    """The dashboard."""
+    """Return the dashboard."""
     return Board(
         uid=UID,
         title="Training / Node",
-        what="CPU, memory, pressure, limits, disks and network of one machine, and what the job's processes use of it.",
+        what="CPU, memory, pressure, limits, disks and network of one machine, and the processes of jobs on the machine.",
         variables=(JOB, ONE_NODE, RUN),
         rows=(
             Row("At a glance", _glance()),
@@ -39,7 +39,7 @@ def board() -> Board:
             Row("Disks", disks()),
             Row("Network", network()),
             Row("Job processes", processes()),
-            Row("Shared filesystems: NFS and Lustre", shared(), collapsed=True),
+            Row("Optional: RDMA, NFS and Lustre", shared(), collapsed=True),
             Row("The exporter itself", itself(), collapsed=True),
         ),
         marks=(ALERTS_OF_NODE,),
@@ -174,7 +174,7 @@ def _memory() -> tuple[Panel, ...]:
 
 
 def itself() -> tuple[Panel, ...]:
-    """Give the panels about the exporter: whether it tells the truth, is complete, and what it costs."""
+    """Return the panels about the exporter: whether it tells the truth, is complete, and what it costs."""
     return (
         table(
             "Collectors",

@@ -1,4 +1,4 @@
-"""Rows of the dashboard *Node and container*: disks, network, processes, shared filesystems, hardware."""
+"""Rows of the dashboard *Node*: disks, network, processes, RDMA and shared filesystems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TO_PROCESSES = to("training-run", "Run", run="${__field.labels.run}")
 
 
 def disks() -> tuple[Panel, ...]:
-    """Give the panels about disks and filesystems."""
+    """Return the panels about disks and filesystems."""
     return (
         lines(
             "Disk throughput",
@@ -75,7 +75,7 @@ def disks() -> tuple[Panel, ...]:
 
 
 def network() -> tuple[Panel, ...]:
-    """Give the panels about Ethernet, TCP and RDMA."""
+    """Return the panels about Ethernet, TCP and link errors."""
     return (
         lines(
             "Ethernet",
@@ -86,22 +86,6 @@ def network() -> tuple[Panel, ...]:
                 "rate(host_network_transmit_bytes_total{@node}[$__rate_interval])", "{{device}} sent", ORANGE
             ),
             unit="Bps",
-            w=8,
-        ),
-        lines(
-            "RDMA",
-            Query(
-                "rate(host_rdma_receive_bytes_total{@node}[$__rate_interval])",
-                "{{device}}:{{port}} received",
-                BLUE,
-            ),
-            Query(
-                "rate(host_rdma_transmit_bytes_total{@node}[$__rate_interval])",
-                "{{device}}:{{port}} sent",
-                ORANGE,
-            ),
-            unit="Bps",
-            w=8,
         ),
         lines(
             "Network errors",
@@ -117,7 +101,7 @@ def network() -> tuple[Panel, ...]:
                 "Ethernet dropped",
                 ORANGE,
             ),
-            Query("sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))", "TCP sent again", BLUE),
+            Query("sum(rate(host_tcp_retransmits_total{@node}[$__rate_interval]))", "TCP retransmits", BLUE),
             Query(
                 "sum(rate(host_rdma_receive_errors_total{@node}[$__rate_interval])"
                 " + rate(host_rdma_symbol_errors_total{@node}[$__rate_interval]))",
@@ -126,13 +110,12 @@ def network() -> tuple[Panel, ...]:
             ),
             Query("sum(rate(host_rdma_link_downed_total{@node}[$__rate_interval]))", "RDMA link lost", KHAKI),
             unit="cps",
-            w=8,
         ),
     )
 
 
 def processes() -> tuple[Panel, ...]:
-    """Give the panels about the job's processes."""
+    """Return the panels about the processes of jobs."""
     legend = "{{run}} {{role}} of rank {{rank}}"
     return (
         table(
@@ -155,7 +138,7 @@ def processes() -> tuple[Panel, ...]:
             ),
             Column(
                 "sum by (run, rank, role) (training_process_unique_bytes{@here})",
-                "Its own",
+                "Unique",
                 unit="bytes",
                 width=100,
             ),
@@ -194,8 +177,23 @@ def processes() -> tuple[Panel, ...]:
 
 
 def shared() -> tuple[Panel, ...]:
-    """Give the panels about NFS and Lustre."""
+    """Return the panels about RDMA, NFS and Lustre, which many machines do not have."""
     return (
+        lines(
+            "RDMA",
+            Query(
+                "rate(host_rdma_receive_bytes_total{@node}[$__rate_interval])",
+                "{{device}}:{{port}} received",
+                BLUE,
+            ),
+            Query(
+                "rate(host_rdma_transmit_bytes_total{@node}[$__rate_interval])",
+                "{{device}}:{{port}} sent",
+                ORANGE,
+            ),
+            unit="Bps",
+            w=12,
+        ),
         lines(
             "NFS and Lustre latency",
             Query(

@@ -32,7 +32,7 @@ TO_NODE = to("training-node", "Node", node="${__data.fields.Node}")
 
 
 def board() -> Board:
-    """The dashboard."""
+    """Return the dashboard."""
     return Board(
         uid=UID,
         title="Training / Ranks",

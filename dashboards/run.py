@@ -43,7 +43,7 @@ WALL = "max by (run) (training_wall_seconds_total{@run})"
 
 
 def board() -> Board:
-    """The dashboard."""
+    """Return the dashboard."""
     return Board(
         uid=UID,
         title="Training / Run",
@@ -353,7 +353,7 @@ def _learning() -> tuple[Panel, ...]:
 
 
 def checkpoints() -> tuple[Panel, ...]:
-    """Give the panels about saving: how often, how long, and what is at risk meanwhile."""
+    """Return the panels about saving: how often, how long, and what is at risk meanwhile."""
 
     def mean(part: str) -> str:
         rate = f'sum(rate(training_checkpoint_duration_seconds_{{}}{{{{@run, part="{part}"}}}}[$__rate_interval]))'
@@ -387,7 +387,7 @@ def checkpoints() -> tuple[Panel, ...]:
 
 
 def goodput() -> tuple[Panel, ...]:
-    """Give the panels about time that was lost, and to what."""
+    """Return the panels about time that was lost, and to what."""
     return (
         lines(
             "Goodput",
@@ -430,7 +430,7 @@ def goodput() -> tuple[Panel, ...]:
 
 
 def identity() -> tuple[Panel, ...]:
-    """Give the panels about events, and about who the run is."""
+    """Return the panels about events, and about who the run is."""
     return (
         lines(
             "Events",
