@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
 
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
@@ -46,7 +46,7 @@ def never_raises(hook: Function) -> Function:
 def log_failure(hook: Callable[..., object], error: Exception) -> None:
     """Log once that a hook failed."""
     name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
-    tell_once(f"{name} {type(error)}", f"bridge hook {name} failed, event skipped: {error!r}")
+    log_once(f"{name} {type(error)}", f"bridge hook {name} failed, event skipped: {error!r}")
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
@@ -206,7 +206,7 @@ def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         hook(module)
     except Exception as error:  # noqa: BLE001  # an unknown version of a library must not fail because of a bridge
-        tell_once(f"hook {module.__name__}", f"{module.__name__} is not watched: {error!r}")
+        log_once(f"hook {module.__name__}", f"{module.__name__} is not watched: {error!r}")
 
 
 _FINDER = _Finder()

@@ -13,7 +13,7 @@ from importlib import import_module
 from types import ModuleType
 
 from exporter.patching import when_imported
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter_auto import BRIDGES
 
 _requested: set[str] = set()
@@ -51,4 +51,4 @@ def _install(name: str, _library: ModuleType) -> None:
         import_module(f"exporter.bridges.{name}").install()
     except Exception as error:  # noqa: BLE001  # the job must not fail because of a bridge
         _requested.discard(name)
-        tell_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")
+        log_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from exporter import training
-from exporter.bridges import torch_loop
+from exporter.bridges import plain_torch
 from exporter.bridges.sources import set_rank
 from exporter.patching import Around, version_of, when_imported
 
@@ -26,7 +26,7 @@ def install() -> None:
 
 
 def _watch(module: ModuleType) -> None:
-    torch_loop.install()
+    plain_torch.install()
     for name, hook in (
         ("__init__", _made),
         ("backward", lambda source, _, loss=None, *__, **given: source.loss_is(given.get("loss", loss))),
@@ -35,14 +35,14 @@ def _watch(module: ModuleType) -> None:
         ("save_model", lambda source, *_, **__: source.checkpoint(whole=False)),
         ("load_state", lambda source, *_, **__: source.load()),
     ):
-        torch_loop.watch(module.Accelerator, name, hook)
+        plain_torch.watch(module.Accelerator, name, hook)
 
 
 def _made(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
     if error is not None:
         return
-    source.batches_ahead = 1  # so that its loaders know the last one
+    source.batches.ahead = 1  # so that its loaders know the last one
     set_rank(int(accelerator.process_index))
     training.describe(
         framework="accelerate",

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from exporter import training
-from exporter.bridges import torch_loop
-from exporter.bridges.loop import holds_optimizer
+from exporter.bridges import plain_torch
+from exporter.bridges.checkpoints import holds_optimizer
 from exporter.bridges.sources import set_rank
 from exporter.patching import Around, never_raises, version_of
 
@@ -24,7 +24,7 @@ class _FabricCallback:
     @never_raises
     def on_after_setup(self, fabric: Any, **_module: Any) -> None:
         set_rank(int(fabric.global_rank))
-        if torch_loop.active_loop() is not None:
+        if plain_torch.active_loop() is not None:
             training.describe(
                 framework="fabric",
                 framework_version=version_of(type(fabric).__module__.split(".")[0]),
@@ -38,12 +38,12 @@ def callback(package: str | None = None) -> Any:
 
     Raises ImportError: It is not installed.
     """
-    torch_loop.install()
+    plain_torch.install()
     for each in PACKAGES:
         if each == package or (package is None and each in sys.modules):
             fabric: Any = import_module(each).Fabric
-            torch_loop.watch(fabric, "save", _save)
-            torch_loop.watch(fabric, "load", lambda source, *_, **__: source.load())
+            plain_torch.watch(fabric, "save", _save)
+            plain_torch.watch(fabric, "load", lambda source, *_, **__: source.load())
     return _FabricCallback()
 
 

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import Any
 
 from exporter import training
-from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOOP, SAVE, Discarded, LoopTracker
-from exporter.bridges.sources import ACTIVE, LEADING, Source
+from exporter.bridges.loop import Discarded, Level, LoopTracker
+from exporter.bridges.sources import ACTIVE, Source, Strength
 from exporter.patching import Around, Hook, never_raises, patch, patch_existing, version_of, when_imported
 
 
@@ -50,7 +50,7 @@ def _watch_models(model: Any) -> None:
 class _FitSource(Source):
     """Tells of one call of a model; methods `on_…` are Keras' own hooks, without logs that nobody reads."""
 
-    strength = LEADING
+    strength = Strength.LEADING
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -89,7 +89,7 @@ class _FitSource(Source):
 
     def on_train_end(self, *_: Any) -> None:
         self.tracker.discard_iteration()
-        self.tracker.end(LOOP)
+        self.tracker.end(Level.LOOP)
 
     def on_test_begin(self, *_: Any) -> None:
         """A validation within `fit`, or an evaluation of its own, begins."""
@@ -98,7 +98,7 @@ class _FitSource(Source):
         self._patch("test_function", self._test_batch)
 
     def on_test_end(self, *_: Any) -> None:
-        self.tracker.end(EVALUATION)
+        self.tracker.end(Level.EVALUATION)
 
     def release(self, error: BaseException | None) -> None:
         """The call is over."""
@@ -110,7 +110,7 @@ class _FitSource(Source):
 
     @property
     def _mode(self) -> str:
-        return "validation" if self.tracker.is_open(LOOP) else "test"
+        return "validation" if self.tracker.is_open(Level.LOOP) else "test"
 
     def _patch(self, name: str, hook: Hook) -> None:
         function = getattr(self.model, name, None)
@@ -130,13 +130,13 @@ class _FitSource(Source):
             if isinstance(logs, Mapping) and "loss" in logs:
                 self.tracker.record("loss", logs["loss"])
             training.record(microbatches=1)
-            self.tracker.end(ITERATION)
+            self.tracker.end(Level.ITERATION)
             self._await_batch()
 
     def _test_batch(self, *_data: Any) -> Around:
         self.tracker.begin_batch(self._mode)
         _, error = yield
-        self.tracker.end(BATCH, error)
+        self.tracker.end(Level.BATCH, error)
 
 
 def _told(name: str) -> Callable[..., None]:
@@ -151,7 +151,7 @@ def _told(name: str) -> Callable[..., None]:
                 return
         if source is not None:
             getattr(source, name)(self.params or {}, *given, *named.values())
-            goes_on = source.tracker.is_open(LOOP) or source.tracker.is_open(EVALUATION)
+            goes_on = source.tracker.is_open(Level.LOOP) or source.tracker.is_open(Level.EVALUATION)
             if not goes_on and not _is_called(self.model):
                 source.release(None)  # no end of a call will be seen
 
@@ -205,7 +205,7 @@ def _call(model: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 def _save(model: Any, *_args: Any, **_kwargs: Any) -> Around | None:
     source = _source_of(model)
-    if source is None or source.tracker.is_open(SAVE):
+    if source is None or source.tracker.is_open(Level.SAVE):
         return None
     source.tracker.discard_iteration()
     return source.tracker.save(source.step)

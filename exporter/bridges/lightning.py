@@ -17,8 +17,9 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, SAVE, AsyncSave, LoopTracker
-from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
+from exporter.bridges.checkpoints import AsyncSave
+from exporter.bridges.loop import Level, LoopTracker
+from exporter.bridges.sources import ACTIVE, Source, Strength, set_rank
 from exporter.patching import Around, never_raises, patch, patch_existing, version_of
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -48,7 +49,7 @@ def _part(phase: str) -> Callable[..., None]:
 class _Callback(Source):
     """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
 
-    strength = LEADING
+    strength = Strength.LEADING
     trainer: Any = None
     package: str | None = None
 
@@ -127,7 +128,7 @@ class _Callback(Source):
         self._turns_end()
         training.record(epoch=int(self.trainer.current_epoch) + 1)
 
-    def fetch_begins(self) -> None:
+    def batch_is_awaited(self) -> None:
         """A batch is asked for: one turn ends there, and the next one begins."""
         if not self._in_batch:
             self._turn_ends()
@@ -146,24 +147,30 @@ class _Callback(Source):
     def on_train_batch_end(self, outputs: Any, batch: Any, *_: Any) -> None:
         self._in_batch = False
         self.tracker.phase(None)
-        self.tracker.record("loss", outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        self.tracker.record("loss", self._loss(outputs))
         self.tracker.record_batch(batch)
         optimizers = self.trainer.optimizers
         training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
 
+    def _loss(self, outputs: Any) -> Any:
+        """Return the loss of a batch; in automatic optimization Lightning has divided it by the accumulated batches."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        batches = int(self.trainer.accumulate_grad_batches)
+        return loss if loss is None or self._manual or batches == 1 else loss * batches
+
     def _turn_begins(self) -> None:
-        if not self.tracker.is_open(ITERATION):
+        if not self.tracker.is_open(Level.ITERATION):
             self._batches_in_turn, self._step_at_turn = 0, self.step
             self.tracker.begin_iteration()
 
     def _turn_ends(self) -> None:
         """Close the iteration if its optimizer step is made; else more batches belong to it."""
-        if self._in_batch or not self.tracker.is_open(ITERATION):
+        if self._in_batch or not self.tracker.is_open(Level.ITERATION):
             return
         if not self._batches_in_turn:
             self.tracker.discard_iteration()
         elif self._manual or self.step != self._step_at_turn:
-            self.tracker.end(ITERATION)
+            self.tracker.end(Level.ITERATION)
 
     def _turns_end(self) -> None:
         self._turn_ends()
@@ -183,12 +190,12 @@ class _Callback(Source):
     def on_validation_start(self, mode: str = "validation") -> None:
         self._turn_ends()
         if self.trainer.sanity_checking:
-            self.tracker.begin(EVALUATION, training.phase("validation"))
+            self.tracker.begin(Level.EVALUATION, training.phase("validation"))
         else:
             self.tracker.begin_evaluation(mode)
 
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
-        self.tracker.end(BATCH)  # Lightning does not report the end of every one
+        self.tracker.end(Level.BATCH)  # Lightning does not report the end of every one
         if not self.trainer.sanity_checking:
             self.tracker.begin_batch(mode)
 
@@ -196,10 +203,10 @@ class _Callback(Source):
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
             training.record(loss=loss, mode="validation")
-        self.tracker.end(EVALUATION)
+        self.tracker.end(Level.EVALUATION)
 
     def on_validation_batch_end(self, *_: Any) -> None:
-        self.tracker.end(BATCH)
+        self.tracker.end(Level.BATCH)
 
     on_test_start = partialmethod(on_validation_start, "test")
     on_test_batch_start = partialmethod(on_validation_batch_start, mode="test")
@@ -220,7 +227,7 @@ class _Callback(Source):
             patch(writer, "save_checkpoint", _written)
             _handed_over.append(save)
         _, error = yield
-        self.tracker.end(SAVE, error)
+        self.tracker.end(Level.SAVE, error)
         save.returned()
         if error is not None and save in _handed_over:
             _handed_over.remove(save)  # nothing is written, or what was written before has failed
@@ -292,7 +299,7 @@ def _load(connector: Any, checkpoint_path: Any = None, *_args: Any, **kwargs: An
 def _fetch_begins(loop: Any) -> None:
     source = _active(loop.trainer)
     if source is not None:
-        source.fetch_begins()
+        source.batch_is_awaited()
 
 
 def _fetch_ends(loop: Any) -> Around:

@@ -17,7 +17,7 @@ from exporter.elastic.families import metric_name
 from exporter.errors import DefinitionError
 from exporter.recording.event_values import RawEvent, check_data
 from exporter.recording.events import EVENTS
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.stat import Stat, metric
 
 UNNAMED = "unnamed"
@@ -83,7 +83,7 @@ class MonitorBridge:
         try:
             data = list(event.data.items())
         except Exception as error:  # noqa: BLE001  # an event may be of the job's own class
-            tell_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
+            log_once("torch.monitor", f"an event of torch.monitor is not recorded: {error!r}")
             data = [("", None)]
         for key, value in data:
             if key not in self._series and len(self._series) < MOST_SERIES:

@@ -15,9 +15,9 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges.loop import leave
-from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
+from exporter.bridges.sources import ACTIVE, Source, Strength
 from exporter.patching import Around, never_raises, patch, when_imported
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.training import span_kinds as kinds
 
 _RECORDER = "nv_one_logger.recorder.default_recorder"
@@ -45,7 +45,7 @@ class _Told:
 class _SpanSource(Source):
     """Tells of what one-logger is told."""
 
-    strength = INSTRUMENTED
+    strength = Strength.INSTRUMENTED
 
     def __init__(self) -> None:
         self._told: dict[Any, _Told] = {}
@@ -195,7 +195,7 @@ class _Exporting:
     def export_telemetry_data_error(self, error: Any) -> None:
         """One-logger has refused a call: what comes may be incomplete."""
         why = _value(error, "error_message")
-        tell_once("one-logger", f"one-logger tells that its data is not complete: {why}")
+        log_once("one-logger", f"one-logger tells that its data is not complete: {why}")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,44 @@
-"""Bridge to training loops without a framework."""
+"""Bridge to training loops without a framework; the loop is inferred by `exporter.bridges.torch_loop`."""
 
 from __future__ import annotations
 
-from exporter.bridges.torch_loop import install
+import os
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["install"]
+from exporter.bridges import torch_hooks
+from exporter.bridges.sources import ACTIVE, EXIT
+from exporter.bridges.torch_loop import LoopSource
+from exporter.patching import Around, never_raises, patch_existing
+
+
+def install() -> None:
+    """Report the job's own loop whenever no other source does.
+
+    Raises:
+        ImportError: There is no torch.
+    """
+    torch_hooks.install()
+    if isinstance(ACTIVE.fallback, LoopSource):
+        return
+    source = LoopSource()
+    ACTIVE.fall_back_to(source)
+    EXIT.register()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=never_raises(source.forget))
+
+
+def active_loop() -> LoopSource | None:
+    """Return the source if it is active and the job does not report its loop itself."""
+    source = ACTIVE.source
+    return source if isinstance(source, LoopSource) and source.is_reporting else None
+
+
+def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
+    """Patch a class's method if this version has it; the hook receives the active source and the arguments."""
+
+    def watched(*args: Any, **kwargs: Any) -> Around | None:
+        source = active_loop()
+        return None if source is None else hook(source, *args, **kwargs)
+
+    patch_existing(owner, (name,), watched)

@@ -18,7 +18,7 @@ from exporter.errors import DefinitionError
 from exporter.patching import when_imported
 from exporter.recording.definition import LONGEST_HELP, check_definition
 from exporter.recording.identity import clean_text
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation
@@ -117,7 +117,7 @@ class Registries(Periodic):
                     self._take(family, gauges)
         except Exception as error:  # noqa: BLE001  # the job's own code
             name = f"the collector {type(collector).__qualname__} of prometheus_client"
-            tell_once(name, f"{name} has raised: {error!r}")
+            log_once(name, f"{name} has raised: {error!r}")
         if self._asked is not asked:
             return False
         self._asked = None
@@ -129,7 +129,7 @@ class Registries(Periodic):
         self._hung.add(collector)
         self._asked = None
         told = f"has not answered within {HANGS_SECONDS:g} s and is not asked any more"
-        tell_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {told}")
+        log_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {told}")
         self._hide(self._gauges.pop(collector, set()))
         self.restart()
 
@@ -178,7 +178,7 @@ class Registries(Periodic):
         if key not in self._series:
             if len(self._series) >= MOST_SERIES:
                 told = f"only {MOST_SERIES} series of prometheus_client are exported"
-                tell_once("prometheus_client most", told)
+                log_once("prometheus_client most", told)
                 return None
             self._series[key] = self._make(key, clean_text(text)[:LONGEST_HELP], tuple(bounds))
         return self._series[key]
@@ -193,7 +193,7 @@ class Registries(Periodic):
             )
             state = RECORDER.stats.obtain(definition.replace(kind=kind))
         except DefinitionError as error:
-            tell_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
+            log_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
         state.own = True  # a helper that counts something is no rank for it
         return _Series(state, forked=self._forked)

@@ -1,7 +1,7 @@
-"""Sources: the bridges that can report a training, which of them does, and what is done when the process ends.
+"""Sources: the bridges that can report a training, the choice of the one that does, and the work at the end of the process.
 
 Used in the training process. A Lightning job steps torch's optimizers and reads torch's loaders, so that two bridges see
-each of its steps. One source is active at a time; a stronger one takes over, a weaker one keeps silent until none is.
+each of its steps. One source is active at a time; a stronger one replaces a weaker one.
 """
 
 from __future__ import annotations
@@ -9,67 +9,73 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from enum import IntEnum
 from multiprocessing import util
 from typing import Any
 
 from exporter import training
-from exporter.patching import Around, never_raises
+from exporter.patching import never_raises
 from exporter.recording.recorder import RECORDER
 
-WATCHING, INSTRUMENTED, LEADING = 0, 1, 2
-"""How much a source knows: what torch is asked to do; what the job says in another library's words; each turn of the
-framework's own loop."""
+
+class Strength(IntEnum):
+    """How much a source knows about the training."""
+
+    WATCHING = 0  # which torch functions the job calls
+    INSTRUMENTED = 1  # what the job reports to another library
+    LEADING = 2  # each step of the framework's own loop
 
 
-def _ignore(*_args: Any, **_kwargs: Any) -> Around | None:
+def _ignore(*_args: Any, **_kwargs: Any) -> Any:
     return None
 
 
 class Source:
-    """A bridge that can report the training, and is called with what torch is asked to do meanwhile.
+    """A bridge that can report the training, and is called by the hooks on torch.
 
-    What a source does not take is of no interest to it:
+    Methods that a source does not define are ignored. Those marked * are called in every step, before and after a call of
+    torch; the second is called only if the first returns something other than None:
 
-        fetch(begins=)              a batch is fetched from one of torch's loaders, or the loader begins to
-        backward(tensors)           a backward pass is made from some tensors
-        optimizer_begins(optimizer), optimizer_ends(optimizer)
-                                    around an optimizer's step; the latter not when it raises
-        optimizer_skipped(optimizer)    a gradient scaler has left its step out
-        optimizer_loaded(state)     an optimizer has been given the state of an earlier one
-        gradients_cleared(module)   a module's gradients have been cleared, in a process that has made no optimizer
-        loss_is(loss)               it is about to be scaled, or divided by the number of accumulated batches
-        gradient_norm_is(norm)      gradients have been clipped
-        evaluates(module)           a module has been set to evaluate
-        trains(module)              a module has been set to train, while the source `is_evaluating`
-        save(saved, at_once=)       torch writes something; where not at once, the result is a thread's future
-        yields()                    a stronger source takes over: what is open is to be closed
-        exits(error)                the process ends, perhaps by what was raised
+        fetch_begins(loader)* fetch_ends(loader, batch, error)*    a batch is fetched from an iterator of a loader
+        iterator_made(loader, error)    a loader has made an iterator; `fetch_begins(loader)` was called before
+        backward_begins(tensors)* backward_ends(token, error)*     a backward pass begins at some tensors
+        optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer makes a step; no end if the step raises
+        optimizer_skipped(optimizer)    a gradient scaler has left out the optimizer's step
+        optimizer_loaded(state)         an optimizer has loaded its state
+        loss_is(loss)                   a library is about to scale the loss, or to divide it by the accumulated batches
+        gradient_norm_is(norm)          gradients have been clipped
+        evaluates(module)               a module has been set to evaluation mode
+        trains(module)                  a module has been set to training mode, while the source `is_evaluating`
+        save(saved, at_once=)           generator around a call that writes; if not at once, its result is a future
+        yields()                        a stronger source begins: close what is open
+        exits(error)                    the process ends, perhaps by an exception
     """
 
-    strength = WATCHING
+    strength = Strength.WATCHING
     is_evaluating = False
-    fetch = backward = optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
-    gradients_cleared = loss_is = gradient_norm_is = evaluates = trains = save = yields = exits = _ignore
+    fetch_begins = fetch_ends = iterator_made = backward_begins = backward_ends = _ignore
+    optimizer_begins = optimizer_ends = optimizer_skipped = optimizer_loaded = _ignore
+    loss_is = gradient_norm_is = evaluates = trains = save = yields = exits = _ignore
 
     def has_phases(self) -> bool:
-        """Tell whether phases of the main thread, such as torch's compiling, belong to the training."""
-        return self.strength == LEADING
+        """Return True if phases of the main thread, such as torch's compilation, belong to the training."""
+        return self.strength is Strength.LEADING
 
 
 class ActiveSource:
-    """Which source reports: `NOBODY` while none does, the fallback while no other does."""
+    """The source that reports: `NOBODY` while none does, the fallback while no other source does."""
 
     def __init__(self) -> None:
         self.source = self.fallback = NOBODY
 
     def fall_back_to(self, source: Source) -> None:
-        """Let a source report whenever no other does."""
+        """Set the source that reports whenever no other does."""
         self.fallback = source
         if self.source is NOBODY:
             self.source = source
 
     def take(self, source: Source) -> bool:
-        """Make a source the active one, unless one as strong reports already; say whether it is active now."""
+        """Activate a source unless another one of at least its strength is active; return True if it is active now."""
         before = self.source
         if before is source:
             return True
@@ -80,7 +86,7 @@ class ActiveSource:
         return True
 
     def release(self, source: Source) -> None:
-        """End a source's turn; harmless for one that is not active."""
+        """Deactivate a source; does nothing if the source is not active."""
         if self.source is source:
             self.source = self.fallback
 
@@ -91,13 +97,13 @@ ACTIVE = ActiveSource()
 
 
 class ExitHooks:
-    """What is done when the process ends: the fallback is told, and the application that a bridge has begun ends."""
+    """Work at the end of the process: the fallback is informed, and the application that a bridge has begun ends."""
 
     def __init__(self) -> None:
         self._began = self._registered = False
 
     def begin_application(self) -> None:
-        """Begin an application, once; not in a job that has configured telemetry and reports its own."""
+        """Begin an application, once; not in a job that has configured telemetry itself."""
         if not self._began:
             self._began = True
             self.register()
@@ -105,10 +111,10 @@ class ExitHooks:
                 training.on_app_start()
 
     def register(self) -> None:
-        """Be called at the end of the process; again is harmless."""
+        """Register for the end of the process; calling again is harmless."""
         if not self._registered:
             self._registered = True
-            # After the recorder's, hence called before it: what is recorded then is published.
+            # Registered after the recorder's function and hence called before it: what is recorded here is published.
             atexit.register(self._run)
             self._finalize()
             # A forked child of multiprocessing clears its finalizers.
@@ -124,9 +130,9 @@ class ExitHooks:
 
     @never_raises
     def _run(self) -> None:
-        # What ends a child of multiprocessing is still on its way here; for most it is `SystemExit` with a status.
+        # In a child of multiprocessing the exception is still passing; mostly it is `SystemExit` with a status.
         error = sys.exc_info()[1]
-        if error is None and not hasattr(sys, "ps1"):  # the last one at a prompt has ended nothing
+        if error is None and not hasattr(sys, "ps1"):  # an exception at a prompt has ended nothing
             error = getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and not error.code:
             error = None
@@ -144,8 +150,9 @@ EXIT = ExitHooks()
 
 
 def set_rank(rank: int) -> None:
-    """Record under the rank that a framework knows; rank 0 of a process that has none is left to when it trains."""
-    if RECORDER.process.identity().rank != rank and (rank or RECORDER.process.identity().rank is not None):
-        import exporter  # noqa: PLC0415  # the root of the process, which knows the bridges' parts
+    """Record under the rank that a framework knows; a process without a rank becomes rank 0 only when it trains."""
+    present = RECORDER.process.identity().rank
+    if present != rank and (rank or present is not None):
+        import exporter  # noqa: PLC0415  # the composition root imports nothing of the bridges
 
         exporter.configure(rank=rank)

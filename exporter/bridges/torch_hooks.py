@@ -1,13 +1,14 @@
-"""Hooks on torch, which call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
+"""Hooks on torch that call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
-Used in the training process, on the thread that does it. Nothing is read from a device, and nothing is done while torch
-compiles or captures.
+Used in the training process, on the thread that makes the call. Nothing is read from a device, and nothing is done while
+torch compiles or captures.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import import_module
 from time import monotonic
@@ -17,14 +18,23 @@ from typing import Any, ClassVar
 from exporter import training
 from exporter.bridges.loop import leave
 from exporter.bridges.sources import ACTIVE, NOBODY, set_rank
-from exporter.patching import Around, Hook, never_raises, patch, patch_existing, when_imported
+from exporter.patching import (
+    After,
+    Around,
+    Before,
+    never_raises,
+    patch,
+    patch_existing,
+    patch_frequent,
+    when_imported,
+)
 
 SCALE_SECONDS = 1.0
-"""How often the loss scale is recorded: it changes every few thousand steps, or at a skipped one."""
+"""Interval in which the loss scale is recorded: it changes every few thousand steps, or at a skipped step."""
 
 
 class _Seen:
-    """What has been seen so far, in this process."""
+    """State of the hooks in this process."""
 
     installed = False
     optimizer_hooks: tuple[Any, ...] = ()
@@ -35,7 +45,12 @@ class _Seen:
 
 
 def install() -> None:
-    """Watch torch; again is harmless. Raises ImportError: There is no torch; AttributeError: It has become different."""
+    """Install the hooks on torch; calling again is harmless.
+
+    Raises:
+        ImportError: There is no torch.
+        AttributeError: This version of torch lacks a patched function.
+    """
     if _Seen.installed:
         return
     torch: Any = import_module("torch")
@@ -44,41 +59,83 @@ def install() -> None:
     _watch_optimizers(lambda hook: hook)
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
-    def unless_compiling(hook: Hook) -> Hook:
-        return lambda *args, **kwargs: None if is_compiling() else hook(*args, **kwargs)
+    def unless_compiling(before: Before) -> Before:
+        return wraps(before)(lambda *args, **kwargs: None if is_compiling() else before(*args, **kwargs))
 
-    for owner, name, hook in (
-        (torch.autograd, "backward", _backward),
-        (loaders._BaseDataLoaderIter, "__next__", lambda _iterator: ACTIVE.source.fetch()),  # noqa: SLF001  # no hook elsewhere
-        (loaders.DataLoader, "__iter__", lambda _loader: ACTIVE.source.fetch(begins=True)),
-        (torch, "save", _save),
-        (torch.nn.Module, "eval", _after(lambda _, module: ACTIVE.source.evaluates(module))),
-        (torch.nn.Module, "zero_grad", _after(_cleared)),
-        (torch.optim.Optimizer, "load_state_dict", _after(_state_loaded)),
-        (torch.optim.Optimizer, "add_param_group", _optimizer_made),
-        (
-            torch.nn.utils,
-            "clip_grad_norm_",
-            _after(lambda norm, *_, **__: ACTIVE.source.gradient_norm_is(norm)),
-        ),
-    ):
-        patch(owner, name, unless_compiling(hook))
-    _watch_training_mode(torch.nn.Module)
+    def patch_call(owner: Any, name: str, before: Before, after: After) -> None:
+        patch_frequent(owner, name, unless_compiling(before), after)
+
+    def patch_success(owner: Any, name: str, hook: Callable[..., None]) -> None:
+        patch_call(owner, name, *_on_success(hook))
+
+    # Their base class has no other hook.
+    patch_frequent(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001
+    patch_frequent(loaders.DataLoader, "__iter__", _iterator_begins, _iterator_made)
+    patch_call(torch.autograd, "backward", _backward_begins, _backward_ends)
+    patch_success(torch.nn.utils, "clip_grad_norm_", _clipped)
+    patch_success(torch.nn.Module, "eval", _evaluates)
+    patch_success(torch.optim.Optimizer, "load_state_dict", _state_loaded)
+    patch_success(torch.optim.Optimizer, "add_param_group", _optimizer_made)
+    patch(torch, "save", _save)
     when_imported("torch.amp.grad_scaler", _watch_scaler)
     when_imported("torch.distributed.checkpoint", _watch_distributed_saves)
     when_imported("torch.distributed", _watch_process_group)
     when_imported("torch._dynamo", _watch_compiler)
 
 
-def _after(tell: Callable[..., object]) -> Hook:
-    """Make a hook that is told of a call which has succeeded: of its result and its arguments."""
+def optimizer_exists() -> bool:
+    """Return True if an optimizer of torch was made since the hooks were installed."""
+    return _Seen.optimizer_made
 
-    def hook(*args: Any, **kwargs: Any) -> Around:
-        result, error = yield
+
+def _on_success(hook: Callable[..., None]) -> tuple[Before, After]:
+    """Return the functions that call a hook with the result and the arguments of a call that succeeded."""
+
+    @wraps(hook)
+    def before(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    @wraps(hook)
+    def after(arguments: Any, result: Any, error: BaseException | None) -> None:
         if error is None:
-            tell(result, *args, **kwargs)
+            args, kwargs = arguments
+            hook(result, *args, **kwargs)
 
-    return hook
+    return before, after
+
+
+# Data and backward passes ---------------------------------------------------------------------------------------
+
+
+def _fetch_begins(iterator: Any) -> Any:
+    return ACTIVE.source.fetch_begins(iterator)
+
+
+def _fetch_ends(iterator: Any, batch: Any, error: BaseException | None) -> None:
+    ACTIVE.source.fetch_ends(iterator, batch, error)
+
+
+def _iterator_begins(loader: Any) -> Any:
+    return ACTIVE.source.fetch_begins(loader)
+
+
+def _iterator_made(loader: Any, _iterator: Any, error: BaseException | None) -> None:
+    ACTIVE.source.iterator_made(loader, error)
+
+
+def _backward_begins(tensors: Any = None, *_args: Any, **kwargs: Any) -> Any:
+    return ACTIVE.source.backward_begins(kwargs.get("tensors", tensors))
+
+
+def _backward_ends(token: Any, _result: Any, error: BaseException | None) -> None:
+    ACTIVE.source.backward_ends(token, error)
+
+
+def _clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
+    ACTIVE.source.gradient_norm_is(norm)
+
+
+# Optimizers -----------------------------------------------------------------------------------------------------
 
 
 def _watch_optimizers(wrapped: Any) -> None:
@@ -110,27 +167,42 @@ def _state_loaded(_result: Any, _optimizer: Any, state: Any = None, *_args: Any,
     ACTIVE.source.optimizer_loaded(kwargs.get("state_dict", state))
 
 
-def _backward(tensors: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
-    return ACTIVE.source.backward(kwargs.get("tensors", tensors))
+# Modes of modules -----------------------------------------------------------------------------------------------
 
 
-def _cleared(_result: Any, module: Any, *_args: Any, **_kwargs: Any) -> None:
-    if not _Seen.optimizer_made:
-        ACTIVE.source.gradients_cleared(module)
+def _evaluates(_result: Any, module: Any) -> None:
+    ACTIVE.source.evaluates(module)
 
 
-def _watch_training_mode(module_class: Any) -> None:
-    """See when a module is set to train again; not by `patch`, since torch calls it for each of a model's layers."""
-    train = module_class.train
+def watch_training_mode(*, on: bool) -> None:
+    """Call the active source when a module is set to training mode, or stop doing so.
 
+    The hook exists only during a validation: torch calls `train` for each of a model's modules, in some jobs in every step.
+    """
+    if not _Seen.installed:
+        return
+    module_class = import_module("torch").nn.Module
+    present = module_class.train
+    is_watched = hasattr(present, _WATCHED)
+    if on and not is_watched:
+        module_class.train = _watched_train(present)
+    elif is_watched and not on:
+        module_class.train = getattr(present, _WATCHED)
+
+
+_WATCHED = "__exporter_original__"
+
+
+def _watched_train(train: Any) -> Any:
     @wraps(train)
-    def watched(self: Any, mode: bool = True) -> Any:  # torch's own
+    def watched(self: Any, mode: bool = True) -> Any:  # torch's signature
         result = train(self, mode)
         if mode and ACTIVE.source.is_evaluating:
             _trains(self)
         return result
 
-    module_class.train = watched
+    setattr(watched, _WATCHED, train)
+    return watched
 
 
 @never_raises
@@ -138,31 +210,41 @@ def _trains(module: Any) -> None:
     ACTIVE.source.trains(module)
 
 
+# Processes, saves, compilation, loss scale ----------------------------------------------------------------------
+
+
 def _watch_process_group(module: ModuleType) -> None:
-    """See the rank of those that the job starts itself; those of a launcher have it in their environment."""
-    made = _after(lambda *_, **__: set_rank(int(module.get_rank())))
+    """Record the rank of processes that the job starts itself; a launcher sets the rank in the environment."""
+
+    def made(*_args: Any, **_kwargs: Any) -> Around:
+        _, error = yield
+        if error is None:
+            set_rank(int(module.get_rank()))
+
     patch_existing(module, ("init_process_group",), made)
 
 
 def _save(saved: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
     saved = kwargs.get("obj", saved)
     if type(saved).__name__.endswith("Storage"):
-        return None  # so torch pickles a tensor: to send it, not to keep it
-    return ACTIVE.source.save(saved, at_once=True)
+        return None  # torch pickles a tensor so to send it to another process
+    around: Around | None = ACTIVE.source.save(saved, at_once=True)
+    return around
 
 
 def _watch_distributed_saves(module: ModuleType) -> None:
     def hook(state: Any = None, *_args: Any, at_once: bool, **kwargs: Any) -> Around | None:
-        return ACTIVE.source.save(kwargs.get("state_dict", state), at_once=at_once)
+        around: Around | None = ACTIVE.source.save(kwargs.get("state_dict", state), at_once=at_once)
+        return around
 
     patch_existing(module, ("save",), partial(hook, at_once=True))
     patch_existing(module, ("async_save",), partial(hook, at_once=False))
 
 
 def _watch_compiler(module: ModuleType) -> None:
-    """Keep the hooks for optimizers out of what is compiled, and see when torch compiles."""
+    """Keep the hooks on optimizers out of compiled functions, and record when torch compiles."""
     _watch_optimizers(module.disable)
-    # Callbacks that are registered there are forgotten with `torch._dynamo.reset()`.
+    # `torch._dynamo.reset()` drops registered callbacks.
     handler = type(getattr(module, "callback_handler", None))
     patch_existing(handler, ("run_start_callbacks",), _compiling_begins)
     patch_existing(handler, ("run_end_callbacks",), _compiling_ends)
@@ -180,9 +262,13 @@ def _compiling_ends(*_args: Any) -> None:
 
 
 def _watch_scaler(module: ModuleType) -> None:
-    patch(module.GradScaler, "scale", _scales)
-    patch(module.GradScaler, "step", _scaled_step)
-    patch(module.GradScaler, "update", _after(_scale_updated))
+    patch_frequent(module.GradScaler, "scale", _scales, _nothing)
+    patch_frequent(module.GradScaler, "step", _scaled_step_begins, _scaled_step_ends)
+    patch_frequent(module.GradScaler, "update", *_on_success(_scale_updated))
+
+
+def _nothing(*_args: Any) -> None:
+    pass
 
 
 def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> None:
@@ -190,13 +276,24 @@ def _scales(scaler: Any, outputs: Any = None, *_args: Any, **kwargs: Any) -> Non
         ACTIVE.source.loss_is(kwargs.get("outputs", outputs))
 
 
-def _scaled_step(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> Around:
-    before = _Seen.optimizer_steps
-    _, error = yield
-    skipped = scaler.is_enabled() and before == _Seen.optimizer_steps
+@dataclass(slots=True)
+class _ScaledStep:
+    """A step through a gradient scaler, and the steps of optimizers before it."""
+
+    scaler: Any
+    optimizer: Any
+    steps_before: int
+
+
+def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> _ScaledStep:
+    return _ScaledStep(scaler, kwargs.get("optimizer", optimizer), _Seen.optimizer_steps)
+
+
+def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | None) -> None:
+    skipped = step.scaler.is_enabled() and step.steps_before == _Seen.optimizer_steps
     if error is None and skipped and ACTIVE.source is not NOBODY:
         training.skipped_step("overflow")
-        ACTIVE.source.optimizer_skipped(kwargs.get("optimizer", optimizer))
+        ACTIVE.source.optimizer_skipped(step.optimizer)
         _Seen.next_scale = 0.0
 
 

@@ -1,7 +1,7 @@
-"""The bridge to a training loop without a framework: what can be concluded from what it asks torch to do.
+"""Inferred training loop: steps, validations and checkpoints of a loop without a framework, as a state machine.
 
-Used in the training process, on the thread that trains. What turns, validations, checkpoints and losses are concluded from
-is in docs/bridges.md. A job that reports its loop itself, or uses a framework with a bridge of its own, is left to them.
+Used in the training process, on the thread that trains. docs/bridges.md describes from what each is inferred. A job that
+reports its loop itself, or uses a framework with a bridge of its own, is left to them.
 """
 
 from __future__ import annotations
@@ -9,347 +9,415 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable
+from enum import Enum
+from threading import get_ident
+from time import monotonic
 from typing import Any
-from weakref import ReferenceType, WeakSet, ref
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.loop import (
-    BATCH,
-    EVALUATION,
-    ITERATION,
-    LOAD,
-    LOOP,
-    SAVE,
-    AsyncSave,
-    Discarded,
-    LoopTracker,
-    TurnLoss,
-    holds_optimizer,
-    samples_and_tokens,
-    steps_made,
-)
-from exporter.bridges.sources import ACTIVE, EXIT, Source
-from exporter.patching import Around, never_raises, patch_existing, version_of
+from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_made
+from exporter.bridges.leading_optimizer import LeadingOptimizer, learning_rate
+from exporter.bridges.loop import Discarded, Level, LoopTracker
+from exporter.bridges.loss import StepLoss
+from exporter.bridges.pending_batches import PendingBatch, PendingBatches
+from exporter.bridges.sources import Source
+from exporter.patching import Around, never_raises, version_of
+from exporter.recording.notices import log_once
 from exporter.training.recording import TRAINING
 
-MOST_FETCHED = 64
-"""Batches that are kept until something is trained."""
-WITHIN_BACKWARD = 0
-"""Stands for all optimizers that step within a backward pass, on its thread."""
+UNSEEN_SECONDS = 10.0
+"""Backward passes without a step of any optimizer for so long are reported in the log."""
+UNSEEN = """backward passes, but no step of a torch optimizer, in the first 10 s: the training is not recorded. Add:
+    from exporter import training
+    training.step()                                     # after each step of the optimizer
+    training.record(loss=loss, samples=len(batch))      # if wanted"""
 
 
-class _LoopSource(Source):
-    """Reports the loop of a job's own; with `EXPORTER_AUTO=1` a job that uses `exporter.training` itself is left to it."""
+class LoopState(Enum):
+    """State of the inferred loop. The phase of a state is open as long as the state lasts.
 
-    batches_ahead = 0  # that the job's loaders fetch before they are trained on
+    From READY on, an iteration is open; before it, only an iteration that has had a backward pass and not its step yet.
+    """
+
+    INSTRUMENTED = ("the job reports its loop itself", None)
+    UNSEEN = ("the steps of the optimizer are not seen", None)
+    WATCHING = ("no backward pass was made yet", None)
+    EVALUATING = ("a validation", None)
+    PAUSED = ("after an epoch, a validation or a checkpoint", None)
+    READY = ("between two events of a step", None)
+    FETCHING = ("a batch is fetched", "data_loading")
+    FORWARD = ("a batch has arrived", "forward")
+    BACKWARD = ("a backward pass", "backward")
+    OPTIMIZER = ("a step of an optimizer", "optimizer")
+
+    def __init__(self, meaning: str, phase: str | None) -> None:
+        self.meaning = meaning
+        self.phase = phase
+
+
+_SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
+_BETWEEN = (LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED)
+
+
+class LoopSource(Source):
+    """Source of loops without a framework; with `EXPORTER_AUTO=1` it yields to a job that reports its loop itself."""
 
     def __init__(self) -> None:
-        self._courteous = os.environ.get("EXPORTER_AUTO") == "1"
+        self._defers = os.environ.get("EXPORTER_AUTO") == "1"
         self.forget()
 
     def forget(self) -> None:
+        """Return to the initial state."""
+        torch_hooks.watch_training_mode(on=False)
+        self._state = LoopState.WATCHING
         self._tracker: LoopTracker | None = None
         self._thread: int | None = None
-        self._silent = self._worked = self.is_evaluating = False
-        self._start = self._turns = self._epochs = self._turns_at_epoch = 0
-        self._in_optimizer = self._in_backward = self._stepped_in_backward = False
-        self._loss = TurnLoss()
-        self._optimizers: WeakSet[Any] = WeakSet()
-        self._changed_by_hand: ReferenceType[Any] | None = None
-        self._stepped: set[int] = set()
-        self._leader: int | None = None
-        self._asked_since_step = False
-        self._fetched: deque[Any] = deque(maxlen=MOST_FETCHED)
-        self._is_exhausted = False
+        self.batches = PendingBatches()
+        self._fetching: object = None  # the outermost loader of a fetch under way
+        self._claimed: PendingBatch | None = None  # perhaps the first batch of this validation
+        self._optimizers = LeadingOptimizer()
+        self._stepping: object = None  # the outermost optimizer of a step under way
+        self._has_new_data = False  # since the last step
+        self._loss = StepLoss()
+        self._has_worked = False  # the open iteration had a backward pass or an optimizer
+        self.is_evaluating = False  # the trained model is in evaluation mode
+        self._start = self._steps = self._epochs = self._steps_at_epoch = 0
+        self._first_backward: float | None = None
 
     @property
-    def tracker(self) -> LoopTracker | None:
-        """Where the loop is, made when something is reported first; None where the job reports it itself."""
-        if self._silent:
+    def step(self) -> int:
+        """Steps so far, those of earlier processes included if they are known."""
+        return self._start + self._steps
+
+    @property
+    def is_reporting(self) -> bool:
+        """Return True if this source reports the loop on this thread."""
+        return self._here() is not None
+
+    def has_phases(self) -> bool:
+        """Return True on the thread that trains."""
+        return self.is_reporting
+
+    def yields(self) -> None:
+        """Discard what is open, because a stronger source begins."""
+        if self._tracker is not None:
+            self._tracker.end(Level.EVALUATION)
+            self._tracker.end_all(Discarded())
+        self.forget()
+
+    # Threads and states -----------------------------------------------------------------------------------------
+
+    def _here(self, *, trains: bool = False) -> LoopTracker | None:
+        """Return the tracker on the thread that trains; the first thread that makes a backward pass is that thread."""
+        if self._state in _SILENT:
             return None
-        if self._tracker is None:
-            self._tracker = LoopTracker(guesses=self._courteous)
+        if self._thread is None:
+            if trains:
+                self._thread = get_ident()
+                TRAINING.drain()
+            elif threading.current_thread() is not threading.main_thread():
+                return None
+        elif self._thread != get_ident():
+            return None
+        tracker = self._tracker
+        if tracker is None:
+            tracker = self._tracker = LoopTracker(inferred=self._defers)
             world_size = _world_size()
             training.describe(
                 framework="pytorch", framework_version=version_of("torch"), world_size=world_size
             )
-        elif self._courteous and TRAINING.job_tells:
-            self._silent = True
-            self._tracker.end_all(Discarded())
+        if self._defers and TRAINING.job_tells:
+            self._silence(tracker, LoopState.INSTRUMENTED)
             return None
-        return self._tracker
+        return tracker
 
-    @property
-    def step(self) -> int:
-        """Turns so far, those of earlier processes included where they are known."""
-        return self._start + self._turns
+    def _silence(self, tracker: LoopTracker, state: LoopState) -> None:
+        tracker.end_all(Discarded())
+        self._state = state
 
-    def yields(self) -> None:
-        if self._tracker is not None:
-            self._tracker.end(EVALUATION)
-            self._tracker.end_all(Discarded())
-        self.forget()
+    def _enter(self, tracker: LoopTracker, state: LoopState) -> None:
+        """Enter a state of a step, in which the loop and an iteration are open."""
+        if self._state in _BETWEEN:
+            self._end_evaluation(tracker, None)
+            if not tracker.is_open(Level.LOOP):
+                tracker.begin_loop(self.step)
+            self._begin_iteration(tracker)
+        self._state = state
+        tracker.phase(state.phase)
 
-    def has_phases(self) -> bool:
-        return self._mine(training=False) is not None
+    def _begin_iteration(self, tracker: LoopTracker) -> None:
+        if not tracker.is_open(Level.ITERATION):
+            self._has_worked = False
+            self._loss.begin()
+            tracker.begin_iteration()
+
+    def _pause(self, tracker: LoopTracker) -> None:
+        """Leave the iteration: it continues later if it had a backward pass, and is discarded otherwise."""
+        self._stepping = None
+        if not self._has_worked:
+            tracker.discard_iteration()
+        tracker.phase(None)
+        if tracker.is_open(Level.LOOP):
+            self._state = LoopState.PAUSED
 
     # Data -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, *, begins: bool = False) -> Around:
-        tracker = self._mine(training=False)
-        if tracker is None:
-            return
-        if self.is_evaluating or not sys.modules["torch"].is_grad_enabled():
-            self._evaluation_begins(tracker)
-            tracker.end(BATCH)
+    def fetch_begins(self, loader: Any) -> Any:
+        """Begin a batch of the validation, or the fetch of a training batch."""
+        if self._thread is None and threading.current_thread() is not threading.main_thread():
+            return loader  # perhaps on the thread that will train
+        tracker = self._here()
+        if tracker is None or self._fetching is not None:
+            return None  # a fetch inside a fetch is a part of it
+        self._fetching = loader
+        if self.is_evaluating:
+            self._end_batch(tracker, loader)
+        elif not sys.modules["torch"].is_grad_enabled():
+            self._begin_evaluation(tracker)
+            self._end_batch(tracker, loader)
         else:
-            self._asked_since_step = True
-            if tracker.is_open(LOOP):  # before the first backward pass it may be a look at the data
-                self._training_goes_on(tracker)
-            tracker.phase("data_loading")
-        batch, error = yield
-        has_batch = error is None and batch is not None and not begins
-        if self._tracker is not tracker:
+            self._has_new_data = True
+            if tracker.is_open(
+                Level.LOOP
+            ):  # before the first backward pass a fetch may be a look at the data
+                self._enter(tracker, LoopState.FETCHING)
+            else:
+                tracker.phase("data_loading")
+        return loader
+
+    def iterator_made(self, loader: Any, _error: BaseException | None) -> None:
+        """End the time in which a loader makes an iterator."""
+        if self._fetching is loader:
+            self._fetching = None
+            if self._state is LoopState.FETCHING and self._tracker is not None:
+                self._enter(self._tracker, LoopState.READY)
+        if self._state is LoopState.WATCHING:
+            self.batches.clear()  # batches of an earlier iterator were only looked at
+            if self._tracker is not None and self._thread is None:
+                self._tracker.phase(None)
+
+    def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
+        """Keep the batch until it is trained on; an exhausted loader ends the epoch or the validation."""
+        if self._fetching is not loader:
+            if self._thread is None and error is None:
+                self.batches.add(loader, batch)
             return
-        if tracker.is_open(EVALUATION):
-            if error is not None:
-                self._evaluation_ends(tracker, None if isinstance(error, StopIteration) else error)
-            elif has_batch:
+        self._fetching = None
+        tracker = self._tracker
+        if tracker is None or self._state in _SILENT:
+            return
+        if self._state is LoopState.EVALUATING:
+            if error is None:
                 tracker.begin_batch()
+            else:
+                self._end_evaluation(tracker, None if isinstance(error, StopIteration) else error)
             return
-        self._is_exhausted = error is not None
-        tracker.phase("forward" if has_batch and tracker.is_open(LOOP) else None)
-        if has_batch:
-            self._fetched.append(samples_and_tokens(batch))
-        elif not tracker.is_open(LOOP):
-            self._fetched.clear()
+        self.batches.is_exhausted = error is not None
+        if error is None:
+            self.batches.add(loader, batch)
+        if self._state is LoopState.FETCHING:
+            self._enter(tracker, LoopState.FORWARD if error is None else LoopState.READY)
+        else:
+            tracker.phase(None)
         if isinstance(error, StopIteration):
-            self._idle(tracker)
-            if self._turns > self._turns_at_epoch:
-                self._turns_at_epoch = self._turns
-                self._epochs += 1
-                training.record(epoch=self._epochs)
+            self._end_epoch(tracker)
+
+    def _end_epoch(self, tracker: LoopTracker) -> None:
+        if self._state is LoopState.WATCHING:
+            self.batches.clear()
+            return
+        self._pause(tracker)
+        if self._steps > self._steps_at_epoch:
+            self._steps_at_epoch = self._steps
+            if self._epochs == 0:
+                training.record(epoch=0)  # from here on epochs are counted
+            self._epochs += 1
+            training.record(epoch=self._epochs)
 
     # Evaluation -------------------------------------------------------------------------------------------------
 
     def evaluates(self, module: Any) -> None:
-        """A module has been set to evaluate: the model that is trained, a part of it, or another."""
-        tracker = self._mine(training=False) if self._optimizers or self._changed_by_hand else None
-        if tracker is not None and self._is_trained(module):
+        """Begin a validation if the trained model is set to evaluation mode, and not a part of it or another model."""
+        if self.is_evaluating:
+            return
+        tracker = self._here()
+        if tracker is not None and tracker.is_open(Level.LOOP) and self._optimizers.trains(module):
             self.is_evaluating = True
-            if tracker.is_open(LOOP):
-                self._evaluation_begins(tracker)
+            torch_hooks.watch_training_mode(on=True)
+            self._begin_evaluation(tracker)
+            self._claimed = self.batches.last()
+            if self._claimed is not None:
+                tracker.begin_batch()
 
     def trains(self, module: Any) -> None:
-        tracker = self._mine(training=False)
-        if tracker is not None and self._is_trained(module):
-            self._evaluation_ends(tracker, None)
-            if tracker.is_open(LOOP):
-                self._turn_begins(tracker)
+        """End the validation if the trained model is set to training mode."""
+        tracker = self._here()
+        if tracker is not None and self._optimizers.trains(module):
+            self._end_evaluation(tracker, None)
+            if tracker.is_open(Level.LOOP):
+                self._enter(tracker, LoopState.READY)
 
-    def _is_trained(self, module: Any) -> bool:
-        """Tell whether the job changes a module by hand, or it holds most of what one of its optimizers changes."""
-        if self._changed_by_hand is not None and self._changed_by_hand() is module:
-            return True
-        held = {id(parameter) for parameter in module.parameters()}
-        for optimizer in tuple(self._optimizers):
-            changed = [
-                each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
-            ]
-            if 2 * sum(id(each) in held for each in changed) > len(changed):
-                return True
-        return False
-
-    def _evaluation_begins(self, tracker: LoopTracker) -> None:
-        if not tracker.is_open(EVALUATION):
-            self._idle(tracker)
+    def _begin_evaluation(self, tracker: LoopTracker) -> None:
+        if self._state is not LoopState.EVALUATING:
+            self._pause(tracker)
             tracker.begin_evaluation()
+            self._state = LoopState.EVALUATING
 
-    def _evaluation_ends(self, tracker: LoopTracker, error: BaseException | None) -> None:
-        self.is_evaluating = False
-        tracker.end(EVALUATION, error)
+    def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
+        """End a batch of the validation. The first one may have been fetched before `eval()`: by the same iterator."""
+        claimed, self._claimed = self._claimed, None
+        is_ours = claimed is None or claimed.loader == id(loader)
+        tracker.end(Level.BATCH, None if is_ours else Discarded())
+        if claimed is not None and is_ours:
+            self.batches.remove(claimed)
 
-    # Turns ------------------------------------------------------------------------------------------------------
+    def _end_evaluation(self, tracker: LoopTracker, error: BaseException | None) -> None:
+        if self._claimed is not None:
+            self._claimed = None
+            tracker.end(Level.BATCH, Discarded())
+        if self.is_evaluating:
+            self.is_evaluating = False
+            torch_hooks.watch_training_mode(on=False)
+        if self._state is LoopState.EVALUATING:
+            tracker.end(Level.EVALUATION, error)
+            self._state = LoopState.PAUSED if tracker.is_open(Level.LOOP) else LoopState.WATCHING
+
+    # Steps ------------------------------------------------------------------------------------------------------
 
     def loss_is(self, loss: Any) -> None:
-        tracker = self._mine(training=True)
+        """Take the loss of the next backward pass, which a library is about to scale."""
+        tracker = self._here(trains=True)
         if tracker is not None:
-            self._training_goes_on(tracker)
-            self._loss.add(loss, begins=False)
+            if self._state in _BETWEEN:
+                self._enter(tracker, LoopState.READY)
+            self._loss.give(loss)
 
-    def backward(self, tensors: Any) -> Around:
-        """A backward pass is made; an optimizer with a closure goes on after it."""
-        tracker = self._mine(training=True)
-        if tracker is None:
-            return
-        self._training_goes_on(tracker)
-        self._worked = True
-        ahead = 0 if self._is_exhausted else self.batches_ahead
-        while len(self._fetched) > ahead:
-            samples, tokens = self._fetched.popleft()
-            training.record(samples=samples, tokens=tokens, microbatches=1)
-        again = self._in_optimizer and not self._loss.is_empty  # LBFGS calls its closure until it is content
-        if not self._stepped and not again:  # what follows an optimizer's step is another's loss
-            self._loss.add(tensors, begins=True)
-        tracker.phase("backward")
-        self._in_backward = True
-        _, error = yield
-        stepped, self._in_backward, self._stepped_in_backward = self._stepped_in_backward, False, False
-        if self._tracker is tracker and error is None:
-            tracker.phase("optimizer" if self._in_optimizer else None)
-            if stepped:
-                self._optimizer_done(tracker, WITHIN_BACKWARD)
+    def backward_begins(self, tensors: Any) -> LoopState | None:
+        """Begin a backward pass; return the state after it."""
+        tracker = self._here(trains=True)
+        if tracker is None or self._state is LoopState.BACKWARD:
+            return None
+        before = LoopState.OPTIMIZER if self._state is LoopState.OPTIMIZER else LoopState.READY
+        self._enter(tracker, LoopState.BACKWARD)
+        self._has_worked = True
+        for size in self.batches.take():
+            self._loss.add_batch()
+            training.record(samples=size.samples, tokens=size.tokens, microbatches=1)
+        self._loss.add(tensors)
+        if self._steps == 0:
+            self._notice_missing_optimizer(tracker)
+        return before
+
+    def backward_ends(self, before: LoopState, _error: BaseException | None) -> None:
+        """End a backward pass."""
+        tracker = self._tracker
+        if tracker is not None and self._state is LoopState.BACKWARD:
+            self._enter(tracker, before)
+
+    def _notice_missing_optimizer(self, tracker: LoopTracker) -> None:
+        now = monotonic()
+        if self._first_backward is None:
+            self._first_backward = now
+        elif now - self._first_backward > UNSEEN_SECONDS and not torch_hooks.optimizer_exists():
+            log_once("optimizer not seen", UNSEEN)
+            self._silence(tracker, LoopState.UNSEEN)
 
     def gradient_norm_is(self, norm: Any) -> None:
-        tracker = self._mine(training=True)
+        """Record the norm of the gradients."""
+        tracker = self._here(trains=True)
         if tracker is not None:
             tracker.record("grad_norm", norm)
 
     def optimizer_begins(self, optimizer: Any) -> None:
-        tracker = self._mine(training=True)
-        if tracker is None:
+        """Begin an optimizer's step."""
+        if self._state is LoopState.UNSEEN:
+            self.forget()
+        tracker = self._here(trains=True)
+        if tracker is None or (self._state is LoopState.OPTIMIZER and self._stepping is not optimizer):
+            return  # a step inside another optimizer's step is a part of it
+        self._optimizers.begins(optimizer, has_new_data=self._has_new_data)
+        self._enter(tracker, LoopState.OPTIMIZER)
+        self._has_worked = True
+        self._stepping = optimizer
+
+    def optimizer_ends(self, optimizer: Any, *, has_stepped: bool = True) -> None:
+        """Note the end of a step; `has_stepped` is False if a library has only accumulated gradients."""
+        tracker = self._here(trains=True)
+        if tracker is None or self._stepping is not optimizer:
             return
-        if optimizer not in self._optimizers and self._asked_since_step:
-            self._leader = None  # another loop has begun, with an optimizer of its own
-            self._stepped.clear()
-        self._optimizers.add(optimizer)
-        self._training_goes_on(tracker)
-        self._in_optimizer = self._worked = True
-        tracker.phase("optimizer")
-
-    def optimizer_ends(self, optimizer: Any) -> None:
-        """It is over; hooks of gradients run on a thread of the backward pass where there is a GPU."""
-        tracker = self._mine(training=True)
-        if tracker is None:
-            self._stepped_in_backward = self._in_backward
-            return
-        self._in_optimizer = False
-        tracker.phase(None)
-        rate = optimizer.param_groups[0].get("lr")
-        if isinstance(rate, (int, float)):
-            training.record(learning_rate=rate)
-        self._optimizer_done(tracker, id(optimizer))
-
-    def _optimizer_done(self, tracker: LoopTracker, key: int) -> None:
-        self._asked_since_step = False
-        if self._leader in {None, key} or key in self._stepped:
-            self._leader = key
-            self._stepped.clear()
-            self._turn_ends(tracker)
-        else:
-            self._stepped.add(key)
-            self._loss.record(tracker)
-
-    def _turn_ends(self, tracker: LoopTracker) -> None:
-        self._loss.record(tracker)
-        self._turns += 1
-        tracker.end(ITERATION)
-        self._turn_begins(tracker)
-
-    def gradients_cleared(self, module: Any) -> None:
-        """The gradients of a model have been cleared in a job without an optimizer: the job changes the model itself."""
-        tracker = self._mine(training=False)
-        if tracker is None or not module.training:
-            return
-        if self._changed_by_hand is None or self._changed_by_hand() is None:
-            self._changed_by_hand = ref(module)
-        if self._changed_by_hand() is module:
-            self._end_by_hand(tracker)
-
-    def _end_by_hand(self, tracker: LoopTracker) -> None:
-        """End a turn of a job without an optimizer, if it has had a backward pass."""
-        by_hand = self._changed_by_hand is not None and not self._optimizers
-        if by_hand and self._worked and tracker.is_open(ITERATION):
-            self._turn_ends(tracker)
+        self._stepping = None
+        self._enter(tracker, LoopState.READY)
+        if has_stepped:
+            self._end_step(tracker, optimizer, learning_rate(optimizer))
 
     def optimizer_skipped(self, optimizer: Any) -> None:
-        """The scaler has found no finite gradients: the turn is one all the same, as frameworks count them."""
-        tracker = self._mine(training=True)
-        if tracker is not None and tracker.is_open(ITERATION):
-            self._optimizer_done(tracker, id(optimizer))
+        """Count a step without finite gradients, as frameworks do."""
+        tracker = self._here(trains=True)
+        if tracker is not None and tracker.is_open(Level.ITERATION):
+            self._end_step(tracker, optimizer, None)
+
+    def _end_step(self, tracker: LoopTracker, optimizer: Any, rate: float | None) -> None:
+        loss = self._loss.take()
+        self._has_new_data = False
+        if self._optimizers.ends_step(optimizer):
+            self._steps += 1
+            training.record(loss=loss, learning_rate=rate)
+            tracker.end(Level.ITERATION)
+            self._begin_iteration(tracker)
 
     def optimizer_loaded(self, state: Any) -> None:
-        if self._turns == 0:
+        """Take the number of steps that an earlier process has made."""
+        if self._steps == 0:
             self._start = max(self._start, steps_made(state))
-
-    def _mine(self, *, training: bool) -> LoopTracker | None:
-        """Return the tracker on the thread that trains."""
-        here = threading.get_ident()
-        if self._thread is None:
-            if not training:
-                return self.tracker if threading.current_thread() is threading.main_thread() else None
-            self._thread = here
-            if self.tracker is not None and self._courteous:
-                TRAINING.drain()
-                self._silent = TRAINING.job_tells
-        return self.tracker if self._thread == here else None
-
-    def _training_goes_on(self, tracker: LoopTracker) -> None:
-        self._evaluation_ends(tracker, None)
-        if not tracker.is_open(LOOP):
-            tracker.begin_loop(self.step)
-            training.record(epoch=self._epochs)
-        self._turn_begins(tracker)
-
-    def _turn_begins(self, tracker: LoopTracker) -> None:
-        if not tracker.is_open(ITERATION):
-            self._worked = False
-            self._loss.begin()
-            tracker.begin_iteration()
-
-    def _idle(self, tracker: LoopTracker) -> None:
-        """Something else than a turn begins: one in which nothing was trained yet is none."""
-        self._end_by_hand(tracker)
-        if not self._worked:
-            tracker.discard_iteration()
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def save(self, saved: Any, *, at_once: bool) -> Around:
+        """Record a file that torch writes."""
         return self.checkpoint(whole=holds_optimizer(saved), at_once=at_once)
 
     def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
-        """A checkpoint is written, if the training has begun; only from a whole one can the job go on."""
+        """Record a checkpoint if the training has begun; only from a whole one can the job resume."""
         tracker = self._tracker
-        if tracker is None or self._thread != threading.get_ident():
+        if tracker is None or self._thread != get_ident():
             return
-        if tracker.is_open(SAVE) or not tracker.is_open(LOOP):
+        if tracker.is_open(Level.SAVE) or not tracker.is_open(Level.LOOP):
             return
-        self._idle(tracker)
+        if self._state is not LoopState.EVALUATING:
+            self._pause(tracker)
         tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
         future, error = yield
         if self._tracker is tracker:
-            tracker.end(SAVE, error)
-            if not tracker.is_open(EVALUATION):  # it goes on until the model is trained again
-                self._turn_begins(tracker)
+            tracker.end(Level.SAVE, error)
+            if self._state is not LoopState.EVALUATING:
+                self._enter(tracker, LoopState.READY)
             if whole and not at_once:
                 save.report_when_done(future, error)
 
     def load(self) -> Around | None:
-        tracker = self._mine(training=False)
-        return None if tracker is None or tracker.is_open(LOAD) else tracker.load()
+        """Record the load of a checkpoint."""
+        tracker = self._here()
+        return None if tracker is None or tracker.is_open(Level.LOAD) else tracker.load()
 
     # The end ----------------------------------------------------------------------------------------------------
 
     @never_raises
     def exits(self, error: BaseException | None) -> None:
+        """Close what is open at the end of the process."""
         tracker = self._tracker
         if tracker is None:
             return
-        if self._thread not in {None, threading.get_ident()}:
-            # What another thread left open cannot be closed from here one by one; where it has ended, so has the loop.
+        if self._thread not in {None, get_ident()}:
+            # The blocks of another thread cannot be closed from here. If the thread has ended, so has its loop.
             runs = any(thread.ident == self._thread for thread in threading.enumerate())
-            if error is None and not runs and tracker.is_open(LOOP):
+            if error is None and not runs and tracker.is_open(Level.LOOP):
                 training.on_train_end()
                 self.forget()
             return
         if error is None:
-            tracker.end(EVALUATION)
-            self._end_by_hand(tracker)
+            self._end_evaluation(tracker, None)
             tracker.discard_iteration()
         tracker.end_all(error)
 
@@ -360,34 +428,3 @@ def _world_size() -> int | None:
         return int(distributed.get_world_size())
     ranks = os.environ.get("WORLD_SIZE", "")
     return int(ranks) if ranks.isascii() and ranks.isdigit() else None
-
-
-# What is installed ----------------------------------------------------------------------------------------------
-
-
-def install() -> None:
-    """Report the job's own loop whenever no other source does. Raises ImportError: There is no torch."""
-    torch_hooks.install()
-    if isinstance(ACTIVE.fallback, _LoopSource):
-        return
-    source = _LoopSource()
-    ACTIVE.fall_back_to(source)
-    EXIT.register()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=never_raises(source.forget))
-
-
-def active_loop() -> _LoopSource | None:
-    """Return the source while it reports."""
-    source = ACTIVE.source
-    return source if isinstance(source, _LoopSource) and source.tracker is not None else None
-
-
-def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
-    """Patch a class's method, if this version has it; the hook gets the source that reports, and the arguments."""
-
-    def watched(*args: Any, **kwargs: Any) -> Around | None:
-        source = active_loop()
-        return None if source is None else hook(source, *args, **kwargs)
-
-    patch_existing(owner, (name,), watched)

@@ -14,8 +14,8 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
-from exporter.bridges.loop import EVALUATION, ITERATION, LOOP, LoopTracker
-from exporter.bridges.sources import ACTIVE, LEADING, Source, set_rank
+from exporter.bridges.loop import Level, LoopTracker
+from exporter.bridges.sources import ACTIVE, Source, Strength, set_rank
 from exporter.patching import Around, Hook, never_raises, patch_existing, version_of, when_imported
 
 
@@ -52,7 +52,7 @@ def _class(trainer_module: Any, name: str) -> type[Any]:
 class _Callback(Source):
     """Reports a Trainer while it trains, evaluates or predicts; methods `on_…` are its own hooks, of which each gets the state."""
 
-    strength = LEADING
+    strength = Strength.LEADING
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be made anew where it is sent to."""
@@ -82,12 +82,15 @@ class _Callback(Source):
             **_flops(model, recomputed=bool(getattr(args, "gradient_checkpointing", False))),
         )
 
-    def backward(self, _tensors: Any) -> Around:
+    def backward_begins(self, _tensors: Any) -> Any:
         if self._in_batch:
             self.tracker.phase("backward")
-            _, error = yield
-            if error is None:
-                self.tracker.phase(None)
+            return self
+        return None
+
+    def backward_ends(self, _token: Any, error: BaseException | None) -> None:
+        if error is None:
+            self.tracker.phase(None)
 
     def gradient_norm_is(self, norm: Any) -> None:
         self._norms_are_seen = True
@@ -102,7 +105,7 @@ class _Callback(Source):
 
     def on_train_end(self, _state: Any) -> None:
         self.tracker.discard_iteration()
-        self.tracker.end(LOOP)
+        self.tracker.end(Level.LOOP)
         ACTIVE.release(self)
 
     def _record_epoch(self, state: Any) -> None:
@@ -128,12 +131,12 @@ class _Callback(Source):
         if self._loss is not None:
             self.tracker.record("loss", self._loss)
             self._loss = None
-        self.tracker.end(ITERATION)
+        self.tracker.end(Level.ITERATION)
 
     def on_prediction_step(self, _state: Any) -> None:
         """A batch is evaluated; it took the time since the one before, the waiting for it included."""
         before, self._evaluated_at = self._evaluated_at, monotonic()
-        seconds = self._evaluated_at - before if self.tracker.is_open(EVALUATION) else None
+        seconds = self._evaluated_at - before if self.tracker.is_open(Level.EVALUATION) else None
         training.step(mode=self._mode, seconds=seconds)
 
     @never_raises
@@ -185,7 +188,7 @@ class _Callback(Source):
         self._mode, self._evaluated_at = mode, monotonic()
         self.tracker.begin_evaluation(mode)
         _, error = yield
-        self.tracker.end(EVALUATION, error)
+        self.tracker.end(Level.EVALUATION, error)
 
 
 def _while_active(method: Callable[..., None]) -> Callable[..., None]:
@@ -234,7 +237,7 @@ def _evaluation_of(mode: str) -> Hook:
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         active = _active()
         source = active or _begun(trainer)
-        if source is None or source.tracker.is_open(EVALUATION):
+        if source is None or source.tracker.is_open(Level.EVALUATION):
             return
         if active is None:
             source.describe(trainer.args, trainer.model)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from bridges_support import STEPS, job
 
-from exporter.bridges.loop import samples_and_tokens
-from exporter.bridges.sources import INSTRUMENTED, LEADING, WATCHING, ActiveSource, Source
+from exporter.bridges.batches import BatchSize, samples_and_tokens
+from exporter.bridges.sources import ActiveSource, Source, Strength
 from exporter.patching import Around, Hook, patch, patch_existing
 
 
@@ -73,7 +73,7 @@ def test_hooks_that_raise_or_do_not_want_the_end_change_nothing(library: type[Li
 
 
 class Named(Source):
-    def __init__(self, strength: int) -> None:
+    def __init__(self, strength: Strength) -> None:
         self.strength = strength
         self.yielded = 0
 
@@ -82,8 +82,12 @@ class Named(Source):
 
 
 def test_who_knows_more_takes_the_claim_and_it_returns_to_who_stands() -> None:
-    active, fallback = ActiveSource(), Named(WATCHING)
-    leading, instrumented, other = Named(LEADING), Named(INSTRUMENTED), Named(LEADING)
+    active, fallback = ActiveSource(), Named(Strength.WATCHING)
+    leading, instrumented, other = (
+        Named(Strength.LEADING),
+        Named(Strength.INSTRUMENTED),
+        Named(Strength.LEADING),
+    )
     active.fall_back_to(fallback)
 
     assert active.source is fallback
@@ -103,15 +107,15 @@ def test_who_knows_more_takes_the_claim_and_it_returns_to_who_stands() -> None:
 
 ANY_ORDER = """
 import random
-from exporter.bridges.loop import BATCH, EVALUATION, ITERATION, LOAD, LOOP, SAVE, LoopTracker
+from exporter.bridges.loop import Level, LoopTracker
 from exporter import training
 
 class Counted(LoopTracker):
     completed = 0
     def _close(self, error):
-        kind = super()._close(error)
-        self.completed += kind == ITERATION and error is None
-        return kind
+        level = super()._close(error)
+        self.completed += level is Level.ITERATION and error is None
+        return level
     def discard_iteration(self):
         before = self.completed
         super().discard_iteration()
@@ -124,21 +128,21 @@ actions = [
     lambda: tracker.begin_loop(chance.randrange(9)),
     tracker.begin_iteration,
     tracker.begin_iteration,
-    lambda: tracker.end(ITERATION, error()),
+    lambda: tracker.end(Level.ITERATION, error()),
     lambda: tracker.phase(chance.choice(["forward", "backward", "compile", None])),
     lambda: tracker.phase(chance.choice(["forward", "backward", "compile", None])),
     lambda: tracker.phase(None),
     tracker.discard_iteration,
-    lambda: tracker.is_open(EVALUATION) or tracker.begin(EVALUATION, training.validation_loop()),
-    lambda: tracker.is_open(BATCH) or tracker.begin(BATCH, training.validation_iteration()),
-    lambda: tracker.is_open(SAVE) or tracker.begin_save(3),
-    lambda: tracker.end(chance.choice([BATCH, SAVE, LOAD]), error()),
+    lambda: tracker.is_open(Level.EVALUATION) or tracker.begin(Level.EVALUATION, training.validation_loop()),
+    lambda: tracker.is_open(Level.BATCH) or tracker.begin(Level.BATCH, training.validation_iteration()),
+    lambda: tracker.is_open(Level.SAVE) or tracker.begin_save(3),
+    lambda: tracker.end(chance.choice([Level.BATCH, Level.SAVE, Level.LOAD]), error()),
 ]
 for _ in range(300):
     for _ in range(chance.randrange(30)):
         chance.choice(actions)()
     tracker.end_all(KeyError("end"))
-    assert not any(map(tracker.is_open, (LOOP, ITERATION, EVALUATION, BATCH, SAVE, LOAD)))
+    assert not any(map(tracker.is_open, (Level.LOOP, Level.ITERATION, Level.EVALUATION, Level.BATCH, Level.SAVE, Level.LOAD)))
 print(tracker.completed)
 """
 
@@ -174,4 +178,4 @@ class Shaped:
     ],
 )
 def test_a_batch_is_counted_by_its_shapes(batch: object, counted: tuple[int | None, int | None]) -> None:
-    assert samples_and_tokens(batch) == counted
+    assert samples_and_tokens(batch) == BatchSize(*counted)

@@ -32,11 +32,11 @@ def turn(model, optimizer, batch):
 """
 
 LOOPS = """
-from exporter.bridges import torch_loop
-torch_loop.install()
+from exporter.bridges import plain_torch
+plain_torch.install()
 
 def expect(loss):
-    print("loss", gauges()["loss,mode=train"], loss)
+    print("loss", gauges().get("loss,mode=train"), loss)
 
 def looking():
     for (batch,) in loader(8):
@@ -79,13 +79,53 @@ def accumulation_over_the_end():
         if index % 2:
             optimizer.step()
 
-def shares():
+def shares_of_a_mean():
     model, optimizer = made(torch.optim.SGD)
-    sums = [model(torch.randn(size, 4)).pow(2).sum() for size in (3, 7)]
-    for each in sums:
-        (each / 10).backward()
+    sums = [model(torch.randn(size, 4)).pow(2).mean() for size in (3, 7)]
+    (sums[0] * 0.3).backward()
+    (sums[1] * 0.7).backward()
     optimizer.step()
-    expect(sum(each.item() for each in sums) / 10)
+    expect(0.3 * sums[0].item() + 0.7 * sums[1].item())
+
+def divided_and_scaled():
+    model, optimizer = made(torch.optim.SGD)
+    for factor in (1024, 1.0):
+        losses = []
+        for (batch,) in loader(16):
+            loss = model(batch).pow(2).mean()
+            ((loss / 4) * factor).backward()
+            losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        expect(sum(losses) / 4)
+
+def half_of_a_loss():
+    model, optimizer = made(torch.optim.SGD)
+    loss = 0.5 * model(torch.randn(4, 4)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    expect(loss.item())
+
+def scaled_by_hand():
+    model, optimizer = made(torch.optim.SGD)
+    (model(torch.randn(4, 4)).pow(2).mean() * 1024).backward()
+    optimizer.step()
+    expect(None)
+
+def unknown_shares():
+    model, optimizer = made(torch.optim.SGD)
+    for size in (3, 7):
+        (model(torch.randn(size, 4)).pow(2).sum() / 100).backward()
+    optimizer.step()
+    expect(None)
+
+def two_losses_of_a_batch():
+    model, optimizer = made(torch.optim.SGD)
+    for (batch,) in loader(4):
+        model(batch).pow(2).mean().backward()
+        model(-batch).pow(2).mean().backward()
+        optimizer.step()
+        expect(None)
 
 def closure():
     model, _ = made()
@@ -96,8 +136,8 @@ def closure():
             loss = model(batch).pow(2).mean()
             loss.backward()
             return loss
-        first = optimizer.step(again)
-    expect(first.item())
+        optimizer.step(again)
+    expect(None)
 
 def gan():
     (generator, first), (critic, second) = made(), made(torch.optim.SGD)
@@ -115,14 +155,60 @@ def within_backward():
     model = nn.Linear(4, 1)
     for parameter in model.parameters():
         def update(parameter, optimizer=torch.optim.SGD([parameter], lr=0.125)):
-            thread = threading.Thread(target=optimizer.step)
-            thread.start()
-            thread.join()
+            optimizer.step()
         parameter.register_post_accumulate_grad_hook(update)
     for (batch,) in loader(12):
         model(batch).pow(2).mean().backward()
     for _ in range(2):
         model(batch).pow(2).mean().backward()
+
+def fetched_before_eval():
+    model, optimizer = made()
+    for _ in range(3):
+        for (batch,) in loader(400, 20):
+            model.train()
+            turn(model, optimizer, batch)
+        for (batch,) in loader(140, 20):
+            model.eval()
+            with torch.no_grad():
+                model(batch)
+
+def fetched_ahead_of_a_validation():
+    model, optimizer = made()
+    batches = iter(loader(16))
+    turn(model, optimizer, next(batches)[0])
+    ahead = next(batches)[0]
+    model.eval()
+    for (batch,) in loader(8):
+        model(batch)
+    model.train()
+    turn(model, optimizer, ahead)
+
+def prefetching_on_a_thread():
+    def train():
+        model, optimizer = made()
+        for _ in range(2):
+            batches = iter(loader(40))
+            ahead = next(batches)
+            while ahead is not None:
+                batch, ahead = ahead, next(batches, None)
+                turn(model, optimizer, batch[0])
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+
+def nested_optimizers():
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner = inner
+            super().__init__(inner.param_groups, {"lr": 0.125})
+        def step(self, closure=None):
+            for _ in range(3):
+                self.inner.step()
+    model, inner = made(torch.optim.SGD)
+    outer = Lookahead(inner)
+    for (batch,) in loader(12):
+        turn(model, outer, batch)
 
 def without_loader():
     (generator, first), (critic, second) = made(), made(torch.optim.SGD)
@@ -302,6 +388,11 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # An optimizer that steps again on a batch has made another step.
     "inner_steps": {STEPS: 6},
     "within_backward": {STEPS: 3 + 2},
+    # Batches are counted where they are used: by the validation, or after it.
+    "fetched_before_eval": {STEPS: 60, SAMPLES: 1200, VALIDATED: 21},
+    "fetched_ahead_of_a_validation": {STEPS: 2, SAMPLES: 8, VALIDATED: 2},
+    "prefetching_on_a_thread": {STEPS: 20, SAMPLES: 80, "microbatches_total": 20},
+    "nested_optimizers": {STEPS: 3},
     "without_loader": {STEPS: 5},
     # The first evaluation is before there is a training.
     "estimated": {STEPS: 4, "phase validation": 1},
@@ -352,14 +443,17 @@ def test_values_and_times_are_the_jobs_own(told: Job) -> None:
     assert 0.15 <= (seconds or 0) < 0.15 + 5
 
 
-def test_the_loss_is_the_mean_of_accumulated_batches_the_sum_of_shares_and_the_first_of_a_closure(
-    told: Job,
-) -> None:
-    lines = [line.split() for line in told.done.stdout.splitlines() if line.startswith("loss ")]
-    shown, expected = ([float(line[place]) for line in lines] for place in (1, 2))
+def test_the_epoch_is_absent_until_a_loader_is_exhausted(told: Job) -> None:
+    assert told.gauges("without_loader").get("epoch") is None
+    assert told.gauges("ordinary")["epoch"] == 2
 
-    assert len(lines) == 3 + 1 + 1
-    assert shown == pytest.approx(expected, rel=1e-5)
+
+def test_the_loss_is_the_one_of_the_jobs_own_log_or_absent(told: Job) -> None:
+    lines = [line.split() for line in told.done.stdout.splitlines() if line.startswith("loss ")]
+    expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
+
+    assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
+    assert len(lines) == 3 + 1 + 2 + 1 + 1 + 1 + 1 + 1
 
 
 # Without a line of code ---------------------------------------------------------------------------------------
@@ -463,25 +557,6 @@ for (batch,) in loader(40):
     turn(model, optimizer, batch)
     training.step()
 """
-BY_HAND = """
-model = nn.Sequential(nn.Linear(4, 1))
-def by_hand(batch):
-    model.zero_grad()
-    model(batch).pow(2).mean().backward()
-    for parameter in model.parameters():
-        parameter.data.add_(parameter.grad, alpha=-0.125)
-for epoch in range(2):
-    model.train()
-    for _ in range(5):
-        by_hand(torch.randn(4, 4))
-    model.eval()
-    with torch.no_grad():
-        model(torch.randn(4, 4))
-    torch.save(model.state_dict(), "model.pt")
-model.train()
-for _ in range(3):
-    by_hand(torch.randn(4, 4))
-"""
 GRADIENTS = """
 for _ in range(6):
     model(torch.randn(4, 4)).mean().backward()
@@ -503,8 +578,6 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
         ADDITIONS,
         {STEPS: 10, "tokens_total mode=train": 1000, "phase backward": 10, "run_info model=mine": 1},
     ),
-    # A loop that changes its model by hand is told by where it clears the gradients.
-    "by hand": (BY_HAND + "model.eval()", {STEPS: 13, "phase validation": 3}),
     # A model that only is looked into is not trained, and an optimizer's loop may clear gradients where it likes.
     "an attack": (f"model = nn.Linear(4, 1).eval(){GRADIENTS}", {STEPS: None}),
     "gradients kept": (f"model, optimizer = made(){GRADIENTS}optimizer.step()", {STEPS: 1}),

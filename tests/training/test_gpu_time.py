@@ -16,7 +16,7 @@ import pytest
 from training_support import begun_anew, labelled, of, published, train
 
 from exporter import training
-from exporter.bridges.loop import ITERATION, LoopTracker
+from exporter.bridges.loop import Level, LoopTracker
 from exporter.training import span_kinds as kinds
 from exporter.training.buffers import Hooks
 from exporter.training.gpu_time import GpuTimer
@@ -238,12 +238,12 @@ def test_a_validation_and_a_checkpoint_told_by_callbacks_are_timed(device: Devic
 
 
 def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
-    tracker = LoopTracker(guesses=True)
+    tracker = LoopTracker(inferred=True)
     tracker.begin_loop(0)
     for _ in range(STEPS):
         tracker.begin_iteration()
         time.sleep(0.012)
-        tracker.end(ITERATION)
+        tracker.end(Level.ITERATION)
     published()
     for _ in range(4):
         tracker.begin_iteration()
@@ -251,10 +251,10 @@ def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
         device.kernel(0.02)
         tracker.phase("grad_sync")
         device.kernel(0.03)
-        tracker.end(ITERATION)
+        tracker.end(Level.ITERATION)
     for _ in range(2):
         tracker.begin_iteration()
-        tracker.end(ITERATION)
+        tracker.end(Level.ITERATION)
         device.host += 10.0
 
     found = labelled("training.phase_gpu")

@@ -1,0 +1,45 @@
+"""Batch sizes: samples and tokens of a batch, read from the shapes of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_DEEPEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """Samples and tokens of a batch; None if the batch does not show them."""
+
+    samples: int | None = None
+    tokens: int | None = None
+
+
+_UNKNOWN = BatchSize()
+
+
+def samples_and_tokens(batch: Any) -> BatchSize:
+    """Return the size of a batch; tokens only for a batch with two-dimensional `input_ids`."""
+    try:
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        shape = getattr(ids, "shape", None)
+        if shape is not None and len(shape) == 2:
+            return BatchSize(int(shape[0]), int(shape[0]) * int(shape[1]))
+        return BatchSize(_samples(batch, _DEEPEST))
+    except Exception:  # noqa: BLE001  # a batch is the job's own object
+        return _UNKNOWN
+
+
+def _samples(batch: Any, depth: int) -> int | None:
+    """Return the length of the first tensor in a batch, or else of a list in it."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    is_mapping = isinstance(batch, Mapping)
+    if not depth or isinstance(batch, (str, bytes)) or not (is_mapping or isinstance(batch, Sequence)):
+        return None
+    values = batch.values() if is_mapping else batch
+    found = next(filter(None, (_samples(value, depth - 1) for value in values)), None)
+    return found if found or is_mapping else len(batch) or None

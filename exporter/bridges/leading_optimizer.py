@@ -1,0 +1,65 @@
+"""Leading optimizer: decides which optimizer's step ends a step of an inferred loop."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+
+class LeadingOptimizer:
+    """The first optimizer that steps ends the loop's steps; the others, as in a GAN, belong to them.
+
+    If the leader no longer steps, another optimizer replaces it after its second step. A new optimizer that steps after
+    new data begins another loop and leads it.
+    """
+
+    def __init__(self) -> None:
+        self._leader: int | None = None
+        self._others: set[int] = set()
+        self._known: WeakSet[Any] = WeakSet()
+
+    def begins(self, optimizer: Any, *, has_new_data: bool) -> None:
+        """Note that an optimizer is about to step."""
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            if has_new_data:
+                self._leader = None
+                self._others.clear()
+
+    def ends_step(self, optimizer: Any) -> bool:
+        """Note that an optimizer has stepped; return True if a step of the loop ends."""
+        key = id(optimizer)
+        if self._leader is None or self._leader == key or key in self._others:
+            self._leader = key
+            self._others.clear()
+            return True
+        self._others.add(key)
+        return False
+
+    def trains(self, module: Any) -> bool:
+        """Return True if a module holds most of the parameters that one of the optimizers changes."""
+        held = {id(parameter) for parameter in module.parameters()} if self._known else None
+        if not held:
+            return False
+        for optimizer in tuple(self._known):
+            changed = [
+                id(each) for group in _groups(optimizer) for each in group["params"] if each.requires_grad
+            ]
+            if 2 * sum(each in held for each in changed) > len(changed):
+                return True
+        return False
+
+
+def _groups(optimizer: Any) -> Any:
+    """Return the parameter groups of an optimizer, or of the optimizer in a library's engine."""
+    groups = getattr(optimizer, "param_groups", None)
+    return (
+        groups if groups is not None else getattr(getattr(optimizer, "optimizer", None), "param_groups", ())
+    )
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """Return the learning rate of the first parameter group; None if it is not a number of the host."""
+    groups = _groups(optimizer)
+    rate = groups[0].get("lr") if groups else None
+    return rate if isinstance(rate, (int, float)) else None

@@ -1,0 +1,172 @@
+"""Loss of a step: found from the tensors at which the step's backward passes begin.
+
+A job scales its loss before the backward pass: by 1/n for n accumulated batches, by the share of a microbatch, by a factor
+against underflow. Factors are read from the graph. If they do not show which number is the job's loss, none is published.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from time import monotonic
+from typing import Any
+
+DEVICE_SECONDS = 0.1
+"""Interval in which one number is taken from a device: each takes a copy there."""
+_DEEPEST = 8
+_SCALE = 2.0
+"""A constant factor from here on is a scale against underflow, and the product is not the job's loss."""
+_TOLERANCE = 1e-4
+_SCALING = frozenset({"DivBackward0", "MulBackward0"})
+_UNCHANGED = frozenset(
+    {
+        "AliasBackward0",
+        "CloneBackward0",
+        "SqueezeBackward0",
+        "ToCopyBackward0",
+        "UnsqueezeBackward0",
+        "ViewBackward0",
+    }
+)
+"""Nodes of torch's graph that do not change the value of one number."""
+
+
+class SampledTensors:
+    """Rate limit for numbers on a GPU."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def is_due(self, name: str, value: Any) -> bool:
+        """Return True if a number is to be recorded now: always, or for a tensor on a GPU ten times a second."""
+        if not getattr(value, "is_cuda", False):
+            return True
+        now = monotonic()
+        if now < self._due.get(name, 0.0):
+            return False
+        self._due[name] = now + DEVICE_SECONDS
+        return True
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A backward pass: the number at which it begins, and the constant factors of that number, the last one first."""
+
+    value: Any
+    factors: list[float] = field(default_factory=list)
+
+
+class StepLoss:
+    """The loss of one step of the optimizer."""
+
+    def __init__(self) -> None:
+        self._sampled = SampledTensors()
+        self._longest = 1
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._passes: list[_Pass] = []
+        self._batches = 0
+        self._is_known = False
+        self._is_given = False
+
+    def add_batch(self) -> None:
+        """Count a batch of the step."""
+        self._batches += 1
+
+    def give(self, loss: Any) -> None:
+        """Add the loss of the next backward pass, before a library scales the loss."""
+        if not self._is_given:
+            self._add(loss)
+            self._is_given = True
+
+    def add(self, tensors: Any) -> None:
+        """Add the loss at which a backward pass begins, unless the loss was given."""
+        if self._is_given:
+            self._is_given = False
+        else:
+            self._add(tensors)
+
+    def _add(self, loss: Any) -> None:
+        if not self._passes:
+            self._is_known = self._sampled.is_due("loss", loss)
+        if not self._is_known:
+            self._passes.append(_Pass(None))
+            return
+        value = readable(loss) if hasattr(loss, "grad_fn") else None
+        if value is None:
+            self._is_known = False
+        elif hasattr(value, "detach"):
+            value = value.detach()
+        self._passes.append(_Pass(value, [] if value is None else _factors(loss)))
+
+    def take(self) -> Any:
+        """Return the loss of the step, None if it is not known; and begin with the next passes."""
+        passes, batches, is_known = self._passes, self._batches, self._is_known
+        self.begin()
+        if not passes:
+            return None
+        self._longest = max(self._longest, len(passes))
+        return _combined(passes, batches, self._longest) if is_known else None
+
+
+def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
+    """Return the loss of which the passes are parts; None if their factors do not explain them."""
+    if len(passes) == 1 and not passes[0].factors:
+        return passes[0].value
+    for place in range(min(len(each.factors) for each in passes)):
+        parts = [each.value / prod(each.factors[:place]) for each in passes]
+        factors = [each.factors[place] for each in passes]
+        if abs(sum(factors) - 1.0) < _TOLERANCE:  # the shares of a mean
+            return sum(parts)
+        if all(
+            abs(factor * longest - 1.0) < _TOLERANCE for factor in factors
+        ):  # the last step has fewer batches
+            return sum(part / factor for part, factor in zip(parts, factors, strict=True)) / len(passes)
+    if len(passes) == 1:
+        return passes[0].value if all(abs(each) < _SCALE for each in passes[0].factors) else None
+    if batches == len(passes) and not any(each.factors for each in passes):
+        return sum(each.value for each in passes) / len(passes)
+    return None
+
+
+def _factors(loss: Any) -> list[float]:
+    """Read the constants by which a loss was multiplied last, from its graph."""
+    node = loss.grad_fn
+    found: list[float] = []
+    for _ in range(_DEEPEST):
+        name = type(node).__name__
+        if name in _SCALING:
+            inputs = [each[0] for each in node.next_functions]
+            if inputs[-1] is None:
+                constant, node_before = node._saved_other, inputs[0]  # noqa: SLF001  # torch's name
+            elif inputs[0] is None and name == "MulBackward0":
+                constant, node_before = node._saved_self, inputs[1]  # noqa: SLF001  # torch's name
+            else:
+                break
+            if constant is None or not constant.is_cpu or constant.numel() != 1 or not constant.item():
+                break
+            number = float(constant.item())
+            if not isfinite(number):
+                break
+            found.append(1.0 / number if name == "DivBackward0" else number)
+            node = node_before
+        elif name in _UNCHANGED:
+            node = node.next_functions[0][0]
+        else:
+            break
+    return found
+
+
+def readable(value: Any) -> Any:
+    """Return the number in a tensor, or the tensor itself on a GPU; None if reading would wait or it has several."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    if value.numel() != 1 or any(not each.is_replicate() for each in getattr(value, "placements", ())):
+        return None
+    if value.is_cpu:
+        return value.item() if type(value) is torch.Tensor else value
+    return value if value.is_cuda and not torch.cuda.is_current_stream_capturing() else None

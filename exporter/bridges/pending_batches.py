@@ -1,0 +1,61 @@
+"""Pending batches: fetched from a loader and not trained on yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+from exporter.bridges.batches import BatchSize, samples_and_tokens
+
+MAX_BATCHES = 64
+MAX_THREADS = 16
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """A batch, and the iterator of the loader from which the batch was fetched."""
+
+    loader: int
+    size: BatchSize
+
+
+class PendingBatches:
+    """Pending batches of each thread: which thread trains is known only from its first backward pass."""
+
+    def __init__(self) -> None:
+        self.ahead = 0  # batches that a loader fetches before it returns the one before
+        self.is_exhausted = False
+        self._by_thread: dict[int, deque[PendingBatch]] = {}
+
+    def add(self, loader: Any, batch: Any) -> None:
+        """Add a batch that this thread has fetched."""
+        thread = get_ident()
+        batches = self._by_thread.get(thread)
+        if batches is None:
+            if len(self._by_thread) >= MAX_THREADS:
+                return
+            batches = self._by_thread[thread] = deque(maxlen=MAX_BATCHES)
+        batches.append(PendingBatch(id(loader), samples_and_tokens(batch)))
+
+    def clear(self) -> None:
+        """Drop the batches of this thread."""
+        self._by_thread.pop(get_ident(), None)
+
+    def last(self) -> PendingBatch | None:
+        """Return the last batch of this thread, or None."""
+        batches = self._by_thread.get(get_ident())
+        return batches[-1] if batches else None
+
+    def remove(self, batch: PendingBatch) -> None:
+        """Drop one batch of this thread."""
+        self._by_thread[get_ident()].remove(batch)
+
+    def take(self) -> list[BatchSize]:
+        """Remove and return the batches that this thread now trains on: all but those fetched ahead."""
+        batches = self._by_thread.get(get_ident())
+        if not batches:
+            return []
+        number = len(batches) - (0 if self.is_exhausted else self.ahead)
+        return [batches.popleft().size for _ in range(number)]
