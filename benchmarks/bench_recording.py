@@ -22,7 +22,6 @@ import timeit
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 from report import QUICK, REPOSITORY, Row, feed_directory, report, take_turns, thread_seconds
@@ -32,6 +31,7 @@ LOOPS = 20_000 if QUICK else 100_000
 SHARE_SECONDS = 5 if QUICK else 20
 MILLION = 200_000 if QUICK else 1_000_000
 THREAD = "exporter-recording"
+TURN_STEPS = 20
 NOW = dt.datetime.now(dt.timezone.utc).replace(tzinfo=None)
 DATA = {"loss": 0.5, "step": 100, "path": "/checkpoints/100"}
 
@@ -289,31 +289,61 @@ def imports() -> list[Row]:
     ]
 
 
-def loop(*, bridged: bool, modules: int) -> None:
-    """Train a model of some modules in a plain loop and print the median CPU time of a step (in its own process).
+class Hooks:
+    """The hooks of the bridge on a plain torch loop, which can be removed and put back."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch.optim import optimizer
+
+        import exporter.bridges
+
+        exporter.bridges.install()
+        loaders = torch.utils.data.dataloader
+        places = [(loaders._BaseDataLoaderIter, "__next__"), (torch.autograd, "backward")]
+        self._patched = [(owner, name, getattr(owner, name)) for owner, name in places]
+        self._registries = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
+        self._registered = [dict(each) for each in self._registries]
+
+    def switch(self, *, on: bool) -> None:
+        """Put the hooks in place, or the functions without them."""
+        for owner, name, patched in self._patched:
+            setattr(owner, name, patched if on else patched.__wrapped__)
+        for registry, registered in zip(self._registries, self._registered, strict=True):
+            registry.clear()
+            registry.update(registered if on else {})
+
+
+def loop(modules: int) -> None:
+    """Train a model of some modules in a plain loop, bare and bridged by turns; print the median CPU time of a step.
 
     All modules but the last are empty, because a step of a larger model varies by more than the bridge costs.
     """
     import torch
 
-    if bridged:
-        import exporter.bridges
-
-        exporter.bridges.install()
     torch.manual_seed(1)
     torch.set_num_threads(1)
     empty = [torch.nn.Identity() for _ in range(modules - 1)]
     model = torch.nn.Sequential(*empty, torch.nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters())
-    data = torch.utils.data.DataLoader(torch.randn(8 * (500 if QUICK else 3000), 32, 64), batch_size=8)
-    began = []
-    for batch in data:
-        began.append(time.thread_time())
+    batches = 1_000 if QUICK else 6_000
+    data = torch.utils.data.DataLoader(torch.randn(8 * batches, 32, 64), batch_size=8)
+    hooks = Hooks()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    began, on = 0.0, True
+    for number, batch in enumerate(data):
+        if number % TURN_STEPS > 1:  # the first step after a switch contains both
+            times[on].append(time.thread_time() - began)
+        if number % TURN_STEPS == 0:
+            on = not on
+            hooks.switch(on=on)
+        began = time.thread_time()
         model.train()
         optimizer.zero_grad()
         model(batch).pow(2).mean().backward()
         optimizer.step()
-    print(statistics.median(after - before for before, after in pairwise(began[50:])) * 1e6)
+    bare, bridged = (statistics.median(times[each][50:]) * 1e6 for each in (False, True))
+    print(bare, bridged)
 
 
 def observe_ns() -> float:
@@ -331,26 +361,24 @@ def observe_ns() -> float:
 
 
 def bridges() -> list[Row]:
-    """Measure what the bridge for plain loops adds to a step: bare and bridged processes alternate."""
+    """Measure what the bridge for plain loops adds to a step, in processes of their own."""
     if not has("torch"):
         return []
     rows = []
     for modules in (1, 200):
         added, bare, scales = [], [], []
         for _ in range(3 if QUICK else 7):
-            times = {}
-            for name in ("off", "on"):
-                done = subprocess.run(
-                    [sys.executable, __file__, "loop", name, str(modules)],
-                    env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                times[name] = float(done.stdout.split()[-1])
+            done = subprocess.run(
+                [sys.executable, __file__, "loop", str(modules), *(["--quick"] if QUICK else [])],
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            off, on = map(float, done.stdout.split()[-2:])
             scales.append(observe_ns())
-            added.append(times["on"] - times["off"])
-            bare.append(times["off"])
+            added.append(on - off)
+            bare.append(off)
         scale = statistics.median(scales)
         peers = {"the bare step": round(statistics.median(bare), 1), "observe, ns": round(scale)}
         title = f"bridge of a plain torch loop, {modules} module{'s' * (modules > 1)}, µs a step, scaled"
@@ -373,6 +401,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["loop"]:
-        loop(bridged=sys.argv[2] == "on", modules=int(sys.argv[3]))
+        loop(int(sys.argv[2]))
     else:
         main()
