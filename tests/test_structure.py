@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "recording": {"errors"},
-    "feed": {"errors", "recording.exponential", "recording.stacks", "recording.values"},
+    "feed": {"errors", "recording.exponential", "recording.limits", "recording.stacks", "recording.values"},
     "recorder": {"errors", "version", "recording", "responder", "feed", "training"},
     "process": {"errors", "feed", "recorder", "recording", "training"},
     "": {"errors", "version", "process", "recording", "training"},

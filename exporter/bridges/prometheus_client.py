@@ -16,8 +16,9 @@ from typing import Any
 from exporter.bridges.periodic import Periodic
 from exporter.errors import DefinitionError
 from exporter.patching import when_imported
-from exporter.recording.definition import LONGEST_HELP, check_definition
+from exporter.recording.definition import check_definition
 from exporter.recording.identity import clean_text
+from exporter.recording.limits import LONGEST_HELP
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.state import StatState

@@ -63,6 +63,7 @@ REFUSED_REMEDIES = {
     "name": "it is a copy of another process's file, whose samples would count twice: remove it",
     "too_many": "more files than are read: remove what is not of a living process",
     "too_large": "make fewer Stats",
+    "memory": "the feed files together need more memory than the sidecar uses: make fewer Stats",
     "owner": "it belongs to another user: share a directory by --feed.dir and EXPORTER_FEED_DIR",
     **dict.fromkeys(("unreadable", "lock"), _CLOSED),
     **dict.fromkeys(

@@ -25,9 +25,11 @@ from exporter.feed.snapshot import Snapshot
 
 MAX_FILES = 4096
 MAX_DECODED_BYTES = 64 << 20
-"""What the Stats of all files together may cost in memory; beyond it Stats are left out and counted."""
+"""Cost of all files together from which on Stats of users are ignored and counted."""
 LEAST_ROOM_BYTES = 1 << 20
-"""So much each file has in any case, for the exporter's own families."""
+"""Room of each further file, for the exporter's own families, up to `MOST_DECODED_BYTES`."""
+MOST_DECODED_BYTES = 80 << 20
+"""Cost of all files together from which on further files are refused."""
 SETTLE_SECONDS = 5.0
 """A process without its lock counts as dead for `remove` when its file has been still for so long, or is the final one: a
 job that closed all its descriptors has lost its lock too, until it next writes."""
@@ -58,7 +60,7 @@ class Scan:
 
     entries: tuple[FeedEntry, ...]  # of each file that could be read, the earliest started process first
     # file name (printable ASCII) and reason of each `.feed` file that could not. The reason is one of `name`,
-    # `too_many`, `too_large`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it cannot be told
+    # `too_many`, `too_large`, `memory`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it cannot be told
     # whether its process lives), or one of FeedFormatError's
     refused: tuple[tuple[str, str], ...]
 
@@ -239,7 +241,7 @@ class FeedReader:
             if found.st_size > self._max_bytes:
                 return "too_large"
             state = _state(descriptor, found)
-            if state != known.state:
+            if state != known.state or known.outcome == "memory":
                 self._decode(os.pread(descriptor, found.st_size, 0), name, known, modified=found.st_mtime)
                 known.state = state
         finally:
@@ -249,12 +251,17 @@ class FeedReader:
     def _decode(self, data: bytes, name: str, known: _Known, *, modified: float) -> None:
         try:
             self._decoded -= known.decoder.cost
+            if self._decoded > MOST_DECODED_BYTES:
+                known.decoder = Decoder()
+                known.outcome = "memory"
+                return
             left = min(ROOM_BYTES, MAX_DECODED_BYTES - self._decoded)
             snapshot = known.decoder.decode(data, max(LEAST_ROOM_BYTES, left))
-            self._decoded += known.decoder.cost
         except FeedFormatError as error:
             known.outcome = error.reason
             return
+        finally:
+            self._decoded += known.decoder.cost
         if snapshot.process.id + FEED != name:  # a copy: its samples would count twice
             known.outcome = "name"
             return

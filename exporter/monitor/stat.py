@@ -20,8 +20,9 @@ from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 from exporter.errors import DefinitionError
 from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
-from exporter.recording.definition import LONGEST_NAME, SHORTEST_WINDOW_SECONDS
+from exporter.recording.definition import SHORTEST_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
+from exporter.recording.limits import LONGEST_NAME
 from exporter.recording.notices import tell_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY

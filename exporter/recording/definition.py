@@ -15,6 +15,13 @@ from typing import Any
 
 from exporter.errors import DefinitionError
 from exporter.recording.conversion import safe_repr
+from exporter.recording.limits import (
+    LONGEST_HELP,
+    LONGEST_LABEL_VALUE,
+    LONGEST_NAME,
+    MOST_BUCKETS,
+    MOST_LABELS,
+)
 from exporter.recording.values import Aggregation, StatDefinition
 
 _UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts amperes meters flops tokens samples steps"
@@ -22,11 +29,6 @@ UNITS = tuple(_UNITS.split())
 """Base units and the nouns that a training job counts; a number without unit has none."""
 
 SHORTEST_WINDOW_SECONDS = 0.1
-LONGEST_NAME = 200
-LONGEST_LABEL_VALUE = 256
-LONGEST_HELP = 500
-MOST_LABELS = 16
-MOST_BUCKETS = 200
 _MOST_SAMPLES = 1_000_000_000
 
 DEFAULT_AGGREGATIONS = ("mean", "max", "p50", "p90", "p95", "p99")

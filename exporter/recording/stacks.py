@@ -71,7 +71,9 @@ def is_library(file: str) -> bool:
     """Return True for a file of the standard library, of an installed package or of the exporter, and for no file."""
     if any(marker in file for marker in _PACKAGE_MARKERS):
         return True
-    return file.startswith(_STANDARD_LIBRARY) or (file.startswith("<") and file not in {"<stdin>", "<string>"})
+    return file.startswith(_STANDARD_LIBRARY) or (
+        file.startswith("<") and file not in {"<stdin>", "<string>"}
+    )
 
 
 def capture(detail: Detail) -> tuple[ThreadStack, tuple[ThreadStack, ...]]:

@@ -13,8 +13,8 @@ from exporter.recording.values import NO_EVENTS
 FOREMOST_DROP_REASONS = ("nan", "overflow", "write_failed")
 """Those that begin at 0: what can happen once, to a job that does nothing wrong, is then not missed by an `increase()`."""
 REFUSAL_REASONS = (
-    *("magic", "version", "truncated", "checksum", "content", "name", "too_many", "too_large", "owner"),
-    *("symlink", "links", "not_regular", "unreadable", "lock", "taken"),
+    *("magic", "version", "truncated", "checksum", "content", "name", "too_many", "too_large", "memory"),
+    *("owner", "symlink", "links", "not_regular", "unreadable", "lock", "taken"),
 )
 """Every reason that the feed reader of this version gives, and the ledger's own (`taken`)."""
 

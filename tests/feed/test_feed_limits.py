@@ -1,0 +1,154 @@
+"""Limits of the feed's reader: no file of any content takes the sidecar's memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from exporter.errors import FeedFormatError
+from exporter.feed.decoder import decode
+from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_BYTES, VERSION
+from exporter.recording.limits import MOST_BUCKETS, MOST_LABELS
+
+MEASURE = """
+import sys
+from pathlib import Path
+from exporter.feed.reader import FeedReader
+
+reader = FeedReader(Path(sys.argv[1]))
+for _ in range(3):
+    scan = reader.scan()
+(line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(line.split()[1]) // 1024, len(scan.entries), len(scan.refused))
+"""
+
+
+def feed_file(
+    definitions: Any,
+    totals: Any,
+    *,
+    number: int = 1,
+    windows: int | None = None,
+    raw: bytes = b"",
+    first: bytes = b"",
+) -> bytes:
+    """The bytes of a feed file of any content; *first* and *raw* are appended to its first and third section."""
+    process = {"pid": 7, "started": 1.0, "run": "r", "rank": 0}
+    sections = [
+        json.dumps({"process": process, "stats": definitions}, separators=(",", ":")).encode()[:-1]
+        + first
+        + b"}",
+        json.dumps({"windows": [None] * (len(definitions) if windows is None else windows)}).encode(),
+        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": totals}).encode()[:-1] + raw + b"}",
+    ]
+    header = bytearray(HEADER.pack(MAGIC, VERSION, 0, 0, number.to_bytes(16, "big"), 1, *map(len, sections)))
+    CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(b"".join(sections), crc32(header)))
+    return b"".join((header, *sections))
+
+
+def definition(number: int = 0, **changes: Any) -> dict[str, Any]:
+    return {"name": f"stat{number}", "aggregations": ["mean"], **changes}
+
+
+TOTAL = {"count": 1, "sum": 1.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": [[f"l{n:05}", "x"] for n in range(MOST_LABELS + 1)]},
+        {"labels": [["label", "x" * 257]]},
+        {"labels": [["l" * 201, "x"]]},
+        {"buckets": list(range(MOST_BUCKETS + 1)), "aggregations": ["histogram"], "kind": "histogram"},
+        {"aggregations": ["mean"] * 65},
+        {"name": "n" * 201},
+        {"help": "h" * 501},
+        {"unit": "u" * 201},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_definition_beyond_a_limit_of_the_writer_is_refused(changes: dict[str, Any]) -> None:
+    total = {**TOTAL, "bucket_counts": [0] * len(changes.get("buckets", ()))}
+
+    with pytest.raises(FeedFormatError):
+        decode(feed_file([definition(**changes)], [total]))
+
+
+@pytest.mark.parametrize("field", ["run", "node", "version"])
+def test_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None:
+    data = feed_file([], [])
+    body = data[HEADER.size :].replace(b'"run":"r"', b'"run":"r","%b":"%b"' % (field.encode(), b"x" * 257), 1)
+    lengths = HEADER.unpack_from(data)[-3:]
+    grown = len(body) - sum(lengths)
+    header = bytearray(HEADER.pack(MAGIC, VERSION, 0, 0, bytes(16), 1, lengths[0] + grown, *lengths[1:]))
+    CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(body, crc32(header)))
+
+    with pytest.raises(FeedFormatError):
+        decode(bytes(header) + body)
+
+
+def test_rejected_reasons_beyond_the_limit_are_refused() -> None:
+    total = {**TOTAL, "rejected": {f"reason{number}": 1 for number in range(33)}}
+
+    with pytest.raises(FeedFormatError):
+        decode(feed_file([definition()], [total]))
+
+
+def labels_and_buckets(number: int) -> bytes:
+    labels = [[f"l{each:05}", "x" * 20] for each in range(2000)]
+    buckets = list(range(30_000))
+    each = definition(labels=labels, buckets=buckets, aggregations=["histogram"], kind="histogram")
+    return feed_file([each], [{**TOTAL, "bucket_counts": [0] * len(buckets)}], number=number)
+
+
+def unknown_keys(number: int) -> bytes:
+    return feed_file([], [], number=number, first=b',"later":"%b"' % (b"x" * (MAX_BYTES - 1000)))
+
+
+def empty_lists(number: int) -> bytes:
+    return feed_file([], [], number=number, raw=b',"later":[%b[]]' % (b"[]," * (MAX_BYTES // 3 - 1000)))
+
+
+def many_stats(number: int) -> bytes:
+    stats = [definition(each, labels=[["a", "x" * 100]]) for each in range(9000)]
+    return feed_file(stats, [TOTAL] * len(stats), number=number)
+
+
+def many_facts(number: int) -> bytes:
+    facts = json.dumps([[f"{each}", "x" * 700] for each in range(5000)]).encode()
+    return feed_file([], [], number=number, raw=b',"training":{"facts":%b}' % facts)
+
+
+@pytest.mark.parametrize(
+    ("make", "files"),
+    [(labels_and_buckets, 60), (unknown_keys, 60), (empty_lists, 10), (many_stats, 60), (many_facts, 60)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_reader_of_hostile_files_stays_below_its_bound_of_memory(
+    tmp_path: Path, make: Callable[[int], bytes], files: int
+) -> None:
+    directory = tmp_path / "feed"
+    directory.mkdir(mode=0o700)
+    for number in range(files):
+        (directory / f"{number:032x}.feed").write_bytes(make(number))
+    environment = {**os.environ, "PYTHONMALLOC": "pymalloc"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, directory],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
+
+    peak_mib, entries, refused = map(int, done.stdout.split())
+    assert peak_mib < 100
+    assert entries + refused == files
