@@ -1,0 +1,126 @@
+"""Builds the stand-in for libnvidia-ml.so.1 (tests/fakenvml) and describes its GPUs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from gpu_support import value
+from waiting import wait_until
+
+from exporter.collectors.gpu.collector import GpuCollector
+from exporter.collectors.gpu.options import GpuOptions
+
+SOURCE = Path(__file__).parent / "fakenvml" / "fakenvml.c"
+HEADERS = "nvidia-nvml-dev-cu12"
+
+
+def _headers() -> Path | None:
+    """Return the directory of nvml.h; None if the package is not installed."""
+    try:
+        files = importlib.metadata.files(HEADERS) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(each.locate())).parent for each in files if each.name == "nvml.h"), None)
+
+
+needs_fake_nvml = pytest.mark.skipif(
+    shutil.which("gcc") is None or _headers() is None, reason=f"needs gcc and {HEADERS}"
+)
+
+
+@functools.cache
+def library() -> Path:
+    """Build the library once; return its directory."""
+    directory = Path(tempfile.mkdtemp(prefix="fakenvml-"))
+    target = directory / "libnvidia-ml.so.1"
+    options = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{_headers()}"]
+    named = ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(target), str(SOURCE), "-lm", "-lpthread"]
+    subprocess.run(["gcc", *options, *named], check=True)
+    return directory
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a GPU does from a moment on."""
+
+    watts: float = 300.0
+    busy: float = 50.0  # percent
+    received: float = 100.0  # MiB a second
+    sent: float = 50.0
+    capped: float = 0.25  # share of the time under a power cap
+
+
+@dataclass(slots=True)
+class FakeNvml:
+    """A machine with GPUs of the stand-in."""
+
+    directory: Path
+    count: int = 1
+    state: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("schedule", "errors", "procs", "xids"):
+            self._write(name, "")
+        lines = [f"gpus {self.count}", *(f"{key} {text}" for key, text in self.state.items())]
+        self._write("state", "\n".join(lines) + "\n")
+
+    def play(self, *loads: tuple[float, Load], gpus: range | None = None) -> None:
+        """Write the schedule: loads by their begin, Unix seconds."""
+        lines = [
+            f"{gpu} {at:.6f} {load.watts} {load.busy} 20 60 40 30 {load.received} {load.sent} {load.capped} 0\n"
+            for gpu in gpus or range(self.count)
+            for at, load in loads
+        ]
+        self._write("schedule", "".join(lines))
+
+    def fail(self, *lines: str) -> None:
+        """Write errors: function, GPU, code, begin, end, seconds of a hang, kind of garbage."""
+        self._write("errors", "".join(f"{line}\n" for line in lines))
+
+    def hold(self, *processes: tuple[int, int]) -> None:
+        """Let processes hold GPUs: pid and GPU."""
+        self._write("procs", "".join(f"{pid} {gpu} 1000000000 50\n" for pid, gpu in processes))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"LD_LIBRARY_PATH": str(library()), "FAKE_NVML_DIR": str(self.directory)}
+
+    def _write(self, name: str, text: str) -> None:
+        self.directory.mkdir(exist_ok=True)
+        draft = self.directory / f".{name}"
+        draft.write_text(text)
+        draft.rename(self.directory / name)
+
+
+@contextmanager
+def collecting(fake: FakeNvml, *, period: float = 1.0) -> Iterator[GpuCollector]:
+    """A collector over the machine, by the clock, after its first readings."""
+    saved = dict(os.environ)
+    os.environ.update(fake.environment)
+    collector = GpuCollector(GpuOptions(period=period))
+    collector.start()
+    try:
+        wait_until(lambda: value(collector, "gpu_nvml_up") == 1)
+        yield collector
+    finally:
+        collector.stop()
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+def steady(fake: FakeNvml, load: Load | None = None) -> float:
+    """Let all GPUs do the same all the time; return the present, Unix seconds."""
+    now = time.time()
+    fake.play((now - 1000.0, load or Load()))
+    return now

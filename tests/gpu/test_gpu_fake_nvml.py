@@ -1,0 +1,147 @@
+"""GPU families against a libnvidia-ml.so.1 that the authors of the reader did not write."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fake_nvml_support import FakeNvml, Load, collecting, needs_fake_nvml, steady
+from gpu_support import value, values
+from waiting import wait_until
+
+from exporter.collectors.gpu.collector import GpuCollector
+
+pytestmark = needs_fake_nvml
+
+ENERGY, BUSY = "gpu_energy_joules_total", "gpu_utilization_busy_seconds_total"
+RECEIVED, CAPPED = "gpu_pcie_receive_bytes_total", "gpu_clocks_event_seconds_total"
+GARBAGE = (
+    "nvmlGpmMetricsGet",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetSamples",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetFieldValues",
+)
+
+
+def counted(collector: GpuCollector) -> dict[str, float]:
+    """Return the four counters of GPU 0 after the next pass."""
+    before = collector.registry.time
+    wait_until(lambda: collector.registry.time > before)
+    families = collector.collect()
+    reasons = values(families, CAPPED)
+    found = {name: next(iter(values(families, name).values()), -1.0) for name in (ENERGY, BUSY, RECEIVED)}
+    return {**found, CAPPED: next((v for k, v in reasons.items() if k[2] == "sw_power_cap"), -1.0)}
+
+
+def test_rates_over_15_seconds_at_constant_load_are_within_five_percent(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    steady(fake)
+    with collecting(fake) as collector:
+        wait_until(lambda: counted(collector)[BUSY] > 1)
+        windows = []
+        for _ in range(3):
+            before, began = counted(collector), time.monotonic()
+            time.sleep(14.2)
+            after, ended = counted(collector), time.monotonic()
+            windows.append({name: (after[name] - before[name]) / (ended - began) for name in before})
+            time.sleep(1.3)
+
+    for rates in windows:
+        assert rates[ENERGY] == pytest.approx(300, rel=0.05)
+        assert rates[BUSY] == pytest.approx(0.5, rel=0.05)
+        assert rates[RECEIVED] == pytest.approx(100 * 2**20, rel=0.05)
+        assert rates[CAPPED] == pytest.approx(0.25, rel=0.05)
+
+
+def test_refused_readings_are_absent_and_their_energy_is_a_gap(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    steady(fake)
+    with collecting(fake) as collector:
+        wait_until(lambda: counted(collector)[BUSY] > 1)
+        now = time.time()
+        fake.fail(*(f"{name} -1 0 {now} {now + 30} 0 1" for name in GARBAGE))
+        wait_until(lambda: set(counted(collector).values()) == {-1.0})
+        assert value(collector, "gpu_up") == 1
+        wait_until(lambda: counted(collector)[ENERGY] > 0)
+        first, began = counted(collector), time.monotonic()
+        time.sleep(12)
+        last, seconds = counted(collector), time.monotonic() - began
+        (energy,) = collector.registry.energies()
+
+    assert (last[ENERGY] - first[ENERGY]) / seconds == pytest.approx(300, rel=0.1)
+    assert energy.gap_joules["no_reading"] == pytest.approx(300 * 30, rel=0.15)
+    assert sum("exporter_energy_gap_joules_total" in line for line in caplog.messages) == 1
+
+
+def test_a_card_without_nvlink_has_no_nvlink_bytes(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    steady(fake)
+    with collecting(fake) as collector:
+        wait_until(lambda: counted(collector)[RECEIVED] > 0)
+
+        assert value(collector, "gpu_nvlink_transmit_bytes_total") is None
+        assert value(collector, "gpu_nvlink_receive_bytes_total") is None
+
+
+def test_a_card_that_is_lost_before_the_start_is_expected(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml", count=2)
+    steady(fake)
+    fake.fail("* 1 15 0 1e12")  # GPU_IS_LOST
+    with collecting(fake) as collector:
+        assert value(collector, "gpu_devices_expected") == 2
+        assert value(collector, "gpu_devices") == 1
+
+
+def test_a_slow_call_on_one_card_costs_the_other_one_interval_at_most(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml", count=2)
+    now = steady(fake)
+    fake.fail(f"nvmlDeviceGetTotalEnergyConsumption 0 0 {now} {now + 30} 3")
+    gaps = set[str]()
+    with collecting(fake) as collector:
+        wait_until(lambda: (value(collector, BUSY, "1") or 0) > 0)
+        began, before = time.monotonic(), value(collector, BUSY, "1") or 0
+        while time.monotonic() - began < 30:
+            for name, labels in (("gpu_nvml_up", ()), ("gpu_up", ("0",)), ("gpu_up", ("1",))):
+                if value(collector, name, *labels) != 1:
+                    gaps.add(name)
+            time.sleep(0.2)
+        busy, seconds = (value(collector, BUSY, "1") or 0) - before, time.monotonic() - began
+        restarts = sum(values(collector.collect(), "exporter_nvml_child_restarts_total").values())
+        resets = sum(values(collector.collect(), "exporter_nvml_resets_total").values())
+
+    assert (gaps, restarts, resets) == (set(), 0, 0)
+    assert busy == pytest.approx(0.5 * seconds, rel=0.1)
+
+
+def test_a_card_is_up_while_any_call_answers(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    steady(fake)
+    refused = ("UtilizationRates", "MemoryInfo", "MemoryInfo_v2", "PowerUsage")
+    fake.fail(*(f"nvmlDeviceGet{name} 0 3 0 1e12" for name in refused))  # NOT_SUPPORTED
+    with collecting(fake) as collector:
+        wait_until(lambda: counted(collector)[ENERGY] > 0)
+
+        assert value(collector, "gpu_up") == 1
+        assert value(collector, "gpu_temperature_celsius") == 50
+        assert value(collector, "gpu_power_watts") is None
+        assert value(collector, "gpu_sm_activity_ratio") == pytest.approx(0.6)
+
+
+def test_energy_follows_the_load(tmp_path: Path) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    now = time.time()
+    fake.play((now - 100, Load(watts=100)), (now + 8, Load(watts=700)), (now + 16, Load(watts=100)))
+    with collecting(fake) as collector:
+        wait_until(lambda: time.time() > now + 4)
+        first, began = collector.registry.energies()[0], time.monotonic()
+        wait_until(lambda: time.time() > now + 24)
+        last, ended = collector.registry.energies()[0], time.monotonic()
+
+    assert ended > began
+    assert first.joules is not None
+    assert last.joules is not None
+    assert last.joules - first.joules == pytest.approx(100 * (last.at - first.at) + 600 * 8, rel=0.02)
