@@ -1,4 +1,4 @@
-"""What the web server counts about itself, its families, and who scrapes it regularly; the loop alone writes."""
+"""Counters of the web server, their families, and the detection of regular scrapers; only the loop writes."""
 
 from __future__ import annotations
 
@@ -69,29 +69,29 @@ MAX_CLIENTS = 64
 REMEMBERED_SCRAPES = 3
 TOLERANCE_RATIO = 0.2
 TOLERANCE_SECONDS = 0.5
-"""Two gaps between scrapes are one interval when they differ by no more than the larger of both."""
+"""Two gaps between scrapes are equal intervals if they differ by at most the larger of both tolerances."""
 
 
 class Scrapers:
-    """Complete scrapes by client: an address and a user agent, so that a person's curl beside a Prometheus is apart."""
+    """Times of complete scrapes by client: an address and a user agent, which separates curl from Prometheus."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._times: OrderedDict[tuple[str, str], tuple[float, ...]] = OrderedDict()
 
     def note(self, peer: str, agent: str, now: float) -> None:
-        """Note one scrape; `now` is monotonic."""
+        """Record a scrape at a monotonic time."""
         client = (peer, agent)
         with self._lock:
             times = self._times.pop(client, ())
             self._times[client] = (*times, now)[-REMEMBERED_SCRAPES:]
             if len(self._times) > MAX_CLIENTS:
-                # Who came once goes first: user agents cost nothing, and must not push a scraper out.
+                # Clients with one scrape are dropped first: user agents are free, and must not displace a scraper.
                 once = (key for key, seen in self._times.items() if len(seen) == 1)
                 del self._times[next(once, next(iter(self._times)))]
 
     def next_expected(self, now: float) -> float | None:
-        """When the next scrape of a client that comes regularly is due, monotonic time; None when it is late by an interval."""
+        """Return the monotonic time of the next scrape of a regular client; None without one, or if it is an interval late."""
         with self._lock:
             seen = list(self._times.values())
         due = []
@@ -106,7 +106,7 @@ class Scrapers:
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far; requests by route and status, errors by reason."""
+    """Counters since the start: requests by route and status, errors by reason."""
 
     scrapes: int = 0
     scrape_seconds: float = 0.0
@@ -115,7 +115,7 @@ class Counts:
     scrapers: Scrapers = field(default_factory=Scrapers)
 
     def families(self) -> list[Metric]:
-        """These numbers as families."""
+        """Return the counters as families."""
         requests = sorted(self.requests.copy().items())
         return [
             SCRAPES.family({(): self.scrapes}),

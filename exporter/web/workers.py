@@ -1,6 +1,6 @@
-"""Work that must not run on the web server's loop: daemon threads, and one result for all who ask for the same.
+"""Worker threads of the web server: work that would block the loop, with one result for equal requests.
 
-Not a `ThreadPoolExecutor`, whose threads are joined at exit: one hung render would keep the process alive forever.
+Not a `ThreadPoolExecutor`, whose threads are joined at exit: one hung render would keep the process alive.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """The work was not done in time. If it has begun it goes on, and whoever asks again joins it."""
+    """Work that missed its deadline; work that has begun continues, and a later request joins it."""
 
 
 class BusyError(Exception):
-    """Too much work is waiting; this was not taken."""
+    """Work that was refused because too much other work is waiting."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,21 +33,21 @@ class _Job:
 
 
 class Workers:
-    """Daemon threads that work in the order of the requests; they are started with the first piece of work."""
+    """Daemon threads that work in the order of the requests; a thread is started when no other is idle."""
 
     def __init__(self, name: str, threads: int = 1, *, max_waiting: int = 64) -> None:
         self._name = name
-        self._idle = self._count = threads
+        self._threads = threads
+        self._started = self._idle = 0
         self._max_waiting = max_waiting
-        self._jobs: dict[Hashable, _Job] = {}  # asked for and not done
-        self._waiting: dict[Hashable, _Job] = {}  # those of them for which there was no thread yet
+        self._jobs: dict[Hashable, _Job] = {}  # requested and not done
+        self._waiting: dict[Hashable, _Job] = {}  # requested and not begun
         self._begun: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._started = False
 
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
-        """Have `work` done, or share what is being done for `key`, until a time of the loop's clock.
+        """Run `work` on a thread, or join running work with the same key, until a time of the loop's clock.
 
-        One that hangs is joined by those who ask later; one that nobody waits for is not begun. Raises BusyError and LateError.
+        Work that no request waits for any more is not begun. Raises BusyError and LateError.
         """
         job = self._jobs.get(key)
         if job is None:
@@ -57,7 +57,7 @@ class Workers:
         job.waiters += 1
         try:
             self._begin()
-            # Being late or cancelled leaves the job to the others: `wait` never cancels what it waits for.
+            # A late or cancelled request leaves the job to the others: `wait` never cancels the future.
             timeout = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait([job.result], timeout=timeout)
         finally:
@@ -70,17 +70,18 @@ class Workers:
         return result
 
     def stop(self) -> None:
-        """Let the threads end when they have done what they have begun; a hung one is left behind."""
-        for _ in range(self._count):
+        """Let the threads end after their present work; a hung thread is abandoned."""
+        for _ in range(self._started):
             self._begun.put(None)
 
     def _begin(self) -> None:
-        if not self._started:
-            for number in range(self._count):
-                threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
-            self._started = True
-        while self._idle and self._waiting:
-            self._idle -= 1
+        while self._waiting and (self._idle or self._started < self._threads):
+            if self._idle:
+                self._idle -= 1
+            else:
+                name = f"{self._name}-{self._started}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._started += 1
             self._begun.put(self._waiting.pop(next(iter(self._waiting))))
 
     def _work(self) -> None:
@@ -88,13 +89,13 @@ class Workers:
             result, error = None, None
             try:
                 result = job.work()
-            except Exception as raised:  # noqa: BLE001 - foreign code; whoever waits is told
+            except Exception as raised:  # noqa: BLE001 - foreign code; the requests that wait get the error
                 error = raised
-            except BaseException as raised:  # noqa: BLE001 - e.g. a panic of bcrypt; the thread must go on
+            except BaseException as raised:  # noqa: BLE001 - e.g. a panic of bcrypt; the thread must continue
                 error = RuntimeError(f"{type(raised).__name__}: {raised}")
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 job.result.get_loop().call_soon_threadsafe(self._finish, job, result, error)
-            del job, result, error  # keep no page alive while waiting for the next
+            del job, result, error  # hold no page while waiting for the next job
 
     def _finish(self, job: _Job, result: object, error: Exception | None) -> None:
         self._idle += 1
@@ -103,5 +104,5 @@ class Workers:
             job.result.set_result(result)
         else:
             job.result.set_exception(error)
-            job.result.exception()  # seen: asyncio logs a failure that everybody was too late for
+            job.result.exception()  # retrieved: asyncio logs an error that every request was too late for
         self._begin()

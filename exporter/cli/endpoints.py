@@ -1,0 +1,82 @@
+"""Endpoints of the sidecar: a row per path."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.cli.configuration import Configuration
+from exporter.cli.silent_jobs import SilentJobs
+from exporter.collectors.status import CollectorStatus
+from exporter.config.loader import dump
+from exporter.exposition.page import Page
+from exporter.status.document import policy
+from exporter.status.document import render as render_status
+from exporter.status.readings import History, Readings
+from exporter.status.view import About, view
+from exporter.version import __version__
+from exporter.web.endpoints import (
+    Content,
+    DocumentEndpoint,
+    Endpoint,
+    HealthEndpoint,
+    MetricsEndpoint,
+    Readiness,
+    ReadinessEndpoint,
+    ReloadEndpoint,
+)
+
+HTML = "text/html; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusSources:
+    """The parts of the sidecar that the status page shows."""
+
+    page: Page
+    history: History
+    silent: SilentJobs
+    collectors: Callable[[], Sequence[CollectorStatus]]
+    configuration: Callable[[], Configuration]
+    not_ready: Readiness
+    feed_directory: Path
+    started: float
+
+    def document(self) -> Content:
+        """Render the status page."""
+        goodput = self.configuration().goodput
+        about = About(
+            version=__version__,
+            node=socket.gethostname(),
+            started=self.started,
+            now=time.time(),
+            feed_directory=str(self.feed_directory),
+            not_ready=self.not_ready(),
+            silent_jobs=self.silent.jobs,
+            hang_seconds=goodput.hang_after,
+            hang_steps=goodput.hang_steps,
+        )
+        seen = view(about, Readings(self.page.snapshot()), self.history, self.collectors())
+        headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}
+        return Content(render_status(seen), HTML, headers)
+
+    def configuration_text(self) -> Content:
+        """Render the configuration in force as YAML, without secrets."""
+        return Content(dump(self.configuration()).encode("utf-8", "replace"))
+
+
+def sidecar_endpoints(
+    sources: StatusSources, *, reload: Callable[[], None], enable_lifecycle: bool, gpus_lacking: Readiness
+) -> tuple[Endpoint, ...]:
+    """Return every endpoint of the sidecar."""
+    return (
+        DocumentEndpoint("/", sources.document),
+        DocumentEndpoint("/config", sources.configuration_text),
+        MetricsEndpoint(sources.page.render, sources.not_ready),
+        HealthEndpoint(),
+        ReadinessEndpoint(sources.not_ready, gpus_lacking),
+        ReloadEndpoint(reload, enabled=enable_lifecycle),
+    )

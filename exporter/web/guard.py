@@ -1,0 +1,94 @@
+"""Connection guard: the connections of a server by state, their limit, and the order of eviction."""
+
+from __future__ import annotations
+
+import enum
+import resource
+import time
+from typing import Protocol
+
+from exporter.web.http import Limits
+
+
+class ConnectionState(enum.Enum):
+    """Activity of a connection; the value is the label `state`."""
+
+    INCOMPLETE = "incomplete"  # TLS handshake or head missing
+    IDLE = "idle"  # between two requests, or closing
+    RUNNING = "running"  # the response is being made
+    WRITING = "writing"
+
+
+class Guarded(Protocol):
+    """A connection as the guard sees it."""
+
+    state: ConnectionState | None
+    body: bytes
+
+    def evict(self) -> None:
+        """End the connection, because another one needs the room."""
+
+
+class ConnectionGuard:
+    """All connections of a server.
+
+    If there is no room for a new connection, the guard evicts the response whose peer has read nothing for the longest
+    time, else the oldest incomplete connection, else the oldest idle one; never a response that is being made or read. A
+    flood therefore displaces only itself: a scraper sends its head at once, and reads the response at once.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        room = limits.connections if files == resource.RLIM_INFINITY else max(16, files - limits.spare_files)
+        self.capacity = min(limits.connections, room)
+        self._limits = limits
+        # A dict keeps the order of insertion: the first member of a state has been in the state for the longest time.
+        self._members: dict[ConnectionState, dict[Guarded, float]] = {state: {} for state in ConnectionState}
+
+    def members(self, *states: ConnectionState) -> list[Guarded]:
+        """Return the connections in these states (default: all), the oldest of each state first; from any thread."""
+        return [member for state in states or ConnectionState for member in self._members[state].copy()]
+
+    def make_room(self) -> bool:
+        """Return True if there is room for another connection, after an eviction if necessary."""
+        return sum(map(len, self._members.values())) < self.capacity or self.evict()
+
+    def move(self, member: Guarded, state: ConnectionState | None) -> None:
+        """Record that a connection has changed its state; None means closed."""
+        if member.state is not None:
+            del self._members[member.state][member]
+        member.state, member.body = state, b""
+        if state is not None:
+            self._members[state][member] = time.monotonic()
+
+    def begin_writing(self, member: Guarded, body: bytes) -> None:
+        """Record that a connection sends a response, and evict the oldest writers while all bodies are too large."""
+        self.move(member, ConnectionState.WRITING)
+        member.body = body
+        for oldest in self.members(ConnectionState.WRITING):
+            # A body that several connections send is one object and counts once.
+            bodies = {id(each.body): len(each.body) for each in self._members[ConnectionState.WRITING]}
+            if oldest is member or sum(bodies.values()) <= self._limits.bytes_in_flight:
+                return
+            self._end(oldest)
+
+    def progress(self, member: Guarded) -> None:
+        """Record that the peer of a writing connection has read a part of the response."""
+        writing = self._members[ConnectionState.WRITING]
+        if writing.pop(member, None) is not None:
+            writing[member] = time.monotonic()
+
+    def evict(self) -> bool:
+        """End the connection with the lowest priority; returns False if all responses are being made or read."""
+        stalled = time.monotonic() - self._limits.stalled_seconds
+        for state in (ConnectionState.WRITING, ConnectionState.INCOMPLETE, ConnectionState.IDLE):
+            for member, since in self._members[state].items():
+                if state is ConnectionState.WRITING and since > stalled:
+                    break
+                self._end(member)
+                return True
+        return False
+
+    def _end(self, member: Guarded) -> None:
+        self.move(member, None)
+        member.evict()

@@ -1,0 +1,117 @@
+"""Byte streams of the web server: a plain socket, and TLS over a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+CHUNK_BYTES = 64 * 1024
+
+T = TypeVar("T")
+
+
+class Wire:
+    """A connected, non-blocking socket; the owner closes the socket.
+
+    No method has a time limit. `write` returns when the kernel has accepted all bytes, and calls `progress` after each
+    chunk, so a peer that does not read is noticed and no response is copied. asyncio's TLS transport instead buffers a
+    response of any size and reports it as written, so no write could have a deadline.
+    """
+
+    def __init__(self, sock: socket.socket, progress: Callable[[], None] = lambda: None) -> None:
+        self._sock = sock
+        self._progress = progress
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, size: int) -> bytes:
+        """Return received bytes, at most `size`; b"" after the peer has closed its side."""
+        data = await self._loop.sock_recv(self._sock, size)
+        await asyncio.sleep(0)  # a peer that sends without end must not block the others
+        return data
+
+    async def write(self, parts: Sequence[bytes]) -> None:
+        """Send all parts; a small response is one segment, a large body is not copied."""
+        if sum(map(len, parts)) <= CHUNK_BYTES:
+            await self._send(b"".join(parts))
+            return
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), CHUNK_BYTES):
+                await self._send(view[start : start + CHUNK_BYTES])
+                self._progress()
+
+    async def finish(self, most: int) -> None:
+        """Close the sending side, then discard input up to `most` bytes: unread input would reset the connection."""
+        self._sock.shutdown(socket.SHUT_WR)
+        while most > 0 and (data := await Wire.read(self, CHUNK_BYTES)):
+            most -= len(data)
+
+    async def _send(self, data: bytes | memoryview) -> None:
+        await self._loop.sock_sendall(self._sock, data)
+
+
+class TlsWire(Wire):
+    """TLS over a socket."""
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(sock, progress)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    async def handshake(self) -> frozenset[str] | None:
+        """Perform the handshake and return the alternative names of the peer's verified certificate, if any.
+
+        Raises SSLError.
+        """
+        await self._drive(self._tls.do_handshake)
+        certificate = self._tls.getpeercert()
+        if not certificate:
+            return None
+        # ((kind, name), ...); typeshed also allows for certificate fields of other shapes
+        return frozenset(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
+
+    async def read(self, size: int) -> bytes:
+        """Return decrypted bytes, as `Wire.read`."""
+        try:
+            return await self._drive(lambda: self._tls.read(size))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return b""  # with or without close_notify: HTTP knows whether a message is complete
+
+    async def finish(self, most: int) -> None:
+        """Send close_notify, then finish as `Wire.finish`."""
+        with contextlib.suppress(ssl.SSLError):  # the peer's close_notify is discarded
+            self._tls.unwrap()
+        await self._flush()
+        await super().finish(most)
+
+    async def _send(self, data: bytes | memoryview) -> None:
+        self._tls.write(data)
+        await self._flush()
+
+    async def _drive(self, step: Callable[[], T]) -> T:
+        while True:
+            try:
+                result = step()
+            except ssl.SSLWantReadError:
+                await self._flush()
+            except ssl.SSLError:
+                await self._flush()  # the alert for the peer
+                raise
+            else:
+                await self._flush()
+                return result
+            if data := await super().read(CHUNK_BYTES):
+                self._incoming.write(data)
+            else:
+                self._incoming.write_eof()
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            await super()._send(self._outgoing.read())
