@@ -23,7 +23,7 @@ from report import QUICK, Row, child, process_seconds, report
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.families import Distribution, Family
-from exporter.web.routes import Document
+from exporter.web.endpoints import MetricsEndpoint
 from exporter.web.server import Server
 
 SERIES = 500
@@ -97,39 +97,13 @@ def exposition() -> list[Row]:
     ]
 
 
-class Application:
-    """The exporter's page, published once, as between two collections."""
-
-    def __init__(self) -> None:
-        self.page = Page()
-        self.page.publish("block", families(0.1))
-
-    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        """See `exporter.web.application`, as for the others."""
-        return self.page.render(form, names)
-
-    def not_ready(self) -> str | None:
-        """It is."""
-        return None
-
-    def landing(self) -> Document:
-        """Not asked for."""
-        return Document(b"", "")
-
-    def reload(self) -> None:
-        """Not asked for."""
-
-    def configuration(self) -> str:
-        """Not asked for."""
-        return ""
-
-
 def serve(kind: str) -> None:
     """Serve until killed, and say where (in a process of its own)."""
     if kind == "exporter":
-        application = Application()
-        server = Server(application, listen=["127.0.0.1:0"], web_config=None)
-        application.page.watch("web", server.families)
+        page = Page()
+        page.publish("block", families(0.1))
+        server = Server([MetricsEndpoint(page.render)], listen=["127.0.0.1:0"])
+        page.watch("web", server.families)
         server.start()
         port = server.urls[0].rpartition(":")[2]
     else:

@@ -17,39 +17,18 @@ import time
 from pathlib import Path
 
 from exporter.exposition.negotiation import Format
+from exporter.web.endpoints import Endpoint, HealthEndpoint, MetricsEndpoint, ReadinessEndpoint
 from exporter.web.http import Limits
-from exporter.web.routes import Document
 from exporter.web.server import Server
 
 
+def endpoints_of(page: Page) -> list[Endpoint]:
+    """The endpoints of a fixed page."""
+    return [MetricsEndpoint(page.metrics), HealthEndpoint(), ReadinessEndpoint()]
+
+
 class Page:
-    """An application whose parts a test may replace."""
-
-    body = b"up 1\n"
-    reason: str | None = None
-    reloads = 0
-    error: Exception | None = None
-
-    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        return self.body
-
-    def not_ready(self) -> str | None:
-        return self.reason
-
-    def landing(self) -> Document:
-        return Document(b"<!doctype html><title>exporter</title>", "default-src 'none'")
-
-    def reload(self) -> None:
-        if self.error is not None:
-            raise self.error
-        self.reloads += 1
-
-    def configuration(self) -> str:
-        return "log: info\n"
-
-
-class FixedPage(Page):
-    """A page of made-up series; its making can be made to hang or to take long."""
+    """A page of made-up series, whose rendering can hang or be slow."""
 
     def __init__(self, series: int) -> None:
         self._series = series
@@ -86,10 +65,10 @@ def main() -> None:
     if "memory_bytes" in options:
         gc.set_threshold(10_000, 20, 20)  # as the sidecar
         resource.setrlimit(resource.RLIMIT_AS, (options["memory_bytes"],) * 2)
-    page = FixedPage(options.get("series", 2000))
+    page = Page(options.get("series", 2000))
     web_config = options.get("web_config")
     server = Server(
-        page,
+        endpoints_of(page),
         listen=[options.get("listen", "127.0.0.1:0")],
         web_config=None if web_config is None else Path(web_config),
         limits=Limits(**options.get("limits", {})),

@@ -22,17 +22,16 @@ import trustme
 from places import PROJECT, TESTS
 from typing_extensions import Self
 from waiting import PATIENCE
-from web_child import Page
 
-from exporter.web.routes import Application
+from exporter.web.endpoints import Endpoint, HealthEndpoint, MetricsEndpoint
 from exporter.web.server import Server
 
 
 @contextlib.contextmanager
-def serving(application: Application | None = None, **options: Any) -> Iterator[Server]:
-    """A server in this process, on a free port."""
-    options = {"listen": ["127.0.0.1:0"], "web_config": None, **options}
-    server = Server(application or Page(), **options)
+def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
+    """A server in this process, on a free port; its endpoints are `/metrics` with one sample and `/-/healthy`."""
+    found = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
+    server = Server(found, **{"listen": ["127.0.0.1:0"], **options})
     server.start()
     try:
         yield server

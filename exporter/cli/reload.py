@@ -1,6 +1,6 @@
-"""Reload, by SIGHUP or POST /-/reload, one at a time: another configuration takes the place of the one in force.
+"""Configuration reload by SIGHUP or POST /-/reload.
 
-One with any problem changes nothing; what cannot change in a running process keeps its value and is told once.
+A configuration with any problem changes nothing; an option that needs a restart keeps its value, and is logged once.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Holds the configuration in force, `current`, and replaces it; what needs a restart has the value from the start.
+    """Holder of the configuration in force, `current`; options that need a restart keep their first value.
 
-    `read` gives a new one or raises ConfigurationError; `apply` makes the running parts follow from one to the next.
+    `read` returns a new configuration or raises ConfigurationError; `apply` changes the running parts.
     """
 
     def __init__(
@@ -54,62 +54,60 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._lock = threading.Lock()
-        self._wanted = threading.Event()
-        self._told: dict[str, Any] = {}  # values that wait for a restart
+        self._turns = threading.Lock()  # background reloads run one after the other
+        self._waiting = threading.Event()  # a background reload has not begun yet
+        self._logged: dict[str, Any] = {}  # values that wait for a restart
         self._successful = True
         self._success_time = time.time()
 
     def reload(self) -> None:
-        """Read the configuration again and use it; raises ConfigurationError for one with problems, which changes nothing."""
+        """Read the configuration again and apply it; raises ConfigurationError, and then nothing has changed."""
         with self._lock:
             try:
                 wanted = self._read()
             except ConfigurationError as error:
                 self._successful = False
                 for problem in error.problems:
-                    _log.error("the configuration is wrong", extra={"problem": str(problem)})
-                _log.error("configuration not reloaded; the old one stays in force")
+                    _log.error("invalid configuration", extra={"problem": str(problem)})
+                _log.error("configuration not reloaded; the previous one stays in force")
                 raise
             effective, waiting = _with_restart_values_of(self.current, wanted)
             for key, value in waiting.items():
-                if key not in self._told or self._told[key] != value:
-                    told = "a changed setting needs a restart; the old value stays in force"
-                    _log.warning(told, extra={"setting": key})
-            self._told = waiting
-            self._successful = False  # should a defect end this half-way
+                if key not in self._logged or self._logged[key] != value:
+                    message = "a changed setting needs a restart; the previous value stays in force"
+                    _log.warning(message, extra={"setting": key})
+            self._logged = waiting
+            self._successful = False  # in case an internal error ends the reload half-way
             self._apply(self.current, effective)
             self.current = effective
             self._successful, self._success_time = True, time.time()
             _log.info("configuration reloaded")
 
-    def start_listening(self) -> None:
-        """Begin to serve `reload_soon`."""
-        threading.Thread(target=self._reload_when_wanted, name="exporter-reload", daemon=True).start()
-
     def reload_soon(self) -> None:
-        """Reload in the background; its problems are in the log. Never waits, so that a signal may call it."""
-        self._wanted.set()
+        """Reload on a thread, unless one is about to begin; the log reports problems."""
+        if not self._waiting.is_set():
+            self._waiting.set()
+            threading.Thread(target=self._reload_in_background, name="exporter-reload", daemon=True).start()
 
-    def _reload_when_wanted(self) -> None:
-        while True:
-            self._wanted.wait()
-            self._wanted.clear()  # before reading: a signal that comes now means a newer file
+    def _reload_in_background(self) -> None:
+        with self._turns:
+            self._waiting.clear()  # before reading: a later signal means a newer file
             try:
                 self.reload()
             except ConfigurationError:
-                continue  # logged
-            except Exception:  # noqa: BLE001  (a collector's constructor; the next reload must still be heard)
-                _log.exception("the reload failed")
+                return  # logged
+            except Exception:  # noqa: BLE001  (a collector's constructor)
+                _log.exception("internal error: the reload failed")
 
     def families(self) -> list[Metric]:
-        """Whether the last attempt succeeded, and when the last one that did was made."""
+        """Return the result of the last attempt and the time of the last success."""
         return [SUCCESSFUL.family({(): int(self._successful)}), SUCCESS_TIME.family({(): self._success_time})]
 
 
 def _with_restart_values_of(
     running: Configuration, wanted: Configuration
 ) -> tuple[Configuration, dict[str, Any]]:
-    """The wanted configuration with what only a restart changes as it is; and those values as they were wanted."""
+    """Return the wanted configuration with the running values of restart options, and the wanted values of these."""
     waiting: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     for section in options_of(Configuration, wanted):

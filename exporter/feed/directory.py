@@ -51,8 +51,8 @@ def feed_directory(environment: Mapping[str, str]) -> str:
 
 
 def prepare_directory(path: str | os.PathLike[str]) -> None:
-    """Make the default directory if it is missing, and check either kind; raises as `check_directory`."""
-    if sys.platform == "linux" and not is_trusted(path):
+    """Create the directory (0700) if it is missing and its parent exists, and check it; raises as `check_directory`."""
+    if sys.platform == "linux" and not os.path.isdir(path):
         try:
             os.mkdir(path, 0o700)
             os.chmod(path, 0o700)

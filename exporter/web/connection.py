@@ -93,7 +93,9 @@ class Connection:
         elif error is not None and not server.defective:
             server.defective = True
             _log.error("internal error in a web connection", exc_info=error)
-        while error is not None:  # the task's future holds the error, and the error the frame that holds the future
+        while (
+            error is not None
+        ):  # the task's future holds the error, and the error the frame that holds the future
             error.__traceback__ = None
             error = error.__context__
 

@@ -27,8 +27,13 @@ Readiness = Callable[[], str | None]
 class Endpoint(Protocol):
     """A path and its handler."""
 
-    path: str
-    methods: tuple[str, ...]
+    @property
+    def path(self) -> str:
+        """The path, without a query."""
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The allowed methods."""
 
     async def respond(self, request: Request, deadline: float) -> Response:
         """Return the response before a time of the loop's clock; LateError and BusyError become 503, others 500."""

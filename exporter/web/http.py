@@ -43,7 +43,9 @@ class Limits:
     file_check_seconds: float = 1.0  # interval of checks of web.config.yml and its files
     passwords_waiting: int = 256  # password checks of all peers
     passwords_waiting_per_peer: int = 64
-    bytes_in_flight: int = 32 * 1024 * 1024  # distinct bodies being sent; beyond, the oldest writers are closed
+    bytes_in_flight: int = (
+        32 * 1024 * 1024
+    )  # distinct bodies being sent; beyond, the oldest writers are closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ class WebConfigFile:
         """Return the version in force, after a check of the file if that is due."""
         path = self.path
         if path is not None and time.monotonic() >= self._next_check:
-            self._next_check = float("inf")  # a hung network share delays one request, by at most the patience
+            self._next_check = float(
+                "inf"
+            )  # a hung network share delays one request, by at most the patience
             deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
             with contextlib.suppress(LateError):
                 await self._workers.run(path, lambda: self._check_file(path), deadline)

@@ -81,7 +81,9 @@ class Router:
             return text_response(503, "the password check took too long", RETRY_SOON)
         except Exception as error:  # noqa: BLE001 - an error of bcrypt; the request does not pass
             self._log_once("passwords", error)
-        return text_response(401, "unauthorized", {"WWW-Authenticate": 'Basic realm="exporter", charset="UTF-8"'})
+        return text_response(
+            401, "unauthorized", {"WWW-Authenticate": 'Basic realm="exporter", charset="UTF-8"'}
+        )
 
     async def _respond(self, endpoint: Endpoint, request: Request, deadline: float) -> Response:
         try:

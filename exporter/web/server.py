@@ -94,10 +94,11 @@ class Server:
 
     def families(self) -> Sequence[Metric]:
         """Return the server's own metrics; from any thread."""
-        open_by_state = {
-            (state.value,): len(self._state.guard.members(state)) for state in ConnectionState
-        }
-        found = [*self._state.counts.families(), CONNECTIONS.family(open_by_state)]
+        guard = self._state.guard
+        connections = CONNECTIONS.family(
+            {(state.value,): len(guard.members(state)) for state in ConnectionState}
+        )
+        found = [*self._state.counts.families(), connections]
         if self._state.config.path is not None:
             found.append(RELOAD_SUCCESSFUL.family({(): int(not self._state.config.failure)}))
         return found

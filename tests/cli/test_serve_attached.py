@@ -130,7 +130,7 @@ def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
     wait_until(lambda: not lives(serving))
 
 
-@pytest.mark.parametrize(("folder", "more"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing", {})])
+@pytest.mark.parametrize(("folder", "more"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing/parent", {})])
 def test_a_sidecar_that_is_not_wanted_or_cannot_be_started_harms_nothing(
     tmp_path: Path, folder: str, more: dict[str, str]
 ) -> None:

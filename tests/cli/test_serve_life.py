@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -65,15 +66,30 @@ def test_a_taken_port_is_one_line_and_nothing_is_changed(tmp_path: Path) -> None
         done = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
 
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert done.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is taken")
+    assert done.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is in use")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chosen_feed_and_state_directory_are_created(tmp_path: Path) -> None:
+    directories = {name: tmp_path / f"new-{name}" for name in ("feed", "state")}
+    with sidecar(tmp_path, *(f"--{name}.dir={path}" for name, path in directories.items())) as running:
+        assert "exporter_series" in running.page
+
+    modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in directories.items()}
+    assert modes == {"feed": 0o700, "state": 0o700}
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--feed.dir=/nowhere/feed"], "there is no feed directory: /nowhere/feed; create it"),
-        (["--state.dir=/nowhere/state"], "/nowhere/state: is no directory; create it"),
+        (
+            ["--feed.dir=/nowhere/feed"],
+            "cannot create the feed directory (No such file or directory): /nowhere/feed; choose",
+        ),
+        (
+            ["--state.dir=/nowhere/state"],
+            "/nowhere/state: the state directory cannot be created (No such file",
+        ),
         (["--web.config.file=/nowhere/web.yml"], "/nowhere/web.yml: cannot be read: No such file"),
         (["--web.listen-address=here"], "--web.listen-address: expected an address such as :20909"),
         (["--web.listen-address=192.0.2.1:0"], "cannot listen on 192.0.2.1:0: this machine does not have"),

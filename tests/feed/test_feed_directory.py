@@ -95,10 +95,16 @@ def test_a_default_directory_that_is_none_or_not_ours_alone_is_refused(
     assert (caught.value.path, bool(caught.value.remedy)) == (str(default), True)
 
 
-def test_a_chosen_directory_may_be_anybodys_but_must_exist(tmp_path: Path) -> None:
+def test_a_chosen_directory_is_created_if_its_parent_exists(tmp_path: Path) -> None:
+    prepare_directory(tmp_path / "chosen")
+
+    assert stat.S_IMODE((tmp_path / "chosen").stat().st_mode) == 0o700
+    with pytest.raises(FeedDirectoryError, match="No such file"):
+        prepare_directory(tmp_path / "missing" / "chosen")
+
+
+def test_a_chosen_directory_may_belong_to_any_user(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    with pytest.raises(FeedDirectoryError, match="mkdir -p"):
-        prepare_directory(shared)
     shared.mkdir()
     shared.chmod(0o777)
     (tmp_path / "link").symlink_to(shared)
@@ -124,7 +130,7 @@ def test_a_process_finds_its_directory_in_the_environment_or_learns_what_is_wron
     assert feed_directory({"EXPORTER_FEED_DIR": str(tmp_path)}) == str(tmp_path)
     assert feed_directory({"EXPORTER_FEED_DIR": ""}) == str(default)
     with pytest.raises(FeedDirectoryError):
-        feed_directory({"EXPORTER_FEED_DIR": str(tmp_path / "missing")})
+        feed_directory({"EXPORTER_FEED_DIR": str(tmp_path / "missing" / "feed")})
 
 
 # Rules

@@ -11,24 +11,45 @@ from contextlib import ExitStack
 
 import pytest
 from waiting import wait_until
-from web_child import Page, numbers
+from web_child import numbers
 from web_support import Child, exchange, fetch, port_of, read_to_end, scrapes, serving
 
 from exporter.errors import ConfigurationError, Problem
 from exporter.exposition.negotiation import Format
+from exporter.web.endpoints import (
+    Content,
+    DocumentEndpoint,
+    HealthEndpoint,
+    MetricsEndpoint,
+    ReadinessEndpoint,
+    ReloadEndpoint,
+)
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
-class Formats(Page):
-    """Says which form was asked for."""
+class Configuration:
+    """A configuration whose reload can fail, and a state that can be not ready."""
 
-    def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-        return form.name.encode()
+    reloads = 0
+    error: Exception | None = None
+    reason: str | None = None
+
+    def not_ready(self) -> str | None:
+        return self.reason
+
+    def reload(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.reloads += 1
+
+
+def page() -> Content:
+    return Content(b"<!doctype html>", "text/html", {"Cache-Control": "no-store"})
 
 
 def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
-    with serving(Formats()) as server:
+    with serving(MetricsEndpoint(lambda form, _names: form.name.encode())) as server:
         plain = fetch(port_of(server))
         openmetrics = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
 
@@ -44,8 +65,7 @@ def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "header", "value"),
     [
-        ("GET", "/", 200, "content-type", "text/html; charset=utf-8"),
-        ("GET", "/", 200, "content-security-policy", "default-src 'none'"),
+        ("GET", "/", 200, "content-type", "text/html"),
         ("GET", "/", 200, "cache-control", "no-store"),
         ("POST", "/metrics", 405, "allow", "GET, HEAD"),
         ("GET", "/-/reload", 405, "allow", "POST, PUT"),
@@ -56,19 +76,29 @@ def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
 def test_each_path_has_its_methods_and_headers(
     method: str, path: str, status: int, header: str, value: str
 ) -> None:
-    with serving(enable_lifecycle=True) as server:
+    endpoints = (
+        DocumentEndpoint("/", page),
+        MetricsEndpoint(lambda _form, _names: b""),
+        ReloadEndpoint(lambda: None, enabled=True),
+    )
+    with serving(*endpoints) as server:
         reply = fetch(port_of(server), path, method=method)
 
     assert (reply.status, reply.headers[header]) == (status, value)
 
 
 def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() -> None:
-    page = Page()
-    with serving(page) as server:
-        page.reason = "the ledger is being read"
+    state = Configuration()
+    endpoints = (
+        MetricsEndpoint(lambda _form, _names: b"", state.not_ready),
+        ReadinessEndpoint(state.not_ready),
+        HealthEndpoint(),
+    )
+    with serving(*endpoints) as server:
+        state.reason = "the ledger is being read"
         paths = ("/metrics", "/-/ready", "/-/healthy")
         before = [fetch(port_of(server), path) for path in paths]
-        page.reason = None
+        state.reason = None
         after = [fetch(port_of(server), path).status for path in paths]
 
     assert [reply.status for reply in before] == [503, 503, 200]
@@ -79,25 +109,25 @@ def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() ->
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_reload_answers_when_it_is_done_and_says_why_it_failed(method: str) -> None:
-    page = Page()
-    with serving(page) as server:
+    state = Configuration()
+    with serving(ReloadEndpoint(state.reload, enabled=False)) as server:
         without = fetch(port_of(server), "/-/reload", method=method)
-    with serving(page, enable_lifecycle=True) as server:
+    with serving(ReloadEndpoint(state.reload, enabled=True)) as server:
         good = fetch(port_of(server), "/-/reload", method=method)
-        page.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
+        state.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
         bad = fetch(port_of(server), "/-/reload", method=method)
 
     assert (without.status, b"--web.enable-lifecycle" in without.body) == (403, True)
-    assert (good.status, page.reloads) == (200, 1)
+    assert (good.status, state.reloads) == (200, 1)
     assert (bad.status, b"exporter.yml:3:5: unknown key" in bad.body) == (500, True)
 
 
 def test_a_page_that_cannot_be_made_is_an_error_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Page):
-        def metrics(self, form: Format, names: frozenset[str]) -> bytes:
-            raise KeyError("defect")
+    def fail(_form: Format, _names: frozenset[str]) -> bytes:
+        raise KeyError("defect")
 
-    with caplog.at_level(logging.ERROR), serving(Broken()) as server:
+    endpoints = (MetricsEndpoint(fail), HealthEndpoint())
+    with caplog.at_level(logging.ERROR), serving(*endpoints) as server:
         statuses = [fetch(port_of(server)).status for _ in range(3)]
         health = fetch(port_of(server), "/-/healthy").status
 
@@ -118,7 +148,7 @@ def test_a_hung_render_costs_its_scrapes_and_nothing_else() -> None:
     with Child(limits={"render_seconds": 0.5, "drain_seconds": 1}) as child:
         child.command("hang")
         late = [fetch(child.port) for _ in range(3)]
-        others = [fetch(child.port, path).status for path in ("/-/healthy", "/config")]
+        others = [fetch(child.port, path).status for path in ("/-/healthy", "/-/ready")]
         stats = child.command("release")
         wait_until(lambda: fetch(child.port).status == 200)
         child.command("hang")
@@ -177,8 +207,9 @@ def test_a_scrape_in_flight_is_answered_although_the_server_stops() -> None:
 
 
 def test_scrapes_are_counted_when_they_were_sent_and_made_up_paths_make_one_series() -> None:
-    page = Page()
-    with serving(page) as server:
+    state = Configuration()
+    endpoints = (DocumentEndpoint("/", page), MetricsEndpoint(lambda _form, _names: b"", state.not_ready))
+    with serving(*endpoints) as server:
         port = port_of(server)
         for _ in range(2):  # as regular as a scraper
             fetch(port, "/")
@@ -186,7 +217,7 @@ def test_scrapes_are_counted_when_they_were_sent_and_made_up_paths_make_one_seri
         expected = server.next_expected_scrape()
         for path, method in (("/metrics", "GET"), ("/metrics", "HEAD"), ("/", "GET"), ("/metrics", "GET")):
             fetch(port, path, method=method)
-        page.reason = "not yet"
+        state.reason = "not yet"
         fetch(port)
         for index in range(20):
             fetch(port, f"/random/{index}")

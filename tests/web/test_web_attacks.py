@@ -87,6 +87,16 @@ def test_more_clients_that_never_read_than_there_is_room_for_displace_only_each_
     assert [reply.status for reply in replies] == [200] * 3
 
 
+def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
+    child = Child(series=60_000, limits={"connections": 64, "write_seconds": 60})
+    with child, Crowd(child.port, 250, WHOLE, receive_bytes=4096):
+        replies = [fetch(child.port, "/-/healthy") for _ in range(20)]
+        refused = child.command()["exporter_http_connection_errors_total{full}"]
+
+    assert [reply.status for reply in replies] == [200] * 20
+    assert refused == 0
+
+
 def test_a_client_that_trickles_after_a_finished_request_is_cut_like_any_other() -> None:
     child = Child(limits={"head_seconds": 1})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:

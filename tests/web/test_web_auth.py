@@ -14,12 +14,11 @@ from pathlib import Path
 import bcrypt
 import pytest
 from waiting import wait_until
-from web_child import Page
 from web_support import Child, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
 from exporter.web.http import Limits
-from exporter.web.protection import Passwords
+from exporter.web.passwords import Passwords
 from exporter.web.server import Server
 from exporter.web.workers import BusyError
 
@@ -181,4 +180,4 @@ def test_users_without_the_bcrypt_package_are_refused_at_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "bcrypt", None)
     with pytest.raises(ConfigurationError, match=r"pip install training-exporter\[auth\]"):
-        Server(Page(), listen=["127.0.0.1:0"], web_config=users(tmp_path, alice=hashed("x")))
+        Server((), listen=["127.0.0.1:0"], web_config=users(tmp_path, alice=hashed("x")))

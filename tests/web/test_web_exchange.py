@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.web.http import Answer, Exchanges, MalformedError, Request
+from exporter.web.http import HttpConnection, MalformedError, Request, Response
 
 
-def exchanges(received: bytes = b"") -> Exchanges:
-    made = Exchanges(head_bytes=1024, head_lines=16)
+def exchanges(received: bytes = b"") -> HttpConnection:
+    made = HttpConnection(head_bytes=1024, head_lines=16)
     made.feed(received)
     return made
 
@@ -24,7 +24,7 @@ def outcome(*pieces: bytes) -> Request | int | None:
         try:
             request = talk.request()
         except MalformedError as error:
-            return error.answer.status
+            return error.response.status
         if request is not None:
             return request
     return None
@@ -66,7 +66,9 @@ def test_answers_are_read_back_by_a_client_one_after_the_other(
         talk.feed(client.send(h11.Request(method=method, target="/a%20b?c", headers=[("Host", "x")])) or b"")
         client.send(h11.EndOfMessage())
         request = talk.request()
-        parts, goes_on = talk.answer(Answer(status, body, headers={"X-Frame-Options": "deny"}), close=False)
+        parts, goes_on = talk.respond(
+            Response(status, body, headers={"X-Frame-Options": "deny"}), close=False
+        )
         client.receive_data(b"".join(parts))
         response, content = client.next_event(), b""
         while not isinstance(event := client.next_event(), h11.EndOfMessage):

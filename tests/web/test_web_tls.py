@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from waiting import wait_until
-from web_child import Page, numbers
+from web_child import numbers
 from web_support import Authority, exchange, fetch, port_of, serving
 
 from exporter.errors import ConfigurationError
+from exporter.web.endpoints import MetricsEndpoint
 from exporter.web.http import Limits
 from exporter.web.server import Server
 from exporter.web.webconfig import WebConfig, load_web_config
@@ -128,11 +129,11 @@ def reloaded(server: Server) -> float:
 
 
 def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
-    class Large(Page):
-        body = os.urandom(3_000_000)
+    body = os.urandom(3_000_000)
+    page = MetricsEndpoint(lambda _form, _names: body)
 
-    with serving(Large(), web_config=authority.config()) as server:
-        assert fetch(port_of(server), context=authority.client()).body == Large.body
+    with serving(page, web_config=authority.config()) as server:
+        assert fetch(port_of(server), context=authority.client()).body == body
 
 
 def test_plain_http_on_the_port_is_told_so(authority: Authority) -> None:
@@ -217,12 +218,12 @@ def test_a_certificate_that_does_not_fit_is_refused_at_the_start(authority: Auth
     encrypted = subprocess.run(command, capture_output=True, check=True).stdout
     key.unlink()
     with pytest.raises(ConfigurationError, match=r"key\.pem cannot be read: No such file"):
-        Server(Page(), listen=["127.0.0.1:0"], web_config=config)
+        Server((), listen=["127.0.0.1:0"], web_config=config)
 
     for other in (authority.authority.issue_cert("other").private_key_pem.bytes(), encrypted):
         key.write_bytes(other)
         with pytest.raises(ConfigurationError, match=r"tls_server_config\.cert_file"):
-            Server(Page(), listen=["127.0.0.1:0"], web_config=config)
+            Server((), listen=["127.0.0.1:0"], web_config=config)
 
 
 def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> None:
