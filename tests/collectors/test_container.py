@@ -1,0 +1,71 @@
+"""The sidecar in a container of its own beside the job's: what the container hides is absent, and nothing is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from container_support import Contained, contained, reason_to_skip
+from run_support import environment
+from waiting import wait_until
+
+SKIP = reason_to_skip()
+pytestmark = pytest.mark.skipif(bool(SKIP), reason=SKIP)
+
+JOB = """
+import time
+from exporter import training
+with training.training_loop(train_iterations_start=0):
+    while True:
+        with training.training_iteration():
+            time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A job in the namespaces of the test, as in the container of the training."""
+    (tmp_path / "feed").mkdir(mode=0o700)
+    env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="r", RANK="0")
+    with subprocess.Popen([sys.executable, "-c", JOB], env=env) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path, job: subprocess.Popen[bytes]) -> Iterator[Contained]:
+    assert job.poll() is None
+    with contained(tmp_path, tmp_path / "feed") as running:
+        yield running
+
+
+def test_a_job_in_another_container_is_recorded_until_it_is_killed(
+    sidecar: Contained, job: subprocess.Popen[bytes]
+) -> None:
+    up = 'training_process_up{rank="0",run="r"}'
+    wait_until(lambda: (sidecar.sample('training_steps_total{mode="train",rank="0",run="r"}') or 0) > 20)
+    alive = sidecar.sample(up)
+    job.kill()
+    wait_until(lambda: sidecar.sample(up) == 0)
+
+    assert alive == 1
+
+
+def test_sources_that_the_container_hides_are_absent_with_a_reason_and_no_error(sidecar: Contained) -> None:
+    wait_until(lambda: "processes of the job are not visible" in sidecar.log)
+    page = wait_until(lambda: sidecar.page)
+    failed = re.findall(r'exporter_collector_success\{collector="(\w+)"\} 0\.0', page)
+
+    assert failed == []
+    assert "exporter_collector_errors_total{" not in page
+    assert "level=error" not in sidecar.log
+    assert "level=warn" not in sidecar.log
+    assert "network: /proc/net/dev: no interface, or none selected" in sidecar.log
+    for hidden in ("training_process_instances{", "training_process_cpu_seconds_total{", "host_network_up{"):
+        assert hidden not in page
+    for shown in ("host_memory_total_bytes ", "host_cpu_seconds_total{", "training_run_info{"):
+        assert shown in page

@@ -1,0 +1,83 @@
+"""A sidecar in pid, network and mount namespaces of its own, as in a Kubernetes pod with a shared feed directory."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import run_support
+from waiting import wait_until
+
+UNSHARE = ["unshare", "--pid", "--net", "--mount", "--fork", "--kill-child", "--mount-proc"]
+PORT = 9100  # free in a network namespace of its own
+
+GET = f"""
+import fcntl, socket, struct, urllib.request
+UP_AND_RUNNING, SIOCSIFFLAGS = 0x41, 0x8914
+fcntl.ioctl(socket.socket(), SIOCSIFFLAGS, struct.pack("16sh", b"lo", UP_AND_RUNNING))
+print(urllib.request.urlopen("http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode())
+"""
+
+
+def reason_to_skip() -> str:
+    """Return why namespaces are not available, or an empty string."""
+    if shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        return "needs unshare and nsenter (util-linux)"
+    tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False, timeout=60)
+    return f"unshare is not permitted: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@dataclass
+class Contained:
+    """A sidecar behind namespaces."""
+
+    unshare: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the sidecar in the namespace of the test."""
+        children = Path(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children")
+        return int(children.read_text().split()[0])
+
+    @property
+    def page(self) -> str:
+        """The metrics, read inside the network namespace; empty while the sidecar starts."""
+        command = ["nsenter", f"--target={self.pid}", "--net", sys.executable, "-c", GET]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+
+    def sample(self, series: str) -> float | None:
+        """Value of a series; None if absent."""
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
+        return None if found is None else float(found[1])
+
+
+@contextlib.contextmanager
+def contained(tmp_path: Path, feed: Path) -> Iterator[Contained]:
+    """Run a sidecar in namespaces of its own that reads a shared feed directory."""
+    log, config = tmp_path / "log", tmp_path / "exporter.yml"
+    config.write_text(
+        "feed: {interval: 500ms}\ncollectors: {processes: {interval: 1s, deadline: 900ms}}\n"
+        f"energy: {{lock_dir: {tmp_path}}}\n"
+    )
+    flags = [f"--web.listen-address=127.0.0.1:{PORT}", f"--feed.dir={feed}", f"--config.file={config}"]
+    with log.open("wb") as stderr:
+        command = [*UNSHARE, sys.executable, "-m", "exporter", *flags]
+        process = subprocess.Popen(command, env=run_support.environment(), stderr=stderr)
+    running = Contained(process, log)
+    try:
+        wait_until(lambda: "listening on" in running.log or process.poll() is not None)
+        yield running
+    finally:
+        process.kill()  # and with it, by --kill-child, the sidecar
+        process.wait(15)
