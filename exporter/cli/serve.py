@@ -233,7 +233,8 @@ class Sidecar:
         self._scheduler.run_soon(FEED)
 
     def _publish(self, name: str, families: Sequence[Metric]) -> None:
-        self._page.publish(name, families)
+        # The feed has most series and changes more often than it is scraped.
+        self._page.publish(name, families, early=name != FEED)
         if name == FEED:
             self.feed_passes += 1
             self._write_rules()

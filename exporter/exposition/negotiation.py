@@ -1,7 +1,7 @@
-"""Which format, and whether compressed: what a scrape's Accept and Accept-Encoding headers ask for; and compressing.
+"""Content negotiation by Accept and Accept-Encoding, and gzip compression.
 
-Used in the sidecar, at every scrape. Nothing here raises, since anyone on the network chooses the headers: what cannot
-be understood is passed over, and when nothing remains the answer is plain text, which everybody can read.
+No function raises, since any client chooses the headers. Malformed elements are ignored; without a valid element the answer is
+plain text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 class Format(enum.Enum):
-    """An exposition format, by the exact content type that Prometheus 3 insists on."""
+    """Exposition formats by the exact content type that Prometheus 3 requires."""
 
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -23,20 +23,20 @@ _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfami
 
 
 def negotiate(accept: str | None) -> Format:
-    """The format named with the greatest weight, the richer of two with the same; several headers are joined by commas.
+    """Return the format with the greatest weight, the richer of two with the same; headers are joined by commas.
 
-    Protobuf only for who names OpenMetrics, too, as Prometheus does: Telegraf and others ask for it always, and know
-    classic histograms alone.
+    Protobuf requires that the client accepts OpenMetrics too, as Prometheus does: Telegraf and others always accept protobuf
+    and know classic histograms only.
     """
     weights = {Format.PROTOBUF: 0.0, Format.OPENMETRICS: 0.0, Format.TEXT: 0.0}
-    for name, weight, asked in _ranges(accept):
-        version = asked.get("version", "")
-        # 0.0.1 is what Prometheus calls the drafts of OpenMetrics 1.0.
+    for name, weight, parameters in _ranges(accept):
+        version = parameters.get("version", "")
+        # Prometheus names the drafts of OpenMetrics 1.0 version 0.0.1.
         if name == "application/openmetrics-text" and version in ("", "0.0.1", "1.0.0"):
             form = Format.OPENMETRICS
         elif name == "text/plain" and version in ("", "0.0.4"):
             form = Format.TEXT
-        elif (name, asked.get("proto"), asked.get("encoding")) == _PROTOBUF:
+        elif (name, parameters.get("proto"), parameters.get("encoding")) == _PROTOBUF:
             form = Format.PROTOBUF
         else:
             continue
@@ -48,20 +48,20 @@ def negotiate(accept: str | None) -> Format:
 
 
 def accepts_gzip(accept_encoding: str | None) -> bool:
-    """Whether an answer may be gzip: asked for, by name or by `*`, and not less than no encoding."""
+    """Return whether gzip is accepted, by name or by `*`, and preferred to no encoding."""
     weights = {name: weight for name, weight, _ in _ranges(accept_encoding)}
     gzip = weights.get("gzip", weights.get("*", 0.0))
     return gzip > 0.0 and gzip >= weights.get("identity", 0.0)
 
 
 def compress(body: bytes) -> bytes:
-    """Make one gzip member, fast: level 9 takes twenty times as long for two thirds of the bytes."""
+    """Return a gzip member of level 1; level 9 takes twenty times as long for two thirds of the bytes."""
     compressor = zlib.compressobj(1, zlib.DEFLATED, wbits=zlib.MAX_WBITS | 16)
     return compressor.compress(body) + compressor.flush()
 
 
 def _ranges(header: str | None) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """Name, weight (q) and parameters of a header's elements; those whose weight is malformed are left out."""
+    """Yield name, weight (q) and parameters of each element of a header, without elements of a malformed weight."""
     for element in (header or "").lower().split(","):
         name, *parameters = element.split(";")
         pairs = (each.partition("=") for each in parameters)

@@ -1,15 +1,14 @@
-"""The page: what all collectors published last, as one body for each scrape.
+"""Metrics page: the last published families of all collectors, rendered as the body of a scrape.
 
-Used in the sidecar. Collectors' threads publish and withdraw metric families, which only replaces a reference: no
-publisher waits for another, nor for a scrape. The web server's threads render. A block, the text of one publisher, is
-written by the first scrape after it changed, while those that come meanwhile wait for it, and is kept until it changes
-again. The exporter's own numbers are watched: asked for at each scrape.
+Collector threads publish and withdraw families, which replaces a reference: a publisher never waits for another publisher
+or for a scrape. A block is the text of one publisher. A block is rendered after each change, by its publisher (`early`) or by
+the first scrape, while concurrent scrapes wait. Watched blocks, the exporter's own numbers, are collected at each scrape.
 
-What holds at every moment, whatever is published:
-- A body parses to its end (`text`).
-- No name belongs to two families: who came first keeps it, and watched blocks go before all others.
-- A body has at most `max_series` series. The exporter's own families have room before the users' Stats, runs share
-  what is left fairly, and within a run small families are shown whole before large ones are cut.
+Invariants, for any published families:
+- A body can be parsed to the end (see `text`).
+- A name belongs to one family: the first publisher keeps the name, and watched blocks precede all others.
+- A body has at most `max_series` series. Families of the exporter have room before the users' Stats, runs share the rest
+  fairly, and within a run small families are complete before large families are cut.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -56,72 +55,94 @@ SERIES_DROPPED = FamilySpec(
 SPECS = (SERIES, SERIES_LIMIT, SERIES_DROPPED)
 
 MAX_COUNTED_FAMILIES = 200
-"""Families with a count of their own; the rest is counted together, as names may come from the job."""
+"""Families with a count of dropped series; the others share a count, since names may come from the job."""
 
 MAX_LOGGED_LOSSES = 20
-"""Kinds of losses that are logged, each once; a job that makes names must not fill the log either."""
+"""Kinds of losses that are logged, once each; the names of a job must not fill the log."""
 
 _RAISE = 1.25
-"""A cut family gets more room only when it is this much more: otherwise the last series that fit would come and go
-with every small change elsewhere, and each return would look like a gap."""
+"""A cut family gets more room only if the room grows by this factor: otherwise the last series would appear and disappear
+with every small change of other families, and each return would look like a gap."""
 
 _LOG = logging.getLogger(__name__)
 
 Families = tuple[Metric, ...]
 Quotas = Mapping[tuple[str, str], int]
-"""Series that may be shown, by run and family, of those that must be cut; the run is "" for the exporter's own."""
+"""Series of the families that must be cut, by run and family; the run is "" for the exporter's own families."""
 
 
-class _Block(NamedTuple):
-    """What a publisher published, what of it is on the page with its text, and the names that it takes."""
+@dataclass(frozen=True, slots=True)
+class PublishedBlock:
+    """Families of one publisher, with the text of those that were rendered early."""
 
     families: Families
-    shown: tuple[tuple[Metric, Written], ...]
+    texts: Sequence[Written | None]  # in the order of the families; None to render at the next scrape
+
+
+@dataclass(frozen=True, slots=True)
+class ShownFamily:
+    """A family as shown, cut to its quota, with its text."""
+
+    metric: Metric
+    text: Written
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedBlock:
+    """A published block, the families that are on the page, and the names that they occupy."""
+
+    block: PublishedBlock
+    shown: tuple[ShownFamily, ...]
     names: frozenset[str]
 
 
 class Page:
-    """Families by publisher, and the bodies made of them.
+    """Families by publisher, and the bodies rendered from them.
 
     Args:
-        max_series: Series on the page at most; at least 1.
+        max_series: Largest number of series on the page; at least 1.
     """
 
     def __init__(self, *, max_series: int = 15_000) -> None:
         self._max_series = max_series
-        self._lock = threading.Lock()  # guards the next two; held for a look-up, never while anything is made
-        self._published: dict[str, Families] = {}
+        self._lock = threading.Lock()  # guards the next two; held for a look-up only
+        self._published: dict[str, PublishedBlock] = {}
         self._watched: dict[str, Callable[[], Iterable[Metric]]] = {}
-        self._writing = threading.RLock()  # held by the scrape that writes; guards the rest
+        self._writing = threading.RLock()  # held by the scrape that renders; guards the rest
         self._dropped: Counter[tuple[str, Reason]] = Counter()
         self._failing: set[str] = set()
-        self._blocks: dict[str, _Block] = {}
+        self._blocks: dict[str, RenderedBlock] = {}
         self._quotas: Quotas = {}
         self._series = 0
 
-    def publish(self, name: str, families: Iterable[Metric]) -> None:
-        """Put families on the page, in place of those that `name` published before."""
+    def publish(self, name: str, families: Iterable[Metric], *, early: bool = False) -> None:
+        """Replace the families of a publisher; `early` renders them now, so that a scrape only joins texts."""
         made = tuple(families)
+        if early:
+            before = self._published.get(name)
+            block = PublishedBlock(made, _render_early(made, before))
+        else:
+            block = PublishedBlock(made, [None] * len(made))
         with self._lock:
-            self._published[name] = made
+            self._published[name] = block
 
     def withdraw(self, name: str) -> None:
-        """Take a published block off the page; nothing happens when it is not there."""
+        """Remove the families of a publisher from the page; an unknown publisher is ignored."""
         with self._lock:
             self._published.pop(name, None)
 
     def watch(self, name: str, families: Callable[[], Iterable[Metric]]) -> None:
-        """Put a block on the page that is asked for at each scrape, on any thread; while it raises, it is missing."""
+        """Add a block that is collected at each scrape, on any thread; the block is absent if the call raises."""
         with self._lock:
             self._watched[name] = families
 
     def render(self, form: Format, names: Iterable[str] = ()) -> bytes:
-        """Make the body of a scrape.
+        """Return the body of a scrape.
 
-        `names` are families, or samples that stand for theirs, to show alone; one that ends in `*` stands for all that
-        begin so. Empty for all.
+        `names` selects families by the name of the family or of a sample; a trailing `*` matches all names with that
+        beginning. Without names, the body has all families.
         """
-        written = [text for block in self._write() for _, text in block.shown]
+        written = [each.text for block in self._write() for each in block.shown]
         if wanted := frozenset(names):
             beginnings = tuple(name[:-1] for name in wanted if name.endswith("*"))
             written = [
@@ -133,16 +154,16 @@ class Page:
         return b"".join([*(text.body(form) for text in written), end])
 
     def snapshot(self) -> list[Metric]:
-        """All families that a scrape would show now."""
-        return [metric for block in self._write() for metric, _ in block.shown]
+        """Return all families that a scrape would show now."""
+        return [each.metric for block in self._write() for each in block.shown]
 
     def offered(self) -> list[Metric]:
-        """All published families, without writing any; for whoever needs a few numbers often."""
+        """Return all published families without rendering them."""
         with self._lock:
-            return [metric for families in self._published.values() for metric in families]
+            return [metric for block in self._published.values() for metric in block.families]
 
     def families(self) -> Families:
-        """What the page knows of itself, to be watched by it."""
+        """Return the families about the page, to be watched by the page."""
         with self._writing:
             return (
                 SERIES.family({(): self._series}),
@@ -150,56 +171,59 @@ class Page:
                 SERIES_DROPPED.family(dict(sorted(self._dropped.items()))),
             )
 
-    # Writing --------------------------------------------------------------------------------------------------------
+    # Rendering -------------------------------------------------------------------------------------------------------
 
-    def _write(self) -> list[_Block]:
-        """All blocks, those that changed written anew; the watched ones last."""
+    def _write(self) -> list[RenderedBlock]:
+        """Return all blocks, after rendering the changed ones; the watched ones last."""
         with self._writing:
             with self._lock:
                 published, watched = dict(self._published), dict(self._watched)
-            own = {f"watched {name}": self._ask(name, ask) for name, ask in sorted(watched.items())}
-            # Who came first keeps its names, and watched blocks come before all others.
+            own = {f"watched {name}": self._collect(name, call) for name, call in sorted(watched.items())}
+            # The first publisher of a name keeps the name, and watched blocks precede all others.
             offers, before = {**own, **published}, self._blocks
             quotas = self._share(own.values(), published.values())
             anew = quotas != self._quotas or list(offers) != list(before)
             self._quotas, self._blocks = quotas, {}
             taken: set[str] = set()
-            for name, families in offers.items():
+            for name, offer in offers.items():
                 block = before.get(name)
-                if anew or block is None or block.families is not families:
-                    block = self._write_block(families, taken, quotas, block)
-                    anew = anew or block.names != before[name].names  # those after it may have to give way
+                if anew or block is None or block.block is not offer:
+                    block = self._write_block(offer, taken, quotas, block)
+                    anew = anew or block.names != before[name].names  # later blocks may lose or gain names
                 taken |= block.names
                 self._blocks[name] = block
-            self._series = sum(text.series for block in self._blocks.values() for _, text in block.shown)
+            self._series = sum(each.text.series for block in self._blocks.values() for each in block.shown)
             return [self._blocks[name] for name in [*sorted(published), *own]]
 
-    def _ask(self, name: str, families: Callable[[], Iterable[Metric]]) -> Families:
-        """The families of a watched block; none when making them failed."""
+    def _collect(self, name: str, families: Callable[[], Iterable[Metric]]) -> PublishedBlock:
+        """Return a watched block; an empty block if the call raises."""
         try:
-            return tuple(families())
-        except Exception:  # noqa: BLE001  foreign code, of which a scrape must not fail
+            made = tuple(families())
+        except Exception:  # noqa: BLE001 - foreign code, which must not fail the scrape
             if name not in self._failing:
                 self._failing.add(name)
-                _LOG.exception("block %s is left out of the page, as making it failed", name)
-            return ()
+                _LOG.exception("block %s is left out of the page because collecting it failed", name)
+            made = ()
+        return PublishedBlock(made, [None] * len(made))
 
     def _write_block(
-        self, families: Families, taken: set[str], quotas: Quotas, before: _Block | None
-    ) -> _Block:
-        # What a pass has found as it was keeps its text: most of the exporter's own families, at every scrape.
-        had = {} if before is None else {each.name: (each, text) for each, text in before.shown}
+        self, offer: PublishedBlock, taken: set[str], quotas: Quotas, before: RenderedBlock | None
+    ) -> RenderedBlock:
+        # An unchanged family keeps its text: most of the exporter's own families, at every scrape.
+        had = {} if before is None else {each.metric.name: each for each in before.shown}
         names: set[str] = set()
         shown = []
-        for metric in families:
+        for metric, early in zip(offer.families, offer.texts, strict=True):
             name = visible_name(metric)
             try:
                 kept = _cut(metric, name, quotas) if quotas else metric
-                same, written = had.get(kept.name, (None, None))
-                if written is None or same != kept or written.dropped:
-                    written = write(kept)
+                written = early if kept is metric else None
+                if written is None:
+                    same = had.get(kept.name)
+                    reusable = same is not None and same.metric == kept and not same.text.dropped
+                    written = same.text if same is not None and reusable else write(kept)
                 if not (written.names.isdisjoint(taken) and written.names.isdisjoint(names)):
-                    raise RefusedError("duplicate")  # noqa: TRY301  counted as what `write` refuses
+                    raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
                 self._count(name, refused.reason, len(metric.samples))
                 continue
@@ -210,8 +234,8 @@ class Page:
             for reason, series in written.dropped.items():
                 self._count(name, reason, series)
             names |= written.names
-            shown.append((kept, written))
-        return _Block(families, tuple(shown), frozenset(names))
+            shown.append(ShownFamily(kept, written))
+        return RenderedBlock(offer, tuple(shown), frozenset(names))
 
     def _count(self, family: str, reason: Reason, series: int) -> None:
         if not series:
@@ -222,9 +246,9 @@ class Page:
             _LOG.warning("%d series of %s are left out of the page, reason: %s", series, family, reason)
         self._dropped[family, reason] += series
 
-    def _share(self, watched: Iterable[Families], published: Iterable[Families]) -> Quotas:
-        """Share the room when there is not enough: watched blocks first, then our own families, then users' Stats."""
-        blocks = [*((0, families) for families in watched), *((1, families) for families in published)]
+    def _share(self, watched: Iterable[PublishedBlock], published: Iterable[PublishedBlock]) -> Quotas:
+        """Return quotas if the series exceed the cap: watched blocks first, then families of the exporter, then Stats."""
+        blocks = [*((0, each.families) for each in watched), *((1, each.families) for each in published)]
         if sum(len(metric.samples) for _, families in blocks for metric in families) <= self._max_series:
             return {}
         tiers: tuple[dict[str, Counter[str]], ...] = ({}, {}, {})  # by run, series of each family
@@ -250,7 +274,7 @@ class Page:
 
 
 def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
-    """Share room so that small demands are met whole before large ones are cut; gives what those that are cut get."""
+    """Return the share of each demand that must be cut: small demands are met completely before large ones are cut."""
     quotas: dict[str, int] = {}
     sharers = len(demands)
     for name, demand in sorted(demands.items(), key=lambda item: (item[1], item[0])):
@@ -262,8 +286,27 @@ def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:
     return quotas
 
 
+def _render_early(families: Families, before: PublishedBlock | None) -> list[Written | None]:
+    """Return the text of each family, reusing the texts of unchanged families; None for a family that `write` refuses."""
+    had = {}
+    if before is not None:
+        had = {
+            metric.name: (metric, text) for metric, text in zip(before.families, before.texts, strict=True)
+        }
+    texts: list[Written | None] = []
+    for metric in families:
+        known, text = had.get(metric.name, (None, None))
+        if text is None or known != metric or text.dropped:
+            try:
+                text = write(metric)
+            except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
+                text = None
+        texts.append(text)
+    return texts
+
+
 def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
-    """Cut a family to its quotas, each histogram or summary as a whole."""
+    """Return a family cut to its quotas; a histogram or summary is shown completely or not at all."""
     own = ("", name) in quotas
     left: dict[str, float] = {}
     kept = []
@@ -275,7 +318,7 @@ def _cut(metric: Metric, name: str, quotas: Quotas) -> Metric:
         room = left.get(run, quotas.get((run, name), math.inf))
         fits = len(samples) <= room
         kept += samples if fits else []
-        left[run] = room - len(samples) if fits else 0  # a smaller one further on must not come and go
+        left[run] = room - len(samples) if fits else 0  # a later, smaller group must not appear and disappear
     if len(kept) == len(metric.samples):
         return metric
     shown = copy.copy(metric)

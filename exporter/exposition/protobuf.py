@@ -1,14 +1,15 @@
-"""A metric family in Prometheus' protobuf format, which scrapers ask for that store native histograms.
+"""Prometheus' protobuf format, for scrapers that store native histograms.
 
-Used in the sidecar. The format is a `io.prometheus.client.MetricFamily` after its length, one after another. A histogram
-is there twice. As a native histogram it has the family's name. Its classic series are counters of their own, for
-Prometheus drops them where both are one family, and rules and dashboards read them.
+The format is a sequence of `io.prometheus.client.MetricFamily` messages, each after its length. A histogram appears twice: as a
+native histogram with the name of the family, and as classic series in separate counter families. Prometheus drops the classic
+series of a family that has both, and rules and dashboards read the classic series.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
@@ -16,37 +17,55 @@ from prometheus_client.samples import Sample
 from exporter.families import Distribution, DistributionSample
 from exporter.recording.exponential import BEYOND, LEAST, SCHEMA, upper_bound
 
-_COUNTER, _GAUGE, _UNTYPED, _HISTOGRAM = (0, 3), (1, 2), (3, 5), (4, 7)
-"""A type's number in MetricFamily, and the number of its field in Metric."""
+
+@dataclass(frozen=True, slots=True)
+class ProtobufType:
+    """Number of a type in MetricFamily, and of the field with the values in Metric."""
+
+    number: int
+    field: int
+
+
+_COUNTER = ProtobufType(0, 3)
+_GAUGE = ProtobufType(1, 2)
+_UNTYPED = ProtobufType(3, 5)
+_HISTOGRAM = ProtobufType(4, 7)
+
+
+@dataclass(slots=True)
+class BucketSpan:
+    """Consecutive buckets: the gap after the last span, and their number."""
+
+    offset: int
+    length: int
 
 
 def encode(metric: Metric, samples: Iterable[Sample]) -> bytes:
-    """Write those samples of a family that `text.write` has let pass."""
+    """Return the families of samples that `text.write` has accepted."""
     series: dict[str, list[bytes]] = {}
     native: list[bytes] = []
     for sample in samples:
         labels = _labels(sample)
-        _, field = _type(metric, sample.name)
-        value = _bytes(field, _double(1, sample.value))
+        value = _bytes(_type(metric, sample.name).field, _double(1, sample.value))
         series.setdefault(sample.name, []).append(_bytes(4, labels + value))
         if isinstance(sample, DistributionSample) and metric.type == "histogram":
             histogram = _native(sample.distribution)
-            native += [_bytes(4, labels + _bytes(_HISTOGRAM[1], histogram))] if histogram else []
+            native += [_bytes(4, labels + _bytes(_HISTOGRAM.field, histogram))] if histogram else []
     families = [_family(metric, name, _type(metric, name), lines) for name, lines in series.items()]
     if native:
         families.append(_family(metric, metric.name, _HISTOGRAM, native))
     return b"".join(families)
 
 
-def _type(metric: Metric, name: str) -> tuple[int, int]:
+def _type(metric: Metric, name: str) -> ProtobufType:
     if metric.type in ("histogram", "summary"):
-        return _GAUGE if name == metric.name else _COUNTER  # a summary's quantiles have its name
+        return _GAUGE if name == metric.name else _COUNTER  # quantiles of a summary
     return {"counter": _COUNTER, "unknown": _UNTYPED}.get(metric.type, _GAUGE)
 
 
-def _family(metric: Metric, name: str, type_: tuple[int, int], lines: Sequence[bytes]) -> bytes:
-    told = _bytes(1, name.encode()) + _bytes(2, metric.documentation.encode("utf-8", "replace"))
-    message = told + _integer(3, type_[0]) + b"".join(lines)
+def _family(metric: Metric, name: str, type_: ProtobufType, lines: Sequence[bytes]) -> bytes:
+    header = _bytes(1, name.encode()) + _bytes(2, metric.documentation.encode("utf-8", "replace"))
+    message = header + _integer(3, type_.number) + b"".join(lines)
     return _varint(len(message)) + message
 
 
@@ -56,18 +75,18 @@ def _labels(sample: Sample) -> bytes:
 
 
 def _native(distribution: Distribution) -> bytes:
-    """Make the message Histogram; empty where the buckets do not hold all observations, which Prometheus refuses."""
+    """Return the message Histogram; empty if the buckets miss observations, which Prometheus refuses."""
     counts = distribution.exponential
     if distribution.sum is None or sum(counts.values()) != distribution.count or BEYOND in counts:
         return b""
-    spans: list[list[int]] = []  # offset from the end of the one before, length
+    spans: list[BucketSpan] = []
     deltas = []
     end, before = 0, 0
     for bucket, count in sorted(counts.items()):
         if bucket > LEAST:
             if not spans or bucket != end:
-                spans.append([bucket - end, 0])
-            spans[-1][1] += 1
+                spans.append(BucketSpan(bucket - end, 0))
+            spans[-1].length += 1
             deltas.append(_varint(_zigzag(count - before)))
             end, before = bucket + 1, count
     return b"".join(
@@ -77,8 +96,11 @@ def _native(distribution: Distribution) -> bytes:
             _integer(5, _zigzag(SCHEMA)),
             _double(6, upper_bound(LEAST)),
             _integer(7, counts.get(LEAST, 0)),
-            # A span of no length tells a native histogram that is still empty from a classic one.
-            *[_bytes(12, _integer(1, _zigzag(at)) + _integer(2, length)) for at, length in spans or [[0, 0]]],
+            # A span without buckets distinguishes an empty native histogram from a classic histogram.
+            *[
+                _bytes(12, _integer(1, _zigzag(span.offset)) + _integer(2, span.length))
+                for span in spans or [BucketSpan(0, 0)]
+            ],
             _bytes(13, b"".join(deltas)),
         ]
     )

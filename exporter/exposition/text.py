@@ -1,13 +1,15 @@
-"""One metric family as text, checked so that no scraper stumbles over it.
+"""Text formats of a metric family, with validation.
 
-Used in the sidecar, at the first scrape after a collector published. A line that a scraper cannot read would end the
-scrape there, and Prometheus would draw everything before it as a flat line for five minutes; so what cannot be written
-is left out and counted, whatever a family holds.
+prometheus_client has a writer too. This writer exists because it is three times faster on changed blocks
+(benchmarks/bench_web.py), which the budget of a scrape needs: the library's writer walks every name in Python, with a function
+call per character.
 
-The text is prometheus_client's to the byte (a property test compares them), but for what its writer would rewrite or
-break: names that are not plain are refused, timestamps, exemplars and `_created` are not written, and in OpenMetrics a
-histogram without `_sum` has no `_count`, as that format demands. The library's writer walks every name in Python, a
-function call a character, and takes several times as long (benchmarks/bench_web.py).
+The text equals prometheus_client's to the byte (a property test compares them), except for content that the library would
+rewrite or break: names that are not plain are refused, timestamps, exemplars and `_created` are not written, and in OpenMetrics
+a histogram without `_sum` has no `_count`, as that format requires.
+
+A line that a scraper cannot parse would end the scrape there, and Prometheus would draw everything before it as a flat line for
+five minutes. A sample that cannot be written is therefore left out and counted.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
@@ -27,10 +29,10 @@ from exporter.exposition.negotiation import Format
 from exporter.exposition.protobuf import encode
 
 Reason = Literal["cap", "duplicate", "labels", "name", "value"]
-"""Why a series was left out; the values of the label `reason`."""
+"""Reasons to leave a series out; values of the label `reason`."""
 
-# Longer or more than any of ours; below what operators set as Prometheus' `label_limit`, `label_name_length_limit` and
-# `label_value_length_limit`, any of which fails the whole scrape.
+# Above the exporter's own labels; below usual values of Prometheus' `label_limit`, `label_name_length_limit` and
+# `label_value_length_limit`, which fail the whole scrape.
 MAX_LABELS = 32
 MAX_LABEL_VALUE_BYTES = 512
 
@@ -40,8 +42,9 @@ _INFINITE = float("inf")
 _go_number: Callable[[float], str] = floatToGoString
 
 
-class _Kind(NamedTuple):
-    """What a type allows: suffixes of sample names, the suffix of the name in plain text, its type, the range."""
+@dataclass(frozen=True, slots=True)
+class TypeRules:
+    """Rules of an exposition type: suffixes of sample names, suffix and type in plain text, range of values."""
 
     suffixes: tuple[str, ...]
     suffix: str
@@ -50,14 +53,14 @@ class _Kind(NamedTuple):
     most: float = _INFINITE
 
 
-_KINDS: Mapping[str, _Kind] = {
-    "counter": _Kind(("_total",), "_total", "counter", least=0.0),
-    "gauge": _Kind(("",), "", "gauge"),
-    "histogram": _Kind(("_bucket", "_count", "_sum"), "", "histogram", least=0.0),
-    "info": _Kind(("_info",), "_info", "gauge", least=1.0, most=1.0),
-    "stateset": _Kind(("",), "", "gauge", least=0.0, most=1.0),
-    "summary": _Kind(("", "_count", "_sum"), "", "summary", least=0.0),
-    "unknown": _Kind(("",), "", "untyped"),
+_KINDS: Mapping[str, TypeRules] = {
+    "counter": TypeRules(("_total",), "_total", "counter", least=0.0),
+    "gauge": TypeRules(("",), "", "gauge"),
+    "histogram": TypeRules(("_bucket", "_count", "_sum"), "", "histogram", least=0.0),
+    "info": TypeRules(("_info",), "_info", "gauge", least=1.0, most=1.0),
+    "stateset": TypeRules(("",), "", "gauge", least=0.0, most=1.0),
+    "summary": TypeRules(("", "_count", "_sum"), "", "summary", least=0.0),
+    "unknown": TypeRules(("",), "", "untyped"),
 }
 
 
@@ -71,30 +74,30 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """A family as it is written."""
+    """Text of a family."""
 
     text: Mapping[Format, str]  # metadata and lines in each text format
-    series: int  # lines, those of plain text
-    names: frozenset[str]  # what no other family of a page may be called, and what the family is asked for by
-    dropped: Counter[Reason]  # series that were left out
+    series: int  # lines of plain text
+    names: frozenset[str]  # names that no other family of a page may have
+    dropped: Counter[Reason]  # series left out
     metric: Metric
-    samples: Sequence[Sample]  # those that were written
+    samples: Sequence[Sample]  # samples in the text
 
     def body(self, form: Format) -> bytes:
-        """Give the family in a format."""
+        """Return the family in a format."""
         return self.protobuf if form is Format.PROTOBUF else self.text[form].encode()
 
     @cached_property
     def protobuf(self) -> bytes:
-        """The family in protobuf, made when it is first asked for."""
+        """The family in protobuf, encoded on first use."""
         return encode(self.metric, self.samples)
 
 
 def write(metric: Metric) -> Written:
-    """Write a family. A bad sample is left out alone; of a histogram or summary, with its whole family.
+    """Return the text of a family without bad samples; a bad sample of a histogram or summary refuses the family.
 
     Raises:
-        RefusedError: Nothing of it can be written.
+        RefusedError: No sample can be written.
     """
     name, kind = metric.name, _KINDS.get(metric.type)
     if kind is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
@@ -121,7 +124,7 @@ def write(metric: Metric) -> Written:
             if sample.name == f"{name}_created":
                 continue
             if sample.name not in expected:
-                raise RefusedError("name")  # noqa: TRY301  told apart from what Python raises
+                raise RefusedError("name")  # noqa: TRY301  distinguished from Python's own errors
             labels, keys = sample.labels, tuple(sample.labels)
             order = orders.get(keys) or orders.setdefault(keys, _sorted_labels(keys))
             inner = ",".join([f'{key}="{_escape(labels[key])}"' for key in order if labels[key] != ""])
@@ -133,7 +136,11 @@ def write(metric: Metric) -> Written:
                 raise RefusedError("value")  # noqa: TRY301  likewise
             lines[series] = f"{series} {repr(value) if -_INFINITE < value < 1e6 else _go_number(value)}\n"
             kept.append(sample)
-        except (RefusedError, AttributeError, TypeError) as error:  # no sample, or labels that are no text
+        except (
+            RefusedError,
+            AttributeError,
+            TypeError,
+        ) as error:  # not a sample, or labels that are not text
             refused = error if isinstance(error, RefusedError) else RefusedError("labels")
             if metric.type in ("histogram", "summary"):
                 raise refused from None
@@ -144,21 +151,21 @@ def write(metric: Metric) -> Written:
 
 
 def _texts(
-    metric: Metric, kind: _Kind, lines: Mapping[str, str], *, buckets_alone: bool
+    metric: Metric, kind: TypeRules, lines: Mapping[str, str], *, buckets_alone: bool
 ) -> Mapping[Format, str]:
     name, type_, body = metric.name, metric.type, "".join(lines.values())
     # A lone surrogate in a help text costs a character, not the family.
-    told = metric.documentation.encode("utf-8", "replace").decode().replace("\\", r"\\").replace("\n", r"\n")
+    text = metric.documentation.encode("utf-8", "replace").decode().replace("\\", r"\\").replace("\n", r"\n")
     if type_ == "stateset" and not all(name in sample.labels for sample in metric.samples):
-        type_ = "gauge"  # OpenMetrics wants the states in a label that is called like the family
+        type_ = "gauge"  # OpenMetrics requires the states in a label with the name of the family
     has_unit = metric.unit and name.endswith(f"_{metric.unit}") and type_ not in ("info", "stateset")
     unit = f"# UNIT {name} {metric.unit}\n" if has_unit else ""
     strict = body
     if buckets_alone:
         strict = "".join([line for line in lines.values() if line.startswith(f"{name}_bucket")])
-    shown, quoted = name + kind.suffix, told.replace('"', r"\"")
+    shown, quoted = name + kind.suffix, text.replace('"', r"\"")
     return {
-        Format.TEXT: f"# HELP {shown} {told}\n# TYPE {shown} {kind.text}\n{body}",
+        Format.TEXT: f"# HELP {shown} {text}\n# TYPE {shown} {kind.text}\n{body}",
         Format.OPENMETRICS: f"# HELP {name} {quoted}\n# TYPE {name} {type_}\n{unit}{strict}",
     }
 

@@ -336,3 +336,23 @@ def test_the_exporters_own_numbers_have_room_before_all_others() -> None:
     assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) <= 60
     assert value(page, "exporter_series_limit") == 60.0
     assert (value(page, "exporter_series_dropped_total", family="host_wild", reason="cap") or 0) > 0
+
+
+def test_a_block_published_early_is_not_rendered_by_the_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    from exporter.exposition import page as module
+
+    written: list[str] = []
+
+    def counting(metric: Metric) -> Written:
+        written.append(metric.name)
+        return write(metric)
+
+    monkeypatch.setattr(module, "write", counting)
+    page = Page()
+    page.publish("block", [gauge("a", {"0": 1.0}), gauge("b", {"0": 1.0})], early=True)
+    page.publish("block", [gauge("a", {"0": 2.0}), gauge("b", {"0": 1.0})], early=True)
+    rendered = list(written)
+
+    assert value(page, "a", rank="0") == 2.0
+    assert rendered == ["a", "b", "a"]
+    assert written == rendered
