@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -51,6 +52,11 @@ class MetricName(NamedTuple):
     stat: str  # the Stat's name, the unit not in it
     unit: str | None  # a base unit, None for a plain number
     times: float = 1.0  # values are multiplied by this to be in the unit
+
+    @property
+    def family(self) -> tuple[str, str | None]:
+        """What pairs that share a family have in common."""
+        return self.stat.replace(".", "_"), self.unit
 
 
 def metric_name(group: object, name: object) -> MetricName | None:
@@ -98,6 +104,7 @@ class MetricStats:
 
     def __init__(self) -> None:
         self._records: dict[Pair, Record] = {}
+        self._families: dict[tuple[str, str | None], _Family] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
         """Take one value; never raises."""
@@ -117,7 +124,7 @@ class MetricStats:
             if named is None:
                 return refuse("name")  # not remembered: it may be of any length
             try:
-                record = _recorder(named, pair)
+                record = self._recorder(named, pair)
             except DefinitionError as error:  # its family is another pair's, another Stat's or the exporter's
                 told = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
                 tell_once(told, f"{told}: {error}")
@@ -125,13 +132,34 @@ class MetricStats:
         self._records[pair] = record
         return record
 
+    def _recorder(self, named: MetricName, pair: Pair) -> Record:
+        """Return the function that records a pair's values: in the pair's Stat, or in a labelled one of the first pair."""
+        group, name = map(text_of, pair)
+        aggregations = _DURATION if named.unit == "seconds" else _NUMBER
+        family = self._families.get(named.family)
+        if family is None:
+            text = f"Metric {name} of torchelastic's group {group}."
+            stat = Stat(named.stat, aggregations, unit=named.unit, help=text)
+            self._families[named.family] = _Family(stat, {(group, name)})
+        else:
+            first, labels = family.stat.definition, {"metric_group": group or "none"}
+            if any(known == group for known, _ in family.pairs):
+                labels["metric_name"] = name or "none"
+            family.pairs.add((group, name))
+            stat = Stat(first.name, aggregations, unit=named.unit, help=first.help, labels=labels)
+        return _adder(stat, named.times)
 
-def _recorder(named: MetricName, pair: Pair) -> Record:
-    group, name = map(text_of, pair)
-    aggregations = _DURATION if named.unit == "seconds" else _NUMBER
-    text = f"Metric {name} of torchelastic's group {group}."
-    stat = Stat(named.stat, aggregations, unit=named.unit, help=text)
-    add, times = stat.add, named.times
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The pairs that share a family, and the Stat of the first of them."""
+
+    stat: Stat
+    pairs: set[tuple[str, str]]
+
+
+def _adder(stat: Stat, times: float) -> Record:
+    add = stat.add
 
     def record(value: object) -> None:
         kind = type(value)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from math import inf
 from time import monotonic, monotonic_ns, time
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from exporter.recording.conversion import safe_repr, to_message
@@ -37,6 +39,8 @@ MOST_QUEUED = 1_000_000
 END_SECONDS = 2.0
 """The longest that an unregistration, or the exit of the process, waits for a handler to take what is queued."""
 _UNNAMED = "unnamed"
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
+"""Classes of a payload that is called; an object that is merely callable, as a model is, is passed on."""
 Found = TypeVar("Found")
 _class_of = type
 """Not isinstance, which asks an object of the job's for its `__class__`."""
@@ -86,7 +90,7 @@ class EventLog(KindTable):
         timestamp: float | None = None,
         span_id: str | None = None,
         parent_ids: Iterable[str] = (),
-        payload: Callable[[], Mapping[str, object]] | None = None,
+        payload: object = None,
         **data: object,
     ) -> None:
         """Say that something has happened. Never waits and never raises.
@@ -101,7 +105,8 @@ class EventLog(KindTable):
             span_id: The span that it belongs to; None for the innermost open one that is an object (`exporter.span`,
                 applications, loops and saves).
             parent_ids: The ids of the events that led to it.
-            payload: Gives further data; called only when a handler is told of this event.
+            payload: A function that returns further data, called only if a handler gets this event; or an object, such as
+                the model, which handlers of this process find in `Event.payload` and which is never written anywhere.
             data: What programs look at: str, float, int or bool. Numbers of other libraries become plain ones; None is
                 left out; lists, paths and anything else become short text.
         """
@@ -293,7 +298,7 @@ class EventLog(KindTable):
         late: Any,
         happened: float | datetime,
         origin: object = None,
-        payload: Callable[[], Mapping[str, object]] | None = None,
+        payload: object = None,
     ) -> None:
         """Count an event of an enabled kind; hand it on, made of `late` (or its `raw()`), or `origin`, a face's object."""
         kind.count()
@@ -313,10 +318,16 @@ class EventLog(KindTable):
                 raw: RawEvent = late if isinstance(late, RawEvent) else late.raw()
                 if raw.span_id is None:  # a compatibility module knows no spans
                     raw.span_id = self.span_id()
-                if payload is not None:
+                if payload is None:
+                    event = self._event(raw)
+                elif isinstance(payload, _FUNCTIONS):
                     self._add_payload(raw, payload)
-                event = self._event(raw)
+                    event = self._event(raw)
+                else:
+                    event = self._event(raw).with_payload(payload)
             each.put(event, origin)
+        if event is not None and payload is not None:
+            event = event.replace()  # `recent` keeps no object of the job alive
         self.latest.append(late if event is None else event)
 
     def answer(self, kind: Kind) -> None:
@@ -334,7 +345,7 @@ class EventLog(KindTable):
         for kind in list(self._kinds.values()):
             kind.route(handles)
 
-    def _add_payload(self, raw: RawEvent, payload: Callable[[], Mapping[str, object]]) -> None:
+    def _add_payload(self, raw: RawEvent, payload: Callable[[], Any]) -> None:
         try:
             more = convert_data(payload(), lambda name: self._refuse(raw.type, f"the datum {name!r}"))
         except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched

@@ -45,9 +45,16 @@ _OTHER_WORDS = {
 }
 
 
+class _PayloadCarrier:
+    """Slot of an event's payload object: no dataclass field, so that copies, JSON and pickles leave the object out."""
+
+    __slots__ = ("_payload",)
+    _payload: object
+
+
 @dataclass(frozen=True, slots=True)
-class Event(Value):
-    """One event, as handlers are given it; nothing in it changes any more."""
+class Event(Value, _PayloadCarrier):
+    """One event, as delivered to handlers; immutable."""
 
     type: str  # what happened: `checkpoint.saved`; a label value, so there should be few different ones
     message: str | None = None  # for people; None where the type says it all
@@ -61,6 +68,17 @@ class Event(Value):
     parent_ids: tuple[str, ...] = ()  # the ids of the events that led to it
     rank: int | None = None  # global rank of the process, None where it has none
     run: str = ""
+
+    @property
+    def payload(self) -> object:
+        """The object passed to `log(..., payload=object)`; None without one, and in every copy of the event."""
+        return getattr(self, "_payload", None)
+
+    def with_payload(self, payload: object) -> Event:
+        """Return the same event with a reference to an object."""
+        event = self.replace()
+        object.__setattr__(event, "_payload", payload)
+        return event
 
 
 @dataclass(slots=True)

@@ -5,9 +5,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from exporter.errors import DefinitionError
+from exporter.recording.conversion import safe_repr, to_name
+from exporter.recording.identity import clean_text
 from exporter.recording.recorder import RECORDER
 
-__all__ = ["enabled", "limit", "log", "recent", "register", "unregister"]
+__all__ = ["Namespace", "enabled", "limit", "log", "namespace", "recent", "register", "unregister"]
+
+LONGEST_NAMESPACE = 100
+"""Characters of a namespace."""
 
 EVENTS = RECORDER.events
 """The events of this process."""
@@ -18,3 +26,30 @@ register = EVENTS.register
 unregister = EVENTS.unregister
 limit = EVENTS.limit
 recent = EVENTS.recent
+
+
+class Namespace:
+    """Events of one library: the types `name.type`, so that the `loss` of two libraries are two series."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def log(self, type: str, message: str | None = None, **arguments: Any) -> None:
+        """Log an event of this namespace; the arguments are those of `exporter.log`."""
+        log(f"{self.name}.{to_name(type)}", message, **arguments)
+
+    def enabled(self, type: str, severity: str = "info") -> bool:
+        """Return True if an event of this type would be recorded."""
+        return enabled(f"{self.name}.{to_name(type)}", severity)
+
+    def __repr__(self) -> str:
+        return f"<Namespace {self.name!r}>"
+
+
+def namespace(name: str) -> Namespace:
+    """Return the namespace of a library; raises DefinitionError for a name that is not printable text."""
+    if not isinstance(name, str) or not name or clean_text(name) != name or len(name) > LONGEST_NAMESPACE:
+        allowed = f"printable text of 1 to {LONGEST_NAMESPACE} characters"
+        message = f"name must be {allowed}, not {safe_repr(name)}"
+        raise DefinitionError(message, field="name", found=name, allowed=allowed)
+    return Namespace(name)

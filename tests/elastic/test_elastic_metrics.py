@@ -233,13 +233,26 @@ def test_names_that_end_as_prometheus_own_suffixes_do_pass_its_lint(tmp_path: Pa
     assert labelled(page, "my_app_total_seconds_sum") == 0.002
 
 
-def test_of_two_pairs_with_one_family_the_second_is_refused_and_so_is_a_name_of_the_exporters_own() -> None:
+def test_pairs_that_fold_into_one_family_are_kept_apart_by_their_group() -> None:
     group, before = fresh("twin"), total("training.elastic.refused", reason="collision")
-    for pair in (("a.x", group), ("x", f"{group}.a"), ("x", f"{group}.a"), ("utilization", "gpu")):
-        metrics.put_metric(pair[0], 1, pair[1])
+    pairs = [("b_c", group), ("c", f"{group}_b"), ("x", f"{group}-q"), ("x", f"{group}_q"), ("b-c", group)]
+    for number, (name, of) in enumerate(pairs, 1):
+        metrics.put_metric(name, number, of)
+        metrics.put_metric(name, number, of)
 
-    assert tally(f"{group}.a.x").sum == 1
-    assert total("training.elastic.refused", reason="collision") == before + 3
+    assert tally(f"{group}.b_c").sum == 2
+    assert tally(f"{group}.b_c", metric_group=f"{group}_b").sum == 4
+    assert tally(f"{group}_q.x").sum == 6
+    assert tally(f"{group}_q.x", metric_group=f"{group}_q").sum == 8
+    assert tally(f"{group}.b_c", metric_group=group, metric_name="b-c").sum == 10
+    assert total("training.elastic.refused", reason="collision") == before
+
+
+def test_name_of_the_exporters_own_is_refused_and_counted() -> None:
+    before = total("training.elastic.refused", reason="collision")
+    metrics.put_metric("utilization", 1, "gpu")
+
+    assert total("training.elastic.refused", reason="collision") == before + 1
 
 
 def test_names_beyond_the_bound_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -352,3 +352,13 @@ while time.monotonic() < end:
 signal.setitimer(signal.ITIMER_REAL, 0)
 """
     child(tmp_path / "feed", program)
+
+
+def test_window_closed_by_max_samples_stays_readable_until_the_next_one_closes() -> None:
+    stat = Stat("mended.full", [Aggregation.SUM], 0.2, 2)
+    stat.add(1.0)
+    stat.add(2.0)
+    time.sleep(0.3)
+    stat.add(5.0)
+
+    assert stat.get() == {Aggregation.SUM: 3.0}

@@ -177,7 +177,7 @@ def test_conversion_of_a_container_of_a_million_items_is_bounded(
     began = thread_time()
     convert(value)
 
-    assert thread_time() - began < 0.1
+    assert thread_time() - began < 0.3
 
 
 @pytest.mark.parametrize(

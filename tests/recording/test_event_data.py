@@ -84,7 +84,7 @@ def test_log_of_containers_with_a_million_items_is_bounded(events: EventLog) -> 
     began = thread_time()
     events.log("a", losses, losses=losses, settings=settings)  # type: ignore[arg-type]  # a job may
 
-    assert thread_time() - began < 0.1
+    assert thread_time() - began < 0.3
     assert str(events.recent()[0].data["losses"]).startswith("[0, 1, 2, ")
 
 

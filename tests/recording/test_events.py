@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import datetime as dt
+import pickle
 import queue
 import re
 import signal
@@ -10,15 +13,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from feed_support import new_identity
 from waiting import PATIENCE, wait_until
 
+import exporter
 from exporter.recording.event_log import EventLog
 from exporter.recording.event_values import Event
 from exporter.recording.handle import name_of
+from exporter.recording.handlers import JsonLinesHandler
 
 
 @pytest.fixture
@@ -151,6 +157,43 @@ def test_beyond_a_thousand_kinds_events_are_counted_together_and_told_by_their_t
     assert told == ["alarm.fire"]
     assert sum(events.reading().counts.values()) == 1_101
     assert events.reading().last["other", "info"] == 1e10
+
+
+def test_namespaces_keep_the_events_of_two_libraries_apart() -> None:
+    first, second = exporter.events.namespace("first"), exporter.events.namespace("second")
+    first.log("loss", step=1)
+    second.log("loss", "of the second", severity="warning")
+
+    found = [(event.type, event.severity, event.message) for event in exporter.events.recent()[-2:]]
+    assert found == [("first.loss", "info", None), ("second.loss", "warning", "of the second")]
+    assert first.enabled("loss")
+    with pytest.raises(exporter.DefinitionError):
+        exporter.events.namespace("")
+
+
+def test_payload_object_reaches_handlers_of_the_process_and_is_never_written(
+    events: EventLog, tmp_path: Path
+) -> None:
+    class Model:
+        def __call__(self) -> None:
+            raise AssertionError("the model was called")
+
+        def __reduce__(self) -> str:
+            raise AssertionError("the model was written")
+
+    model = Model()
+    found: list[Event] = []
+    events.register(found.append)
+    events.register(JsonLinesHandler(tmp_path / "events.jsonl"))
+    events.log("epoch", payload=model, epoch=1)
+    assert events.flush(5.0)
+
+    (event,) = found
+    assert event.payload is model
+    assert copy.deepcopy(dataclasses.asdict(event)) == dataclasses.asdict(event)
+    assert pickle.loads(pickle.dumps(event)).payload is None
+    assert "payload" not in (tmp_path / "events.jsonl").read_text()
+    assert events.recent()[-1].payload is None
 
 
 def test_a_payload_is_made_only_when_somebody_is_told_and_costs_itself_where_it_cannot_be(
