@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.cli import child
+from exporter.cli.command_line import parse_job_command
 from exporter.cli.flags import (
     DEFAULT_ADDRESS,
     FEED_DIRECTORY_VARIABLE,
@@ -38,7 +39,7 @@ from exporter.feed import runs
 from exporter.feed.directory import default_directory, prepare_directory, write_overrides
 from exporter.feed.files import OVERRIDES
 from exporter.feed.runs import Job, Registration
-from exporter.recording.identity import LAUNCH, launch_name, script_of
+from exporter.recording.identity import LAUNCH, launch_name
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
 # (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.
@@ -84,7 +85,8 @@ class Plan:
     feed_directory: Path  # absolute
     linger_seconds: float  # how long the sidecar may wait for the last scrape
     run: str = ""  # its name, as the job is given it
-    page: str = ""  # where the status page will be; "" where that is not known
+    derived: bool = False  # the run's name comes from the rendezvous of several nodes
+    page: str = ""  # URL of the status page; "" if unknown
     rules: Sequence[Mapping[str, object]] = ()  # for what the job records
 
 
@@ -113,7 +115,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
     directory, page, rules = _configured(given, environ)
     feed_directory = (directory or default_directory()).absolute()
-    launch, disabled = launch_name(script_of(command), time.time()), environ.get("EXPORTER_DISABLED") == "1"
+    job, disabled = parse_job_command(command), environ.get("EXPORTER_DISABLED") == "1"
+    launch = job.shared_name or launch_name(job.script, time.time())
     own_places = {FEED_DIRECTORY_VARIABLE: str(feed_directory), LAUNCH: launch}
     environment = {"EXPORTER_AUTO": "1", **environ, **own_places}
     if environment["EXPORTER_AUTO"] == "1" and not disabled:
@@ -127,7 +130,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         sidecar=() if disabled else sidecar_command(given, linger_seconds),
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
-        run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or launch,
+        run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or job.run_id or launch,
+        derived=launch == job.shared_name,
         page=page,
         rules=rules,
     )
@@ -195,6 +199,11 @@ class Supervision:
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._ask_at = time.monotonic() + runs.SILENT_SECONDS
             say(f"run {plan.run}" + (f", see {plan.page}" if plan.page and not foreign else ""))
+            if plan.derived and plan.run == plan.environment[LAUNCH]:
+                say(
+                    "the nodes of this launch share the run name above, derived from the rendezvous; a later launch "
+                    "with the same rendezvous continues the run: set --run.name to separate them"
+                )
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
             registration.tell_end(self._job, wait_status)

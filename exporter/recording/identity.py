@@ -9,8 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import PurePath
 from zlib import crc32
@@ -27,7 +26,6 @@ _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _MADE_BY_TORCHRUN = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_LAUNCHERS = frozenset({"accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torchrun"})
 
 
 class Process:
@@ -138,16 +136,6 @@ def launch_name(script: str, now: float, pid: int | None = None) -> str:
     number = int(now % 60) * 21 + (os.getpid() if pid is None else pid) % 21
     letters = _DIGITS[number // 36] + _DIGITS[number % 36]
     return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(now))}-{letters}"
-
-
-def script_of(command: Sequence[str]) -> str:
-    """Name what a command line runs: its script, its module, else its program."""
-    module = next((after for word, after in pairwise(command) if word == "-m"), "")
-    script = next((word for word in command[1:] if word.endswith((".py", ".sh"))), "")
-    if module and not module.startswith(("torch.distributed", "accelerate")):
-        return module.rpartition(".")[2]
-    named = (word for word in command if not word.startswith("-") and PurePath(word).name not in _LAUNCHERS)
-    return script or next(named, "python")
 
 
 def clean_text(text: str) -> str:

@@ -11,7 +11,6 @@ import pytest
 from elastic_support import run, snapshots
 
 import exporter
-from exporter.recording.identity import script_of
 
 
 class Unreadable:
@@ -208,18 +207,3 @@ def test_what_ends_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
     assert [ending and ending.exception for ending in endings] == ["LookupError", None, None]
     assert endings[0] is not None
     assert abs(endings[0].at - time.time()) < 60
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        (["python", "train.py", "--lr", "1"], "train.py"),
-        (["python", "-m", "my.train", "--lr", "1"], "train"),
-        (["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "src/train.py"], "src/train.py"),
-        (["torchrun", "--nproc-per-node=2", "train.py"], "train.py"),
-        (["accelerate", "launch", "train.py"], "train.py"),
-        (["./train", "x"], "./train"),
-    ],
-)
-def test_a_launch_is_named_after_what_it_runs(command: list[str], name: str) -> None:
-    assert script_of(command) == name

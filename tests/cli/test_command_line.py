@@ -1,0 +1,67 @@
+"""Names of runs from the job's command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from exporter.cli.command_line import JobCommand, parse_job_command
+from exporter.cli.run import make_plan
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python train.py", "train.py"),
+        ("python train.py -m resnet50", "train.py"),
+        ("python hydra_app.py -m +lr=0.1,0.01", "hydra_app.py"),
+        ("python -u -X dev -m package.train --lr 1", "train"),
+        ("torchrun --nproc-per-node 2 -m package.train -m other", "train"),
+        ("python -m torch.distributed.run --nproc_per_node=2 train.py -m x", "train.py"),
+        ("accelerate launch --num_processes 2 train.py", "train.py"),
+        ("bash train.sh -m x", "train.sh"),
+        ("srun -m block python train.py", "train.py"),
+        ("python program -m x", "program"),
+        ("./train --flag", "./train"),
+        ("python -c pass", "python"),
+    ],
+)
+def test_parsing_stops_at_the_script(command: str, script: str) -> None:
+    assert parse_job_command(command.split()).script == script
+
+
+@pytest.mark.parametrize("option", ["--rdzv-id=job7", "--rdzv_id job7", "--rdzv-id job7"])
+def test_the_run_id_of_the_rendezvous_is_read(option: str) -> None:
+    command = f"torchrun {option} --rdzv-backend=c10d train.py --rdzv-id=other".split()
+
+    assert parse_job_command(command) == JobCommand("train.py", run_id="job7")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("torchrun --nnodes=2 --node-rank=%d --master-addr=n1 --master-port 29500 train.py",) * 2,
+        ("torchrun --nnodes 1:2 --rdzv-backend=c10d --rdzv-endpoint=n1:29400 --node-rank=%d train.py",) * 2,
+        ("accelerate launch --num_machines 2 --machine_rank %d --main_process_ip n1 train.py",) * 2,
+    ],
+)
+def test_the_agents_of_a_launch_on_several_nodes_derive_the_same_name(first: str, second: str) -> None:
+    names = {
+        parse_job_command((first % 0).split()).shared_name,
+        parse_job_command((second % 1).split()).shared_name,
+    }
+
+    assert len(names) == 1
+    assert names.pop().startswith("train-")
+
+
+@pytest.mark.parametrize(
+    ("environment", "run"), [({}, "job7"), ({"SLURM_JOB_ID": "81"}, "81"), ({"EXPORTER_RUN": "mine"}, "mine")]
+)
+def test_run_announces_the_name_that_the_workers_record(environment: dict[str, str], run: str) -> None:
+    assert make_plan(["torchrun", "--rdzv-id=job7", "train.py"], environment).run == run
+
+
+def test_a_launch_on_one_node_has_no_shared_name() -> None:
+    command = ["torchrun", "--nnodes=1", "--master-addr=n1", "train.py"]
+
+    assert parse_job_command(command).shared_name == ""
