@@ -1,4 +1,4 @@
-"""The host families beside node_exporter's, value by value: the table of docs/NODE_EXPORTER.md is the test."""
+"""Comparison of the host families with node_exporter, by the table of docs/NODE_EXPORTER.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(*found)
     for found in re.findall(
-        r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge|momentary) \|$",
+        r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge) \|$",
         DOCUMENT.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
@@ -63,7 +63,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def moments(address: str) -> tuple[Values, Values, Values]:
-    """What node_exporter says, then we, then node_exporter once more."""
+    """Values of node_exporter, of the exporter, and of node_exporter again."""
     return theirs(address), ours(), theirs(address)
 
 
@@ -94,7 +94,7 @@ def ours() -> Values:
 
 
 def summed(values: Mapping[Labels, float], labels: Labels) -> float | None:
-    """Their series that have our labels, together."""
+    """Sum of node_exporter's series with the labels of a series."""
     matching = [value for series, value in values.items() if labels <= series]
     return sum(matching) if matching else None
 
