@@ -163,7 +163,7 @@ def call_exporters_directly() -> None:
 
     Span.as_started = Span.as_it_is = itself  # type: ignore[method-assign,assignment]
     Delivery.start_exporters, Delivery._put = start_exporters, put  # type: ignore[method-assign]
-    Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign,assignment]
+    Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign]
     Delivery.flush = lambda self, timeout_seconds=0.0: True  # type: ignore[method-assign]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from exporter import training
 from exporter.bridges.loop import leave
-from exporter.bridges.sources import ACTIVE, INSTRUMENTED, Source
+from exporter.bridges.sources import ACTIVE, Source, Strength
 from exporter.patching import Around, never_raises, patch, when_imported
 from exporter.recording.notices import log_once
 from exporter.training import kinds
@@ -47,7 +47,7 @@ class _RecordedSpan:
 class _SpanSource(Source):
     """Source that records the spans of one-logger."""
 
-    strength = INSTRUMENTED
+    strength = Strength.INSTRUMENTED
 
     def __init__(self) -> None:
         self._open: dict[Any, _RecordedSpan] = {}

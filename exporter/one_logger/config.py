@@ -36,7 +36,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 def _text(value: object) -> str:
     assert_that(isinstance(value, str), "must be a string")
-    return str.__str__(value)  # type: ignore[arg-type]  # checked in the line before
+    return str.__str__(value)
 
 
 def _non_blank(value: object) -> str:

@@ -192,7 +192,7 @@ class OneLoggerObserver:
         given = block.values.get(name)
         if isinstance(given, int):
             return given
-        return None if self.training is None else self.training.present(f"{name}_or_fn")  # type: ignore[no-any-return]  # checked by its field
+        return None if self.training is None else self.training.present(f"{name}_or_fn")
 
     def _begin_save(self, block: ObservedBlock) -> Save:
         training, step = self.training, block.values.get("global_step")

@@ -61,7 +61,7 @@ class RequiredField(OptionalField[Value]):
     def __get__(self, instance: Attributes, owner: type) -> Value: ...
 
     def __get__(self, instance: Attributes | None, owner: type) -> Any:
-        value = super().__get__(instance, owner)  # type: ignore[arg-type]  # either overload
+        value = super().__get__(instance, owner)
         assert_that(value is not None, f"{self.name} is required.")
         return value
 

@@ -19,7 +19,7 @@ from exporter.training.blocks import HotBlock
 from exporter.training.kinds import BlockKind
 from exporter.training.rare_blocks import begin_block, end_block
 from exporter.training.recorder import TRAINING
-from exporter.training.spans import ErrorEvent, Event, Span
+from exporter.training.spans import ErrorEvent, Event, InertSpan, Span
 
 __all__ = ["TrainingRecorder", "get_recorder"]
 
@@ -169,7 +169,9 @@ class TrainingRecorder(DefaultRecorder):
         """Report the end of a training loop."""
         callbacks.on_train_end(_milliseconds(stop_time))
 
-    def on_training_single_iteration_start(self, start_time: TracingTimestamp | None = None) -> Span:
+    def on_training_single_iteration_start(
+        self, start_time: TracingTimestamp | None = None
+    ) -> Span | InertSpan:
         """Report the start of a training iteration."""
         return callbacks.on_training_single_iteration_start(_milliseconds(start_time))
 
@@ -185,7 +187,9 @@ class TrainingRecorder(DefaultRecorder):
         """Report the end of a validation."""
         callbacks.on_validation_end(_milliseconds(stop_time))
 
-    def on_validation_single_iteration_start(self, start_time: TracingTimestamp | None = None) -> Span:
+    def on_validation_single_iteration_start(
+        self, start_time: TracingTimestamp | None = None
+    ) -> Span | InertSpan:
         """Report the start of a validation iteration."""
         return callbacks.on_validation_single_iteration_start(_milliseconds(start_time))
 

@@ -125,9 +125,9 @@ def begin_block(
     record = _begin_record(block)
     if record is not None:
         TRAINING.append(record)
-    TRAINING.enter_span(span)
     try:
         if all(TRAINING.notify(lambda each: each.allows(kind, call, given))):
+            TRAINING.enter_span(span)  # a block that is not observed is no parent
             TRAINING.notify(lambda each: each.block_began(block.observed))
     except OneLoggerError:
         end_open_block(block, moment_now(), is_complete=False)

@@ -9,11 +9,13 @@ from time import monotonic_ns, time
 from typing import Any
 
 from exporter.recording.conversion import safe_repr, to_datum
+from exporter.recording.event_values import RawEvent
 from exporter.recording.identity import clean_text
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import TrainingReading
 from exporter.training.checkpoints import Checkpoints, Save, Work
 from exporter.training.clock import ClockReading, PhaseClock, classic_buckets, native_buckets
+from exporter.training.collectives import sequence_numbers
 from exporter.training.facts import RATES, Facts
 from exporter.training.kinds import OTHER
 from exporter.training.metrics import PHASE_BUCKETS, Families
@@ -255,15 +257,17 @@ class TrainingState:
             step = None if self.loop is None else self.loop.completed
             reason = record.reason or self._failure or None
             data |= {"reason": reason, "step": step, "steps": self.progress.steps}
-        plain = {name: to_datum(value) for name, value in data.items() if value is not None}
-        plain["name"] = record.name
-        raw = (record.type, None, "info", plain, record.at, time(), monotonic_ns(), record.span_id, ())
+        found = {name: to_datum(value) for name, value in data.items()} | {"name": record.name}
+        plain = {name: value for name, value in found.items() if value is not None}
+        raw = RawEvent(record.type, None, "info", plain, record.at, time(), monotonic_ns(), record.span_id)
         RECORDER.events.record(kind, raw, record.at)
 
     # What is published -----------------------------------------------------------------------------------
 
     def publish(self, until: float | None = None) -> TrainingReading:
         """Update the series up to now, or up to another time in simulations; returns the reading beside them."""
+        for group, number in sequence_numbers().items():
+            self.families.gauge("training.collective_sequence", group=group).set(number)
         clock = self.clock.read(until)
         self._publish_phases(clock)
         self.progress.publish(self.offset)
