@@ -13,7 +13,7 @@ from time import monotonic, time
 from typing import Any
 
 from exporter.recording.conversion import safe_repr
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 
 
 class Counter:
@@ -117,7 +117,7 @@ class Worker:
             thread.start()
             self._thread = thread
         except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
-            tell_once(f"worker {self._name} thread", f"{self._name} loses what it is to do: {error}")
+            log_once(f"worker {self._name} thread", f"{self._name} loses what it is to do: {error}")
             while not self._queue.empty():
                 self._queue.get_nowait()
                 self._lose("no_thread", 1)
@@ -175,7 +175,7 @@ class Worker:
                 self.done += 1
         except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
             self._lose("error", 1)
-            tell_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
+            log_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
         finally:
             self.busy_since = None
 
