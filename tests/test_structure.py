@@ -145,7 +145,6 @@ def cycles_of(graph: dict[str, set[str]]) -> list[str]:
         left = {node: found - ends for node, found in left.items() if node not in ends}
 
 
-@pytest.mark.xfail(reason="training and one_logger are being taken apart")
 def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
     files = graph_of_files()
     folders: dict[str, set[str]] = {}

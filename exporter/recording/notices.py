@@ -92,4 +92,3 @@ NOTICES = Notices()
 """The notices of this process; reset by the recorder."""
 
 log_once = NOTICES.log_once
-tell_once = log_once
