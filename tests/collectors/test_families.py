@@ -1,4 +1,4 @@
-"""Specifications of families: each checks itself when it is made."""
+"""Specifications of families: checks at construction, and the lists of the modules."""
 
 from __future__ import annotations
 
