@@ -16,6 +16,7 @@ ROOT = Path(exporter.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "diagnoses": set(),
     "recording": {"errors"},
     "feed": {"errors", "recording.exponential", "recording.limits", "recording.stacks", "recording.values"},
     "recorder": {"errors", "version", "recording", "responder", "feed", "training"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hangs": {"collectors.kernel_files", "errors", "families", "feed", "recording.stacks"},
     "exposition": {"families", "recording.exponential", "recording.reserved"},
     "web": {"config", "errors", "exposition", "families"},
-    "status": {"collectors.status", "families", "feed", "training.phases"},
+    "status": {"collectors.status", "diagnoses", "families", "feed", "training.phases"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }
