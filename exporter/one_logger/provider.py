@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
@@ -22,6 +23,7 @@ from exporter.one_logger.observer import OneLoggerObserver
 from exporter.one_logger.recorders import DefaultRecorder
 from exporter.one_logger.training_recorder import UNCONFIGURED, TrainingRecorder, get_recorder
 from exporter.recording.conversion import safe_repr
+from exporter.recording.notices import NOTICES
 from exporter.training.attributes import SpanName, assert_that
 from exporter.training.misuse import report
 
@@ -268,10 +270,10 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _apply_logger_config(settings: OneLoggerConfig) -> None:
-    """Set the log level and add log files that are given explicitly; a disabled rank opens no file."""
-    config, logger = settings.logger_config, logging.getLogger("exporter")
+    """Apply the log level, and add the log files that are given explicitly; a disabled rank opens no file."""
+    config = settings.logger_config
     if "log_level" in config.given:
-        logger.setLevel(config.log_level)
+        NOTICES.is_quiet = logging.getLevelName(config.log_level) > logging.WARNING
     files = ((config.log_file_path_for_info, logging.INFO), (config.log_file_path_for_err, logging.ERROR))
     for path, level in files if settings.enable_for_current_rank else ():
         if path is None:
@@ -283,7 +285,14 @@ def _apply_logger_config(settings: OneLoggerConfig) -> None:
             continue
         handler.setLevel(level)
         handler.setFormatter(logging.Formatter(config.log_format))
-        logger.addHandler(handler)
+        NOTICES.listeners.append(partial(_log_to, handler))
+
+
+def _log_to(handler: logging.Handler, message: str) -> None:
+    """Log a notice to a handler, on the thread that writes notices."""
+    record = logging.LogRecord("exporter", logging.WARNING, __file__, 0, message, None, None)
+    if record.levelno >= handler.level:
+        handler.handle(record)
 
 
 def forget() -> None:

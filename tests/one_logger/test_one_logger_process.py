@@ -190,6 +190,36 @@ def test_d49_a_forked_worker_writes_nothing_under_its_parents_name(tmp_path: Pat
     assert "of the parent" in spans(tmp_path, "complete", "start")
 
 
+def test_a_child_forked_while_threads_open_spans_of_new_names_opens_one_itself(tmp_path: Path) -> None:
+    body = """
+    import itertools, signal, threading
+    configure()
+    numbers, done = itertools.count(), threading.Event()
+    def work():
+        while not done.is_set():
+            with timed_span(f"name-{next(numbers)}"):
+                pass
+    with application():
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for each in threads: each.start()
+        try:
+            for attempt in range(30):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(20)
+                    recorder = DefaultRecorder()
+                    recorder.stop(recorder.start(f"child-{attempt}"))
+                    with timed_span(f"of the child-{attempt}"):
+                        pass
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0, "the child hung"
+        finally:
+            done.set()
+            for each in threads: each.join()
+    """
+    run(HEAD + body, tmp_path)
+
+
 def test_a_child_of_multiprocessing_may_configure_itself(tmp_path: Path) -> None:
     body = """
     import multiprocessing

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from one_logger_support import APPLICATION, KeepingExporter, configured, exported
 from one_logger_support import TELEMETRY as TRAINING
-from training_support import reported
+from training_support import latest_reading, reported
 
 import exporter
 from exporter import one_logger, training
 from exporter.errors import OneLoggerError
 from exporter.one_logger import ExportCustomizationMode, timed_span
 from exporter.one_logger.configured import current
+from exporter.recording.notices import NOTICES, log_once
 from exporter.training import application, training_iteration, training_loop, validation_loop
 
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
@@ -407,20 +409,61 @@ def test_a_recorder_of_the_jobs_own_class_that_raises_harms_nothing() -> None:
     assert [rule for _, rule, _ in found] == ["recorder_raised"]
 
 
-def test_d36_a_log_file_exists_only_where_one_is_named(tmp_path: Path) -> None:
-    logger = logging.getLogger("exporter")
-    level, before = logger.level, list(logger.handlers)
+@pytest.fixture
+def _default_notices() -> Iterator[None]:
+    """Restore the notices of this process after a test."""
+    yield
+    NOTICES.is_quiet = False
+    for listener in NOTICES.listeners:
+        getattr(listener, "args")[0].close()  # noqa: B009  # a partial
+    NOTICES.listeners.clear()
+
+
+@pytest.mark.usefixtures("_default_notices")
+def test_d36_a_log_file_exists_only_where_one_is_named_and_has_the_notices(tmp_path: Path) -> None:
     paths = {"log_file_path_for_info": tmp_path / "info", "log_file_path_for_err": tmp_path / "no" / "err"}
     with reported() as found:
         configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
-    added = [each for each in logger.handlers if each not in before]
-    try:
-        files = [each.baseFilename for each in added if isinstance(each, logging.FileHandler)]
-        assert files == [str(tmp_path / "info")]
-        assert logger.level == logging.ERROR
-        assert [rule for _, rule, _ in found] == ["log_file"]
-    finally:
-        logger.setLevel(level)
-        for each in added:
-            logger.removeHandler(each)
-            each.close()
+    log_once(f"{tmp_path}", "a notice")
+    NOTICES.flush()
+
+    assert [rule for _, rule, _ in found] == ["log_file"]
+    assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"
+    assert NOTICES.is_quiet
+
+
+def test_with_base_config_twice_raises_where_propagation_was_chosen_explicitly() -> None:
+    chosen = one_logger.OneLoggerConfig(**APPLICATION, error_handling_strategy=PROPAGATES)
+    provider().with_base_config(chosen)
+
+    with pytest.raises(OneLoggerError, match="with_base_config"):
+        provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
+
+
+def test_the_end_of_the_application_closes_the_exporters_and_another_start_opens_them_again() -> None:
+    keeping = configured()
+    for _ in range(2):
+        with application():
+            pass
+
+    steps = [name for name in exported(keeping).calls if name in {"initialize", "start", "stop", "close"}]
+    assert steps == ["initialize", "start", "stop", "close"] * 2
+
+
+@pytest.mark.parametrize("training_config", [None, {}])
+def test_a_session_tag_does_not_change_what_the_families_count(
+    training_config: dict[str, Any] | None,
+) -> None:
+    configured(telemetry=training_config)
+    with training_loop(train_iterations_start=0):
+        for step in range(3):
+            with training_iteration():
+                time.sleep(0.01)
+            with training.checkpoint_save(step + 1):
+                pass
+
+    reading = latest_reading()
+    assert (reading.steps, reading.step, reading.committed_step) == (3, 3, 3)
+    assert reading.work_seconds >= 0.03
+    assert reading.committed_seconds == pytest.approx(reading.work_seconds)
+    assert dict(reading.facts)["session_tag"] == "session"
