@@ -26,6 +26,8 @@ from exporter.training.span_log import log_begin, log_end
 from exporter.training.spans import InertSpan, Span
 
 _CLOCK = TRAINING.clock
+MOST_THREADS = 64
+"""Threads beside the main thread whose open iterations are known."""
 
 
 class HotBlock(StackEntry, InertSpan):
@@ -337,8 +339,14 @@ class IterationBlock(HotBlock):
                 clock.remove([earlier], now)
                 earlier.abandon(now)
             clock.begin_training(now)
+        elif (other := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
+            other.abandon(now)
         self.work = self.waits = 0.0
         super().begin(now, call, began)
+        if not self.is_main and self.is_open:
+            TRAINING.iterations_elsewhere[get_ident()] = self
+            if len(TRAINING.iterations_elsewhere) > MOST_THREADS:
+                del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
         if self.is_main and self.is_open:
             clock.accepts_iteration = False
             self._mark()
@@ -352,6 +360,8 @@ class IterationBlock(HotBlock):
                 clock.iteration = None
                 clock.accepts_iteration = TRAINING.job_is_instrumented
             work, waits = clock.work_seconds() - self.work, clock.wait_seconds() - self.waits
+        elif TRAINING.iterations_elsewhere.get(self.thread) is self:
+            del TRAINING.iterations_elsewhere[self.thread]
         if is_complete:
             failed = error is not None
             TRAINING.notify(

@@ -81,6 +81,7 @@ class TrainingRecording:
         self.numbers = Numbers()
         self.open: dict[int, OpenRareBlock] = {}
         self.begun: deque[OpenHotBlock] = deque(maxlen=DEEPEST)  # by callbacks
+        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, beside the main thread
         self.is_on = RECORDER.recording
         self._collect: Callable[[], None] = lambda: None
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
@@ -97,6 +98,7 @@ class TrainingRecording:
         self.numbers.reset()
         self.open.clear()
         self.begun.clear()
+        self.iterations_elsewhere.clear()
         self.observers: tuple[TrainingObserver, ...] = ()
         self.observed_kinds: frozenset[BlockKind] = frozenset()
         self.job_is_instrumented = False
@@ -344,6 +346,10 @@ class TrainingRecording:
 
     def discard_iteration(self) -> None:
         """Discard the iteration that is open: a bridge has found that there is none."""
+        elsewhere = self.iterations_elsewhere.get(threading.get_ident())
+        if elsewhere is not None:
+            elsewhere.abandon(monotonic())
+            return
         for entry in reversed(self.clock.stack):
             if getattr(entry, "kind", None) in kinds.ITERATIONS:
                 self.clock.remove([entry], monotonic())

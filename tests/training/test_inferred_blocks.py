@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from training_support import latest_reading, misuses, of
 
 from exporter import training
 from exporter.training import api
+from exporter.training.recorder import TRAINING
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -57,3 +60,18 @@ def test_iterations_of_the_job_are_counted_and_iterations_inferred_beside_them_a
 
     assert of("training.steps", mode="train") == 7
     assert latest_reading().step == 7
+
+
+def test_an_iteration_of_another_thread_can_be_discarded() -> None:
+    def run() -> None:
+        for kept in (True, False):
+            with api.inferred_iteration():
+                if not kept:
+                    TRAINING.discard_iteration()
+
+    with training.span("on the main thread"):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    assert of("training.steps", mode="train") == 1
