@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "elastic": {"errors", "patching", "recording"},
     "training": {"errors", "recording"},
     "bridges": {"elastic", "errors", "patching", "recording", "training"},
-    "one_logger": {"errors", "recording", "training"},
+    "one_logger": {"bridges", "errors", "recording", "training"},
     "autoload": set(),
     "families": {"errors"},
     "config": {"errors"},
