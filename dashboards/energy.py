@@ -44,7 +44,7 @@ def board() -> Board:
             Row("Power", _power()),
             Row("Energy per unit of work", _worth()),
             Row("Waste", waste()),
-            Row("Carbon, water, money", carbon()),
+            Row("Carbon and money", carbon()),
             Row("Sources", sources()),
         ),
         marks=(RESTARTS,),
@@ -183,7 +183,7 @@ def waste() -> tuple[Panel, ...]:
 
 
 def carbon() -> tuple[Panel, ...]:
-    """Return the panels about carbon, water and money."""
+    """Return the panels about carbon and money."""
     return (
         lines(
             "CO2 per hour",
@@ -229,20 +229,6 @@ def carbon() -> tuple[Panel, ...]:
                 "sum by (run) (training_carbon_grams_total{@run})", "CO2", unit="massg", decimals=2, width=110
             ),
             Column(
-                "sum by (run) (training_embodied_carbon_grams_total{@run})",
-                "Embodied CO2",
-                unit="massg",
-                decimals=2,
-                width=110,
-            ),
-            Column(
-                "sum by (run) (training_water_liters_total{@run})",
-                "Water",
-                unit="litre",
-                decimals=3,
-                width=110,
-            ),
-            Column(
                 'sum by (run, currency) (training_cost_total{@run, kind="electricity"})',
                 "Electricity",
                 decimals=3,
@@ -262,19 +248,18 @@ def carbon() -> tuple[Panel, ...]:
             "Settings in force",
             Column("setting", "Setting"),
             Column(
-                'label_replace(max by (source) (training_pue_ratio), "setting", "PUE of the site", "", "")'
+                'label_replace(max by (source) (training_power_usage_effectiveness), "setting", "PUE of the site", "", "")'
                 " or label_replace(max by (source, zone) (training_carbon_intensity_grams_per_joule) * 3.6e6,"
                 ' "setting", "grams of CO2 per kWh", "", "")'
                 " or label_replace(max by (source, currency) (training_electricity_price_per_joule) * 3.6e6,"
                 ' "setting", "electricity per kWh", "", "")'
-                " or label_replace(max by (device_type, currency) (training_device_price_per_second) * 3600,"
-                ' "setting", "rent per hour", "", "")',
+                " or label_replace(max by (currency) (training_gpu_price_per_second) * 3600,"
+                ' "setting", "GPU hour", "", "")',
                 "Value",
                 decimals=3,
                 width=90,
             ),
             Column("currency", "Currency", width=90),
-            Column("device_type", "Device"),
             Column("zone", "Zone"),
             Column("source", "From"),
             h=6,
@@ -298,7 +283,7 @@ def sources() -> tuple[Panel, ...]:
                 mappings=words({"true": ("measured", PLAIN), "false": ("a model", WARNING)}),
             ),
             Column(
-                'max by (instance, device) (exporter_energy_crosscheck_ratio{instance=~"$node"})',
+                'max by (instance, device) (exporter_energy_crosscheck{instance=~"$node"})',
                 "Counter / power",
                 decimals=2,
                 width=140,

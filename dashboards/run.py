@@ -30,8 +30,8 @@ UID = "training-run"
 TO_RANKS = to("training-ranks", "Ranks", run="${run}")
 TO_GPUS = to("training-gpus", "GPUs of this run", run="${run}")
 MFU = (
-    "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops{{@run}})"
-    " / sum(training_peak_flops{{@run}})"
+    "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
+    " / sum(training_peak_flops_per_second{{@run}})"
 )
 """Of the ranks whose peak is known: totals of dead ones linger, their peak does not."""
 COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
@@ -81,8 +81,8 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "State",
             now(
-                "max by (state, reason) (training_run_state_info{@run})"
-                ' or label_replace(max by (state) (training_run_state{@run} == 1), "reason", "", "", "")',
+                'label_replace(max by (outcome, reason) (training_run_outcome_info{@run}), "state", "$1", "outcome", "(.*)")'
+                " or (max by (state) (training_run_state{@run} == 1) unless on () training_run_outcome_info{@run})",
                 "{{state}} {{reason}}",
             ),
             unit="none",

@@ -18,7 +18,7 @@ from exporter.feed.decoder import Decoder
 from exporter.feed.reader import FeedReader
 from exporter.feed.snapshot import Snapshot
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 from exporter.recording.stat import REGISTRY
 from exporter.recording.state import StatState
 from exporter.recording.values import StatReading

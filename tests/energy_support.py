@@ -15,10 +15,11 @@ from ledger_support import Clock, Page, Sidecar
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
-from exporter.ledger.energy.attribution import WorkUse
-from exporter.ledger.energy.collector import EnergyCollector, NodeLock, Sources
+from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.families.run_info import Gpus
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 
 RANGE = 262_143.328_850
 """Joules; that of most server CPUs."""
@@ -172,7 +173,14 @@ class SidecarNode(EnergyNode):
 
 
 def a_gpu(joules: float | None, at: float, watts: float | None = None) -> EnergyReading:
-    return EnergyReading("gpu", "GPU-a", "nvml_counter", measured=True, joules=joules, watts=watts, at=at)
+    return EnergyReading(
+        *("gpu", "GPU-a", "nvml_counter"),
+        measured=True,
+        joules=joules,
+        watts=watts,
+        at=at,
+        register_joules=joules,
+    )
 
 
 def energy_of(page: Page) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from ledger_support import Page, Sidecar, a_process, a_snapshot
 
-from exporter.ledger.goodput.task import CAUSES
+from exporter.ledger.goodput.accounting import CAUSES
 from exporter.recording.values import END_REASONS, Ending, StatReading, TrainingReading
 
 

@@ -13,7 +13,7 @@ from exporter.families import visible_name
 from exporter.feed.reader import FeedEntry, FeedReader, Scan
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 from exporter.recording.values import Aggregation, Recording, StatDefinition, StatReading, WindowReading
 
 START = 1_700_000_000.0

@@ -1,8 +1,9 @@
-"""Pytest plug-in that runs one-logger's own tests with `exporter.one_logger` in place of `nv_one_logger`.
+"""A plug-in of pytest that runs one-logger's own tests with its names taken from `exporter.training`.
 
-Use: `pytest -p one_logger_suite_plugin`, in a separate process. The plug-in adapts only what users cannot see: the reset of
-the providers, a clock that a test stops (`patch("time.time")`), exporters called on the calling thread with the span itself
-instead of a copy, and private attributes that have an equivalent. Any other private name exists and fails when used.
+`pytest -p one_logger_suite_plugin`, in a process of its own. What those tests take for granted and no user can see is
+adapted here, and nothing else: how they reset the providers, a clock that they stop (`patch("time.time")`), exporters that
+are asked on the calling thread with the span itself and not a copy of it, and private attributes that have an equal here.
+Any other private name is there, so that the rest of its file runs, and fails whatever uses it.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ def _monotonic() -> float:
     return _MONOTONIC() if time.perf_counter is _COUNTER else time.perf_counter()
 
 
-# The modules of the training bind these clocks, which follow a test's patches.
+# What `exporter.training` binds are the clocks that a test has put in force.
 time.time, time.monotonic = _wall, _monotonic
 
-from exporter import one_logger  # noqa: E402  # with these clocks
+import exporter.training  # noqa: E402  # under these clocks
 from exporter.one_logger import provider  # noqa: E402
-from exporter.one_logger.delivery import Delivery, ExportCall  # noqa: E402
+from exporter.one_logger.delivery import Delivery  # noqa: E402
 from exporter.one_logger.exporters import FileExporter  # noqa: E402
-from exporter.one_logger.recorders import DefaultRecorder  # noqa: E402
-from exporter.one_logger.training_recorder import TrainingRecorder  # noqa: E402
+from exporter.one_logger.recorder import DefaultRecorder, TrainingRecorder  # noqa: E402
 from exporter.recording.handlers import LinesFile  # noqa: E402
-from exporter.training.recorder import TRAINING  # noqa: E402
+from exporter.training import buffers  # noqa: E402
+from exporter.training.buffers import Hooks  # noqa: E402
+from exporter.training.recording import TRAINING, TrainingRecording  # noqa: E402
 from exporter.training.spans import Span, TelemetryDataError  # noqa: E402
 
 PEER = "nv_one_logger"
@@ -52,7 +54,7 @@ ADAPTED = ("exporter.training.", "exporter.one_logger.")
 
 
 class Private(type):
-    """Private name of one-logger; every use fails."""
+    """A private name of one-logger's: any use of it fails."""
 
     def __call__(cls, *_given: object, **_named: object) -> Any:
         raise NotImplementedError(f"{cls.__name__} is private to one-logger")
@@ -64,37 +66,38 @@ class Private(type):
 
 
 class Instances:
-    """Providers of this process, with the method by which the tests reset them."""
+    """The providers of this process, as those tests forget them."""
 
     def pop(self, *_given: object) -> None:
         provider.forget()
         TRAINING.after_fork()
+        buffers.limit = -1
 
 
 class SingletonMeta(type):
-    """Private class by which the tests reset the providers."""
+    """Stands for the private class by which those tests begin anew."""
 
     _lock = threading.Lock()
     _instances = Instances()
 
 
 class Swapped(ModuleType):
-    """Module of one-logger, with the names of `exporter.one_logger`."""
+    """Any module of one-logger's: the names of `exporter.training`."""
 
-    __path__: list[str] = []  # noqa: RUF012  # of every package
+    __path__: list[str] = []  # noqa: RUF012  # every package has it
 
     @property
     def entry_points(self) -> Any:
-        """Function of the standard library, which a test can replace."""
+        """The standard library's, which a test may replace."""
         return metadata.entry_points
 
     @entry_points.setter
     def entry_points(self, replaced: Any) -> None:
-        def called(group: str) -> Any:
+        def asked(group: str) -> Any:
             found = replaced()
             return found.get(group, []) if hasattr(found, "get") else found
 
-        metadata.entry_points = called  # type: ignore[assignment]  # as a test would
+        metadata.entry_points = asked  # type: ignore[assignment]  # as a test would
 
     @entry_points.deleter
     def entry_points(self) -> None:
@@ -105,14 +108,14 @@ class Swapped(ModuleType):
             raise AttributeError(name)
         if name == "SingletonMeta":
             return SingletonMeta
-        found = getattr(one_logger, name, None) if name in one_logger.__all__ else None
+        found = getattr(exporter.training, name, None)
         if found is None and self.__name__.rpartition(".")[2] in PACKAGES:
-            raise AttributeError(name)  # a module
+            raise AttributeError(name)  # a module, to be imported
         return Private(name, (), {}) if found is None else found
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Importer of such a module for every module of one-logger."""
+    """Gives such a module for every one of one-logger's."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> Any:
         if fullname.partition(".")[0] != PEER or fullname.rpartition(".")[2][:1].isupper():
@@ -123,11 +126,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return Swapped(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing."""
+        """Leave it as it is."""
 
 
-def restore_clocks() -> None:
-    """Restore the real clocks in all modules that do not measure the training."""
+def leave_the_clocks_of_others() -> None:
+    """Give real clocks back to all modules but those that note times."""
     time.monotonic = _MONOTONIC
     for name, module in list(sys.modules.items()):
         if name.startswith("exporter.") and not name.startswith(ADAPTED):
@@ -136,41 +139,50 @@ def restore_clocks() -> None:
                     setattr(module, each, real)
 
 
-def call_exporters_directly() -> None:
-    """Call exporters on the calling thread, with the span itself."""
+def ask_exporters_at_once() -> None:
+    """Ask exporters on the calling thread, with the span itself."""
 
     def itself(span: Span, _exported_parent: Span | None) -> Span:
         return span
 
-    def start_exporters(self: Delivery) -> None:
-        for queue in self.queues:
-            queue.exporter.initialize()
+    def begin(self: Delivery) -> None:
+        for outlet in self.outlets:
+            outlet.exporter.initialize()
 
-    def put(self: Delivery, method: str, *arguments: Any) -> None:
-        for queue in self.queues:
-            call = ExportCall(method, arguments)
-            if method == "export_telemetry_data_error" and not queue._delivered_any:
-                (error,) = arguments
-                kind = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
-                error = TelemetryDataError(error.timestamp, kind, error.error_message, error.attributes)
-                call = ExportCall(method, (error,))
-            getattr(queue.exporter, method)(*call.arguments)
-            queue._delivered_any = True
+    def put(self: Delivery, method: str, *given: Any) -> None:
+        for outlet in self.outlets:
+            arguments = list(given)
+            if method == "export_telemetry_data_error":
+                kinds = TelemetryDataError.ErrorType
+                kind = kinds.INCOMPLETE_TELEMETRY_DATA if outlet._arrived else kinds.NO_TELEMETRY_DATA
+                arguments = [TelemetryDataError(given[2], kind, *given[:2])]
+            getattr(outlet.exporter, method)(*arguments)
+            outlet._arrived = True
 
     def close(self: Delivery, timeout_seconds: float = 0.0) -> None:
-        for queue in self.queues:
-            queue.exporter.close()
+        for outlet in self.outlets:
+            outlet.exporter.close()
 
     Span.as_started = Span.as_it_is = itself  # type: ignore[method-assign,assignment]
-    Delivery.start_exporters, Delivery._put = start_exporters, put  # type: ignore[method-assign]
-    Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign]
+    Delivery.begin, Delivery._put, Delivery.close = begin, put, close  # type: ignore[method-assign]
     Delivery.flush = lambda self, timeout_seconds=0.0: True  # type: ignore[method-assign]
 
 
+def interpret_at_once() -> None:
+    """Interpret each call before it returns; raise misuse only where the job asked for that."""
+    strict = TrainingRecording._strict
+
+    def at_once(self: TrainingRecording, *, failing: bool) -> None:
+        strict(self, failing=failing or not Hooks.telemetry.propagates)
+
+    TrainingRecording._strict = at_once  # type: ignore[method-assign]
+    buffers.raise_misuse = lambda *, on: setattr(buffers, "limit", -1)
+
+
 def show_private_attributes() -> None:
-    """Add the private names of the tests that have an equivalent."""
+    """Give what is known here too by the private names that those tests ask for."""
     shown: dict[type, dict[str, Any]] = {
-        DefaultRecorder: {"_exporters": lambda self: [each.exporter for each in self.delivery.queues]},
+        DefaultRecorder: {"_exporters": lambda self: [each.exporter for each in self.delivery.outlets]},
         TrainingRecorder: {"_spans": lambda self: {span.id: span for span in self._active()}},
         FileExporter: {"_filepath": lambda self: self._path},
     }
@@ -183,10 +195,10 @@ def show_private_attributes() -> None:
 
 
 def swap_pydantics_error() -> None:
-    """Raise OneLoggerError where a test expects the error of pydantic."""
+    """Have configurations refused with our error where pydantic's is expected."""
     for name in ("pydantic_core", "pydantic_core._pydantic_core"):
         module = sys.modules[name] = ModuleType(name)
-        module.ValidationError = one_logger.OneLoggerError  # type: ignore[attr-defined]
+        module.ValidationError = exporter.training.OneLoggerError  # type: ignore[attr-defined]
 
 
 FAILED: set[str] = set()
@@ -210,7 +222,9 @@ def pytest_sessionfinish() -> None:
 
 
 sys.meta_path.insert(0, Finder())
-restore_clocks()
-call_exporters_directly()
+assert exporter.training.__all__  # every module is loaded
+leave_the_clocks_of_others()
+ask_exporters_at_once()
+interpret_at_once()
 show_private_attributes()
 swap_pydantics_error()

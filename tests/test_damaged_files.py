@@ -12,12 +12,12 @@ from hypothesis import given
 
 from exporter.errors import CollectError, ConfigurationError, FeedFormatError
 from exporter.feed.directory import read_overrides
-from exporter.ledger.energy.tariffs import CarbonFile
+from exporter.ledger.energy.carbon_file import CarbonFile
 from exporter.replay.machines import MACHINES, load_machine
 from exporter.web.webconfig import load_web_config
 
 T4 = (MACHINES / "t4.yaml").read_bytes()
-CARBON = b"time,grams_per_kwh\n2026-03-01T12:00:00Z,327.5\n1772370000,310\n"
+CARBON = b"327.5\n"
 OVERRIDES = b'{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}'
 WEB = b"""tls_server_config: {cert_file: cert.pem, key_file: key.pem, min_version: TLS12}
 http_server_config: {headers: {Strict-Transport-Security: max-age=1}}
@@ -30,7 +30,7 @@ basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ012
     ("name", "original", "read", "error"),
     [
         ("overrides.json", OVERRIDES, lambda path: read_overrides(path.parent), FeedFormatError),
-        ("carbon.csv", CARBON, lambda path: CarbonFile(path, clock=lambda: 2e9).look(), CollectError),
+        ("carbon", CARBON, lambda path: CarbonFile(path).read(), CollectError),
         ("machine.yaml", T4, lambda path: load_machine(str(path)).plain(), ConfigurationError),
         ("web.config.yml", WEB, load_web_config, ConfigurationError),
     ],

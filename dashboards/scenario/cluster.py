@@ -48,10 +48,7 @@ ENERGY = {
     "carbon_kind": "average",
     "currency": "EUR",
     "electricity_price": 0.21,
-    "device_prices": [{"device": "*H100*", "per_hour": 2.4}],
-    "site_water": 0.3,
-    "source_water": 1.6,
-    "embodied_carbon": [{"device": "*H100*", "kilograms": 164, "lifetime": "208w"}],
+    "gpu_hour_price": 2.4,
 }
 """Prices and intensities of an invented site."""
 

@@ -143,8 +143,7 @@ class ExitHooks:
 
 
 def _reports_itself() -> bool:
-    module = sys.modules.get("exporter.one_logger.provider")  # not loaded: not configured
-    return module is not None and bool(module.OneLoggerProvider.instance().one_logger_ready)
+    return bool(training.OneLoggerProvider.instance().one_logger_ready)
 
 
 EXIT = ExitHooks()

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import math
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -39,7 +40,7 @@ from exporter.feed import runs
 from exporter.feed.directory import default_directory, prepare_directory, write_overrides
 from exporter.feed.files import OVERRIDES
 from exporter.feed.runs import Job, Registration
-from exporter.recording.identity import LAUNCH, launch_name
+from exporter.recording.identity import LAUNCH, LAUNCH_ID, launch_name
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
 # (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.
@@ -117,7 +118,11 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     feed_directory = (directory or default_directory()).absolute()
     job, disabled = parse_job_command(command), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())
-    own_places = {FEED_DIRECTORY_VARIABLE: str(feed_directory), LAUNCH: launch}
+    own_places = {
+        FEED_DIRECTORY_VARIABLE: str(feed_directory),
+        LAUNCH: launch,
+        LAUNCH_ID: secrets.token_hex(8),
+    }
     environment = {"EXPORTER_AUTO": "1", **environ, **own_places}
     if environment["EXPORTER_AUTO"] == "1" and not disabled:
         paths = (str(AUTOLOAD), environ.get("PYTHONPATH"))
@@ -193,7 +198,7 @@ class Supervision:
             if registration is not None:
                 registration.release()
             return error.status << 8
-        self._job = Job(pid, plan.run, started)
+        self._job = Job(pid, plan.run, started, launch=plan.environment[LAUNCH_ID])
         if registration is not None:
             registration.tell_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)

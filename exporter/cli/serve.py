@@ -20,7 +20,6 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from exporter import diagnoses
 from exporter.cli.configuration import Configuration
 from exporter.cli.endpoints import StatusSources, sidecar_endpoints
 from exporter.cli.flags import JOINED
@@ -46,7 +45,7 @@ from exporter.feed.directory import (
 )
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 from exporter.status.readings import History, Readings
 from exporter.version import __version__
 from exporter.web.server import Server
@@ -255,8 +254,8 @@ class Sidecar:
                 self._written_rules, self._rules_refused = wanted, False
             except FeedError as error:
                 if not self._rules_refused:
-                    described = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
-                    _log.warning(described.found, extra={"remedy": described.remedy})
+                    about = {"error": error}
+                    _log.warning("recording rules do not reach the training processes", extra=about)
                 self._rules_refused = True
 
     def _not_ready(self) -> str | None:

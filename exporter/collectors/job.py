@@ -36,32 +36,6 @@ class GpuProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuListing:
-    """Processes on one GPU at a moment."""
-
-    uuid: str
-    at: float  # monotonic time
-    processes: tuple[GpuProcessUse, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessLife:
-    """Begin and end of a process on the monotonic clock; `ended` is None while the process lives."""
-
-    pid: int
-    began: float
-    ended: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EnergyPoint:
-    """Energy of a device at a moment."""
-
-    at: float  # monotonic time
-    joules: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunUse:
     """What the living processes of one run on this machine use."""
 
@@ -106,7 +80,6 @@ class EnergyReading:
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
-    history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; of GPUs only
 
 
 Rows = dict[tuple[str, ...], tuple[float | None, ...]]
@@ -137,3 +110,23 @@ class Keeper:
         """Name a page of a collector, such as that of a run; nothing is touched yet."""
         del subject, name
         return Page()
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueRank:
+    """A living rank of a run without progress, on this node."""
+
+    rank: int
+    process_id: str
+    pid: int | None  # in the sidecar's pid namespace
+
+
+@dataclass(frozen=True, slots=True)
+class OverdueRun:
+    """A hung or stalled run."""
+
+    run: str
+    state: Literal["hung", "stalled"]
+    since: float  # Unix time of the last finished step
+    step: int | None
+    ranks: tuple[OverdueRank, ...]

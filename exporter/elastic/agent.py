@@ -102,7 +102,7 @@ class Platform:
         if what == "remaining_restarts":
             return _remaining(label)
         if what == "flakiness":
-            share = _series("summary", "flakiness", "ratio", worker_role=label)
+            share = _series("summary", "flakiness", worker_role=label)
             return _of_numbers(lambda value: share(value / 100))
         if what == "run_total":
             return lambda _value: None  # the sum of the outcomes

@@ -51,6 +51,7 @@ class Job:
     started: float  # Unix time
     # why it has recorded nothing; None when it has, and as long as it is not asked
     silence: Silence | None = None
+    launch: str = ""  # the launch id in the environment of the job's processes; "" from older releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class End:
     at: float  # when `run` saw the end, Unix time
     run: str = ""  # the run's name that the job was given; "" where an older `run` has left it
     started: float = 0.0  # when the job was started, Unix time; 0 likewise
+    launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
+    worker: bool = False  # reported by torchrun's agent about one of its workers
 
 
 class Registration:
@@ -120,7 +123,7 @@ class Registration:
         self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
         ended = {"pid": job.pid, "status": status, "at": time.time(), "run": job.run, "started": job.started}
-        self._write(ENDED, ended)
+        self._write(ENDED, {**ended, "launch": job.launch})
 
     def _write(self, suffix: str, content: Mapping[str, object]) -> None:
         path = os.fspath(self._path.with_suffix(suffix))
@@ -162,7 +165,9 @@ def ends(feed_directory: Path) -> list[End]:
         with contextlib.suppress(LookupError, TypeError, ValueError):
             at, run, started = float(body["at"]), str(body.get("run", "")), float(body.get("started", 0.0))
             if isfinite(at):
-                found.append(End(path, int(body["pid"]), int(body["status"]), at, run, started))
+                launch, worker = str(body.get("launch", "")), body.get("worker") is True
+                end = End(path, int(body["pid"]), int(body["status"]), at, run, started, launch, worker)
+                found.append(end)
     return found
 
 
@@ -173,10 +178,25 @@ def jobs(feed_directory: Path) -> list[Job]:
         with contextlib.suppress(LookupError, TypeError, ValueError):
             told = body.get("silence")
             silence = None if told is None else Silence(*(str(told[each]) for each in Silence.__slots__))
-            job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence)
+            launch = str(body.get("launch", ""))
+            job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence, launch)
             if _holder(path.with_suffix(LOCK)) is not None:
                 found.append(job)
     return found
+
+
+def launches(feed_directory: Path) -> set[str]:
+    """Return the ids of the living launches."""
+    return {job.launch for job in jobs(feed_directory)}
+
+
+def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str) -> None:
+    """Write the exit status of a worker as torchrun's agent saw it; never raises OSError."""
+    path = feed_directory / RUNS / f"worker-{pid}-{secrets.token_hex(4)}{ENDED}"
+    end = {"pid": pid, "status": status, "at": time.time(), "launch": launch, "worker": True}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        replace_file(os.fspath(path), json.dumps(end).encode(), temporary=f"{path}.tmp", mode=0o644)
 
 
 def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:

@@ -1,9 +1,9 @@
-"""JobCollector: from the feed directory to families, by way of the ledger; `collect` is one pass, on one thread at a time.
+"""JobCollector: families of the job from the feed directory; `collect` is one pass, on one thread at a time.
 
-A rank whose state could not be saved has its gauges, but no totals: a gap is honest, a total that a restart would take
-back is not. The state knows the processes that it has counted by their ids until their files are gone, so that a sidecar
-killed at any step counts nothing twice. One that does not own the feed directory looks on: it publishes what it sees, from
-the owner's state files as they were when it first saw a rank, and takes over when the owner ends.
+A rank whose state could not be saved has gauges, but no totals: a gap is better than a total that a restart takes back. The
+state has the ids of the counted processes until their files are removed, so that a sidecar killed at any step counts nothing
+twice. A sidecar that does not own the feed directory publishes the feed and the owner's state as of the first look at each
+rank, and takes over when the owner ends.
 """
 
 from __future__ import annotations
@@ -11,48 +11,75 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from exporter.collectors.job import JobProcess
+from exporter.collectors.job import JobProcess, OverdueRank, OverdueRun
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
-from exporter.ledger.admission import Admission, StatMetrics
-from exporter.ledger.energy.attribution import ProcessWork, WorkUse, gone_on
+from exporter.ledger.energy.work import ProcessWork, WorkUse, extended
 from exporter.ledger.families import feed, run_info
-from exporter.ledger.families.run_info import Gpus, RankDevices, tell_runs
+from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
+from exporter.ledger.family_owners import FamilyOwners
 from exporter.ledger.goodput import families as goodput_families
 from exporter.ledger.goodput import run_state
+from exporter.ledger.goodput.endings import Endings
 from exporter.ledger.goodput.run_state import RunStates
 from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.ranks import Ranks
-from exporter.ledger.store import StateStore
+from exporter.ledger.stat_families import StatFamilies
+from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, VisibleSlot, visible
 
 _log = logging.getLogger(__name__)
 
 NO_FEED_SECONDS = 60.0
-"""How long no feed is nothing to talk about."""
+"""Grace period before a missing feed is logged."""
 CONFLICT_SECONDS = 15.0
-"""Two processes of one rank that live together for so long are no restart."""
+"""Two processes of a rank that live together longer than this are no restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPass:
+    """Feed directory in one pass."""
+
+    now: Moment
+    rules: GapRules
+    owner: bool  # this sidecar owns the directory
+    entries: Mapping[str, FeedEntry]  # readable files by process id
+    refused: Sequence[tuple[str, str]]  # file name and reason
+
+    @property
+    def unreadable(self) -> set[str]:
+        """Ids of processes whose files were refused."""
+        return {name.partition(".")[0] for name, _ in self.refused}
+
+    @property
+    def present(self) -> set[str]:
+        """Ids of processes that have a file."""
+        return {*self.entries, *self.unreadable}
 
 
 class JobCollector:
-    """Publishes what the processes of the job have recorded.
+    """Collector of the data that the processes of the job record.
 
     Attributes:
-        loaded: True once a pass has loaded the state and seen the feed, or could not read it: the page need not wait.
-        processes: Who records, and who did a short while ago; None while the feed cannot be read.
-        work: What the processes do, as of the last pass.
-        gpus: What is known of GPUs; set by the composition root.
+        loaded: True once a pass has loaded the state and read the feed, or could not read it.
+        processes: Processes with a feed and recently ended ones; None while the feed is unreadable.
+        overdue_runs: Hung and stalled runs of the last pass.
+        work: Phases of the processes as of the last pass.
+        gpus: GPU data, set by the composition root.
+        endings: Outcomes of ended processes; the composition root sets `endings.evidence`.
+        sessions: Goodput of all runs.
     """
 
     name = "feed"
     reasons = ("directory", "state")
     specs = feed.SPECS + goodput_families.SPECS + run_state.SPECS + run_info.SPECS
-    """Every family with a fixed name; those of Stats are named by the job."""
+    """Families with fixed names; the job names the families of its Stats."""
 
     def __init__(
         self,
@@ -69,7 +96,9 @@ class JobCollector:
         self.loaded = False
         self.processes: tuple[JobProcess, ...] | None = None
         self.gpus = Gpus()
+        self.overdue_runs: tuple[OverdueRun, ...] = ()
         self.work = WorkUse()
+        self.endings = Endings()
         self.sessions = Sessions(state, shared=shared)
         self._feed = reader
         self._directory = directory
@@ -78,17 +107,30 @@ class JobCollector:
         self._linger_seconds = linger_seconds
         self._clock = clock
         self._monotonic = monotonic
-        self._admission = Admission()
-        self._stats = StatMetrics(self._admission)
+        self._owners = FamilyOwners()
+        self._stats = StatFamilies(self._owners)
         self._ranks = Ranks(state)
         self._states = RunStates()
         self._refused: frozenset[tuple[str, str]] = frozenset()
         self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
-        self._kept_files: set[str] = set()
+        self._undeletable: set[str] = set()
         self._quiet_since: float | None = None
 
     def collect(self) -> Collected:
-        """Make one pass; raises a CollectError where the feed directory cannot be read."""
+        """Make one pass: observe, count, save, publish. Raises CollectError if the feed directory is unreadable."""
+        look = self._observe()
+        self._count(look)
+        self._save(look)
+        slots = self._visible(look)
+        collected = self._publish(slots, look)
+        self._clean_up(slots, look)
+        self._share(slots, look)
+        return collected
+
+    # Observe --------------------------------------------------------------------------------------------
+
+    def _observe(self) -> FeedPass:
+        """Read the feed directory and bind its processes to ranks."""
         now = Moment(self._clock(), self._monotonic())
         try:
             owner = self._feed.acquire_ownership()
@@ -97,121 +139,130 @@ class JobCollector:
             self.loaded = True
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
-        options = self.sessions.options
-        rules = GapRules(
-            self._stale_after_seconds, self._linger_seconds, options.hang_after, options.hang_steps
-        )
-        # A listing shows twice what was replaced meanwhile: the later one is the last.
+        rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang)
+        # A listing may contain a file and its replacement: the later sequence wins.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
-        unreadable = {name.partition(".")[0] for name, _ in scan.refused}
-        self._look_for_job(now, found=bool(entries))
-        self._ranks.observe(owner, entries, unreadable, rules, now)
-        # Living processes that were taken for dead so long ago that they cannot be told from a copy.
-        taken = [
+        look = FeedPass(now, rules, owner, entries, scan.refused)
+        self._log_missing_feed(now, found=bool(entries))
+        self._ranks.observe(owner, entries, look.unreadable, rules, now)
+        self._log_refused([*scan.refused, *self._counted_before(entries)])
+        return look
+
+    def _counted_before(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
+        """Return living processes whose totals are part of a base: indistinguishable from a copied file."""
+        return [
             (f"{process_id}.feed", "taken")
             for process_id, entry in entries.items()
             if entry.alive and process_id in self._ranks[entry.snapshot.process].taken
         ]
-        self._tell_refused([*scan.refused, *taken])
-        self._admission.count(list(self._ranks.processes()))
-        self._ranks.save()
-        self.sessions.update(self._ranks, entries, rules.linger_seconds, now)
-        ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
-        seen = [
-            visible(rank.key, slot, rules, now, counted=rank.safe)
-            for rank in ranks
-            for _, slot in sorted(rank.slots.items())
-        ]
-        slots = [slot for slot in seen if slot is not None]
-        collected = self._families(slots, entries, rules, now)
-        if owner:
-            self._remove_dead(entries)
-        self._ranks.forget({each.slot for each in slots}, {*entries, *unreadable}, now)
-        # Every process that lives, and of each slot that is shown the last ones that did.
-        living = [JobProcess(it.snapshot.process, it.alive, it.pid) for it in entries.values()]
-        dead = [
-            each.identity for seen in slots for each in seen.slot.processes if each.identity.id not in entries
-        ]
-        self.processes = (*living, *[JobProcess(identity, alive=False) for identity in dead])
-        self.loaded = True
-        problems, self._state.problems = self._state.problems, []
-        if problems:
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            collected.problems.append(("state", f"totals are withheld: {problems[0]}{more}"))
-        return collected
 
-    def _look_for_job(self, now: Moment, *, found: bool) -> None:
-        """Ask once, after a while without any feed, whether the job has what it needs."""
+    def _log_missing_feed(self, now: Moment, *, found: bool) -> None:
+        """Log once if there is no feed for a while."""
         if self._quiet_since is None:
             self._quiet_since = now.monotonic
         quiet = not found and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
         if quiet:
             _log.info(
-                "no job has written to the feed directory%s yet: does the job's Python have training-exporter"
-                " installed, does the job record anything, and does it have the same EXPORTER_FEED_DIR (or user)"
-                " as this sidecar? `training-exporter check` looks at each",
+                "no job has written to the feed directory%s yet: check that the job's Python has training-exporter"
+                " installed, that the job records anything, and that the job has the same EXPORTER_FEED_DIR (or user)"
+                " as this sidecar; `training-exporter check` checks each",
                 f" {self._directory}" if self._directory else "",
             )
         if quiet or found:
             self._quiet_since = inf
 
-    def _tell_refused(self, refused: Sequence[tuple[str, str]]) -> None:
+    def _log_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         fresh = Counter(reason for _, reason in set(refused) - self._refused)
         self._refusals.update(fresh)
-        # A line when the first of a reason comes, not one for each of a hundred thousand.
+        # One line when the first file of a reason appears.
         for reason in fresh.keys() - {reason for _, reason in self._refused}:
             names = sorted(name for name, why in refused if why == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             _log.warning("feed file %r%s refused: %s", names[0], more, reason)
         self._refused = frozenset(refused)
 
-    def _families(
-        self, slots: Sequence[VisibleSlot], entries: Mapping[str, FeedEntry], rules: GapRules, now: Moment
-    ) -> Collected:
+    # Count and save -------------------------------------------------------------------------------------
+
+    def _count(self, look: FeedPass) -> None:
+        """Count the new snapshots of all ranks."""
+        processes = list(self._ranks.processes())
+        self._owners.count(processes)
+        self._evidence = self.endings.begin_pass(processes, look.now)
+
+    def _save(self, look: FeedPass) -> None:
+        """Decide the outcomes of ended processes, save the ranks, then count and save the sessions."""
+        self._ranks.decide_outcomes(self.endings)
+        self._ranks.save()
+        self.sessions.update(self._ranks, look.entries, self.endings, self._evidence, look.rules, look.now)
+
+    # Publish --------------------------------------------------------------------------------------------
+
+    def _visible(self, look: FeedPass) -> list[VisibleSlot]:
+        ranks = sorted(self._ranks, key=lambda rank: (rank.key.run, rank.key.rank or 0, rank.key.role))
+        slots = [
+            visible(rank.key, slot, look.rules, look.now, counted=rank.safe)
+            for rank in ranks
+            for _, slot in sorted(rank.slots.items())
+        ]
+        return [slot for slot in slots if slot is not None]
+
+    def _publish(self, slots: Sequence[VisibleSlot], look: FeedPass) -> Collected:
         devices = RankDevices(self.gpus)
-        pids = {process_id: entry.pid for process_id, entry in entries.items() if entry.alive}
+        pids = {process_id: entry.pid for process_id, entry in look.entries.items() if entry.alive}
         self.work = self._work(slots, pids, devices)
         collected = Collected()
-        collected += self._stats.fill(slots, rules, now)
-        feed.tell_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
-        tell_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
-        self.sessions.tell(collected)
+        collected += self._stats.make(slots, look.rules, look.now)
+        feed.add_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
+        add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
+        self.sessions.add_families(collected)
         runs = {each.labels[0] for each in slots}
-        self._states.tell(collected, self._ranks.processes(), runs, self.sessions.witnesses, rules, now)
-        self._tell_conflicts(collected, now)
-        ours, state = feed.OF, self._state
+        self._states.add_families(
+            collected, self._ranks.processes(), runs, self.endings, look.rules, look.now
+        )
+        self._add_conflicts(collected, look.now)
+        self._add_own_state(collected)
+        return collected
+
+    def _add_own_state(self, collected: Collected) -> None:
         for reason, count in self._refusals.items():
-            collected.add(ours["exporter_feed_refused_total"], count, reason)
-        collected.add(ours["exporter_feed_owner"], int(self._ranks.owner))
-        collected.add(ours["exporter_ledger_state_errors_total"], state.errors, "failed")
-        collected.add(ours["exporter_ledger_state_errors_total"], state.damaged, "damaged")
-        collected.add(ours["exporter_ledger_withheld_ranks"], self._ranks.withheld)
+            collected.add(feed.REFUSED, count, reason)
+        collected.add(feed.OWNER, int(self._ranks.owner))
+        collected.add(feed.STATE_ERRORS, self._state.errors, "failed")
+        collected.add(feed.STATE_ERRORS, self._state.damaged, "damaged")
+        collected.add(feed.WITHHELD, self._ranks.withheld)
         if self._feed.not_owned:
             collected.unsupported.append(
-                f"{self._feed.not_owned}: this exporter cannot own the feed directory, so it removes no files of the dead;"
-                " where it should, remove that file"
+                f"{self._feed.not_owned}: this exporter cannot own the feed directory and removes no files of dead"
+                " processes; remove that file if this exporter should own the directory"
             )
-        return collected
+        problems = self._state.take_problems()
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            collected.problems.append(("state", f"totals are suppressed: {problems[0]}{more}"))
 
     def _work(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
-        """Tell what the processes do, for whoever divides energy by it."""
-        before = {each.process: each.stays for each in self.work.processes}
+        """Return the work of all living processes, for the attribution of energy."""
+        before = {each.process: each.intervals for each in self.work.processes}
         processes = []
         for each in slots:
-            who, training = each.process.identity, each.process.training
-            if training is not None and each.process.living and who.rank is not None:
-                stays = gone_on(before.get(who.id, ()), training)
-                _, device = devices.of(pids.get(who.id)) or ("", "")
-                processes.append(ProcessWork(who.run, who.rank, who.id, training.phases, device, stays))
+            identity, training = each.process.identity, each.process.training
+            if training is not None and each.process.living and identity.rank is not None:
+                intervals = extended(before.get(identity.id, ()), training)
+                _, device = devices.of(pids.get(identity.id)) or ("", "")
+                processes.append(
+                    ProcessWork(identity.run, identity.rank, identity.id, training.phases, device, intervals)
+                )
         processes.sort(key=lambda each: (each.run, each.rank))
-        return WorkUse(tuple(processes), self.sessions.flows())
+        return WorkUse(tuple(processes), self.sessions.work_accounts())
 
-    def _tell_conflicts(self, collected: Collected, now: Moment) -> None:
-        """Count who trains as a rank that another living process of a run with a given name already is."""
+    def _add_conflicts(self, collected: Collected, now: Moment) -> None:
+        """Add the number of further living processes that train as one rank of a run with a chosen name."""
         for rank in self._ranks:
+            if rank.key.rank is None or sum(process.living for _, process in rank.processes()) < 2:
+                continue
             together = [
                 process
                 for _, process in rank.processes()
@@ -220,20 +271,52 @@ class JobCollector:
                 and process.identity.run_given
                 and now.monotonic - process.first_seen >= CONFLICT_SECONDS
             ]
-            if rank.key.rank is not None and len(together) > 1:
-                spec = feed.OF["training_rank_conflicts"]
-                collected.add(spec, len(together) - 1, rank.key.run, str(rank.key.rank))
+            if len(together) > 1:
+                collected.add(feed.CONFLICTS, len(together) - 1, rank.key.run, str(rank.key.rank))
 
-    def _remove_dead(self, entries: Mapping[str, FeedEntry]) -> None:
-        """Remove the files of processes that are dead and counted."""
-        for process_id, entry in entries.items():
-            rank = self._ranks[entry.snapshot.process]
-            if entry.alive or not (rank.kept and rank.safe) or self.sessions.holds(process_id):
-                continue
-            try:
-                self._feed.remove(process_id)
-            except (FeedError, OSError) as error:
-                if process_id not in self._kept_files:
-                    _log.warning("the files of dead process %s cannot be removed: %s", process_id, error)
-                self._kept_files.add(process_id)
-        self._kept_files &= entries.keys()
+    # Clean up -------------------------------------------------------------------------------------------
+
+    def _clean_up(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
+        """Remove the files of dead, counted processes, and forget ranks that are over."""
+        if look.owner:
+            for process_id, entry in look.entries.items():
+                rank = self._ranks[entry.snapshot.process]
+                if not entry.alive and rank.loaded and rank.safe and not self.sessions.holds(process_id):
+                    self._remove(process_id)
+            self._undeletable &= look.entries.keys()
+        self._ranks.forget({each.slot for each in slots}, look.present, look.now)
+
+    def _remove(self, process_id: str) -> None:
+        try:
+            self._feed.remove(process_id)
+        except (FeedError, OSError) as error:
+            if process_id not in self._undeletable:
+                _log.warning("the files of dead process %s cannot be removed: %s", process_id, error)
+            self._undeletable.add(process_id)
+
+    def _share(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
+        """Publish the processes to other collectors: all with a feed, and the last ones of each visible slot."""
+        living = [JobProcess(each.snapshot.process, each.alive, each.pid) for each in look.entries.values()]
+        dead = [
+            JobProcess(process.identity, alive=False)
+            for seen in slots
+            for process in seen.slot.processes
+            if process.identity.id not in look.entries
+        ]
+        self.processes = (*living, *dead)
+        self.overdue_runs = tuple(self._overdue_runs(slots, look))
+        self.loaded = True
+
+    def _overdue_runs(self, slots: Sequence[VisibleSlot], look: FeedPass) -> Iterator[OverdueRun]:
+        for run, state in self._states.overdue().items():
+            processes = [each.process for each in slots if each.labels[0] == run and each.process.living]
+            ranks = [
+                OverdueRank(each.identity.rank, each.identity.id, look.entries[each.identity.id].pid)
+                for each in processes
+                if each.identity.rank is not None and each.identity.id in look.entries
+            ]
+            steps = [each.training.step for each in processes if each.training is not None]
+            step = next((each for each in steps if each is not None), None)
+            yield OverdueRun(
+                run, "hung" if state.state == "hung" else "stalled", state.since, step, tuple(ranks)
+            )

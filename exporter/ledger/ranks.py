@@ -13,17 +13,17 @@ whose files were deleted under it and that writes them anew.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from exporter.errors import StateError
 from exporter.feed.reader import FeedEntry
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.ledger.store import StateKey, StateStore, from_json, to_json
-from exporter.ledger.totals import GapRules, Moment, Process, RankKey, Slot, Totals
-from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
+from exporter.ledger.goodput.endings import Endings
+from exporter.ledger.rank_record import decode_rank, encode_rank
+from exporter.ledger.state.files import StateKey
+from exporter.ledger.state.store import StateStore
+from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Slot
 
 KIND = "rank"
 KEPT_PROCESSES = 2
@@ -32,8 +32,6 @@ KEPT_IDS = 32
 """Ids per rank that are remembered after their record has become part of a base."""
 KEPT_SECONDS = 60.0
 """A rank that is over is remembered for so long: what ended it may be asked for."""
-
-Counted = TypeVar("Counted", bound=Totals)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +42,11 @@ class Rank:
     slots: dict[int, Slot] = field(default_factory=dict)
     taken: dict[str, None] = field(default_factory=dict)  # ids of what is part of a base, oldest first
     saved: int = 0  # the hash of what was saved last
-    kept: bool = False  # its state was loaded, so that totals are complete and may be saved
+    loaded: bool = False  # the state was loaded: totals are complete and may be saved
     safe: bool = False  # the totals, as they are, may be shown
     released: bool = False  # it is over, and another sidecar may keep it
 
-    def processes(self) -> Iterator[tuple[Slot, Process]]:
+    def processes(self) -> Iterator[tuple[Slot, ProcessTotals]]:
         """Every process that has a record."""
         for slot in self.slots.values():
             for process in slot.processes:
@@ -81,7 +79,7 @@ class Rank:
         known = {process.identity.id: process for _, process in self.processes()}
         seen = {entry.snapshot.process.id: entry for entry in entries}
         new = [
-            Process(identity=entry.snapshot.process)
+            ProcessTotals(identity=entry.snapshot.process)
             for process_id, entry in seen.items()
             if process_id not in known and process_id not in self.taken
         ]
@@ -127,61 +125,8 @@ class Rank:
         number = next(number for number in range(len(occupied) + 1) if number not in occupied)
         return self.slots.setdefault(number, Slot(number))
 
-    def encode(self) -> bytes:
-        """Write everything: the definitions of the Stats once each, and the numbers."""
-        stats: dict[int, tuple[int, StatDefinition]] = {}
 
-        def written(totals: Totals) -> dict[str, object]:
-            series = [
-                (
-                    stats.setdefault(id(each.definition), (len(stats), each.definition))[0],
-                    *(each.count, each.sum, each.bucket_counts, each.last_sample),
-                    *(each.rejected, each.overflows),
-                )
-                for each in totals.series.values()
-            ]
-            # Beside the rows, which other versions read too.
-            exponential = [(*each.exponential, *each.exponential.values()) for each in totals.series.values()]
-            return {**to_json(totals), "series": series, "exponential": exponential}
-
-        slots = [
-            {"slot": slot.number, "base": written(slot.base), "processes": [*map(written, slot.processes)]}
-            for slot in self.slots.values()
-        ]
-        definitions = [
-            (each.name, each.unit, each.help, each.labels, each.buckets, each.kind)
-            for _, each in stats.values()
-        ]
-        body = {"stats": definitions, "taken": list(self.taken), "slots": slots}
-        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-
-
-def decode(content: bytes) -> tuple[dict[int, Slot], dict[str, None]]:
-    """Read back what `Rank.encode` has written; raises a ValueError where it has not."""
-    slots: dict[int, Slot] = {}
-    try:
-        body = json.loads(content)
-        definitions = [
-            StatDefinition(
-                name,
-                frozenset({Aggregation.HISTOGRAM} if buckets else ()),
-                unit=unit,
-                help=text,
-                labels=tuple([(label, value) for label, value in labels]),
-                buckets=tuple(buckets),
-                kind=kind,
-            )
-            for name, unit, text, labels, buckets, kind in body["stats"]
-        ]
-        for each in body["slots"]:
-            processes = [_totals(Process, found, definitions) for found in each["processes"]]
-            slots[each["slot"]] = Slot(each["slot"], _totals(Totals, each["base"], definitions), processes)
-        return slots, dict.fromkeys(body["taken"])
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _see(process: Process, entry: FeedEntry, now: Moment) -> None:
+def _see(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     known_from_file_only = process.snapshot is None
     process.unseen, process.seen_monotonic, process.age_seconds = 0, now.monotonic, entry.age_seconds
     process.outdated = entry.outdated
@@ -189,30 +134,11 @@ def _see(process: Process, entry: FeedEntry, now: Moment) -> None:
     if known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.alive:
-        process.departed = None  # where it had one, its lock could not be seen for a while
+        process.departed = process.outcome = None  # of a process whose lock was not visible for a while
     elif process.living:
         # Known since a file only: it died while no sidecar looked.
         process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
     process.note_progress(now)
-
-
-def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
-    totals: Counted = from_json(kind, body)
-    rows = body["series"]
-    for row, flat in zip(rows, body.get("exponential") or [()] * len(rows), strict=True):
-        of, count, total, buckets, last_sample, rejected, overflows = row
-        definition = definitions[of]
-        totals.series[families_of(definition).main, definition.labels] = StatReading(
-            definition,
-            count,
-            total,
-            tuple(buckets),
-            last_sample=last_sample,
-            rejected=rejected or NOTHING,
-            overflows=overflows,
-            exponential=dict(zip(flat[: len(flat) // 2], flat[len(flat) // 2 :], strict=True)),
-        )
-    return totals
 
 
 class Ranks:
@@ -236,7 +162,7 @@ class Ranks:
         """Ranks whose totals may not be shown since the last `save`."""
         return sum(not rank.safe for rank in self)
 
-    def processes(self) -> Iterator[Process]:
+    def processes(self) -> Iterator[ProcessTotals]:
         """Every process that has a record."""
         return (process for rank in self for _, process in rank.processes())
 
@@ -275,7 +201,7 @@ class Ranks:
                 self._ranks[key] = Rank(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
-                if not rank.kept:
+                if not rank.loaded:
                     self._load(rank, present, now)
                 patience = rules.stale_after_seconds
                 rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
@@ -296,7 +222,7 @@ class Ranks:
         try:
             keys = self._state.recent(KIND, rules.linger_seconds)
         except StateError as error:
-            self._state.problems.append(str(error))
+            self._state.report(str(error))
             return
         self._resumed = True
         for state_key in keys:
@@ -317,32 +243,41 @@ class Ranks:
             if self.owner and not self._state.claim(state_key):
                 where = f"{rank.key}, in {self._state.directory}"
                 remedy = "end it, or give the runs different names with EXPORTER_RUN"
-                self._state.problems.append(f"another sidecar keeps the totals of {where}: {remedy}")
+                self._state.report(f"another sidecar keeps the totals of {where}: {remedy}")
                 return
-            loaded = self._state.load(state_key, decode)
+            loaded = self._state.load(state_key, decode_rank)
         except StateError as error:
             if self.owner:
-                self._state.problems.append(str(error))
+                self._state.report(str(error))
                 return
             loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
-        rank.kept = True
+        rank.loaded = True
         if loaded is not None:  # else nothing was saved, or it is damaged: memory knows all there is
-            rank.slots, rank.taken = loaded
+            rank.slots, rank.taken = loaded.slots, loaded.taken
             rank.resume(present, now)
+
+    def decide_outcomes(self, endings: Endings) -> None:
+        """Decide the outcomes of ended processes as far as the evidence allows."""
+        for rank in self:
+            for slot in rank.slots.values():
+                for place, process in enumerate(slot.processes):
+                    if process.departed is not None and process.outcome is None:
+                        later = slot.processes[place + 1 :]
+                        endings.outcome(process, successor=later[0] if later else None)
 
     def save(self) -> None:
         """Write what has changed; what cannot be written is withheld."""
         for rank in self:
-            if not (self.owner and rank.kept):
+            if not (self.owner and rank.loaded):
                 rank.safe = not self.owner
             elif not rank.released:
-                content = rank.encode()
+                content = encode_rank(rank.slots, rank.taken)
                 try:
                     if not rank.safe or rank.saved != hash(content):
                         self._state.save(self._state_key(rank.key), content)
                     rank.saved, rank.safe = hash(content), True
                 except StateError as error:
-                    self._state.problems.append(str(error))
+                    self._state.report(str(error))
                     rank.safe = False
 
     def forget(self, shown: Collection[Slot], present: Collection[str], now: Moment) -> None:
@@ -350,10 +285,10 @@ class Ranks:
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.taken)
-            over = ids.isdisjoint(present) and not any(process.living for process in processes)
+            over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
             lingers = any(slot in shown for slot in rank.slots.values())
             # One that could not be loaded yet is not given up before that.
-            if over and not rank.released and (rank.safe or not (rank.kept or lingers)):
+            if over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
             ended = max((process.departed_monotonic for process in processes), default=0.0)

@@ -20,6 +20,8 @@ from math import isfinite
 from typing import ClassVar, TypeVar
 
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
+from exporter.ledger.goodput.hang import WAITING_PHASES, HangRule
+from exporter.ledger.goodput.outcome import Outcome
 from exporter.recording.values import (
     NO_EVENTS,
     Aggregation,
@@ -29,7 +31,6 @@ from exporter.recording.values import (
     StatReading,
     TrainingReading,
 )
-from exporter.training.phases import PHASES
 
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 """What a Stat is under, over restarts and versions of the code: its main family and its labels."""
@@ -39,19 +40,12 @@ Shape = tuple[bool, str | None, tuple[float, ...], str]
 
 Key = TypeVar("Key", str, int, tuple[str, str])
 
-LONG_PHASES = frozenset(
-    name
-    for name, phase in PHASES.items()
-    if phase.badput in {"compile", "validation", "checkpoint_load", "checkpoint_save"}
-)
-"""Phases that may take longer than steps do."""
-_IDEAL: SeriesKey = ("training_step_ideal_seconds", ())
-SAME_SECONDS = 0.01
-"""Times of a step that are no further apart are those of one step."""
+SAME_STEP_SECONDS = 0.01
+"""Reported times of the latest step that differ by less are of the same step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class StatPlan:
     """A definition with all that follows from it; `names` are those of its families and their samples."""
 
     definition: StatDefinition
@@ -96,9 +90,9 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class Totals:
-    """What one process, or all before it, brought to a slot; all of it only grows. `KEPT` is in the state file."""
+    """What one process, or all before it, brought to a slot; all of it only grows. `SAVED` is in the state file."""
 
-    KEPT: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
+    SAVED: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
     series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # kept apart: see `Rank.encode`
     dropped: Mapping[str, int] = field(default_factory=dict)  # what writers lost, by reason
     events: EventsReading = NO_EVENTS
@@ -122,21 +116,37 @@ class Totals:
 
 
 @dataclass(slots=True, eq=False)
-class Process(Totals):
+class ProcessTotals(Totals):
     """One process; `plans` and `admitted` are in the order of the snapshot's Stats."""
 
-    KEPT = (*Totals.KEPT, "identity", "written", "sequence", "final", "exception", "failure")
+    SAVED = (
+        *Totals.SAVED,
+        "identity",
+        "written",
+        "sequence",
+        "final",
+        "exception",
+        "failure",
+        "finished",
+        "outcome",
+    )
     identity: ProcessIdentity = field(kw_only=True)
     written: float = 0.0  # Unix time of its last snapshot
     sequence: int = 0  # of the last snapshot that was counted
     final: bool = False  # it has ended in order, as its last snapshot says
     exception: str = ""  # that ended it
-    failure: str = ""  # what it told of its end
+    failure: str = ""  # reported reason of the end
+    finished: bool = False  # the job reported the end of its application
+    outcome: Outcome | None = None  # of an ended process, once decided
     snapshot: Snapshot | None = None  # the last one seen in this life of the sidecar
     counted: Snapshot | None = None  # the last one that was counted
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
-    plans: list[Plan | None] = field(default_factory=list)  # None where a Stat may not be published at all
-    admitted: list[Plan | None] = field(default_factory=list)  # None also where another's definition stands
+    plans: list[StatPlan | None] = field(
+        default_factory=list
+    )  # None where a Stat may not be published at all
+    admitted: list[StatPlan | None] = field(
+        default_factory=list
+    )  # None also where another's definition stands
     age_seconds: float = 0.0  # since its last snapshot changed
     outdated: bool = False  # it has newer values than that and cannot write them
     unseen: int = 0  # passes in a row in which its file was not there or could not be read
@@ -166,11 +176,11 @@ class Process(Totals):
         progress = None if self.training is None else self.training.last_progress
         first = self.progress is None
         # A Unix time that its process works out anew for each snapshot: it moves by microseconds without a step.
-        if progress is not None and (first or abs(progress - (self.progress or 0.0)) > SAME_SECONDS):
+        if progress is not None and (first or abs(progress - (self.progress or 0.0)) > SAME_STEP_SECONDS):
             self.progress_monotonic = now.monotonic - (max(0.0, now.wall - progress) if first else 0.0)
         self.progress = progress
 
-    def take(self, snapshot: Snapshot) -> None:
+    def count(self, snapshot: Snapshot) -> None:
         """Count a newer snapshot in, for the Stats that were admitted: all that a process tells only grows."""
         self.counted = snapshot
         if snapshot.sequence < self.sequence:
@@ -186,6 +196,7 @@ class Process(Totals):
         self.final = snapshot.recording.final
         self.exception = "" if snapshot.ending is None else snapshot.ending.exception
         self.failure = "" if self.training is None else self.training.failure
+        self.finished = self.training is not None and self.training.finished
 
 
 @dataclass(slots=True, eq=False)
@@ -194,14 +205,14 @@ class Slot:
 
     number: int  # 0 for the rank's only or first process
     base: Totals = field(default_factory=Totals)
-    processes: list[Process] = field(default_factory=list)
+    processes: list[ProcessTotals] = field(default_factory=list)
 
     def parts(self) -> Iterator[Totals]:
         """Base and processes, in the order in which they are added up."""
         yield self.base
         yield from self.processes
 
-    def living(self) -> Process | None:
+    def living(self) -> ProcessTotals | None:
         """The latest living process, None when there is none."""
         return next((each for each in reversed(self.processes) if each.living), None)
 
@@ -225,41 +236,36 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class GapRules:
-    """When data ends: without a refresh of the feed, after the end of a process, and without a step (a hang)."""
+    """Limits after which data is no longer shown: stale feed, ended process, hang."""
 
-    stale_after_seconds: float = 10.0  # at least three times what the writer means to take
+    stale_after_seconds: float = 10.0  # at least three flush intervals
     linger_seconds: float = 900.0
-    hang_seconds: float = 60.0
-    hang_steps: float = 10.0  # usual steps; a hang is longer than both
+    hang: HangRule = field(default_factory=HangRule)
 
-    def fresh(self, process: Process) -> bool:
-        """Whether the windows of a process tell of now."""
+    def fresh(self, process: ProcessTotals) -> bool:
+        """Return True if the feed of a living process is current."""
         snapshot = process.snapshot
         if snapshot is None or not process.living or process.outdated:
             return False
         return process.age_seconds <= max(self.stale_after_seconds, 3.0 * snapshot.flush_seconds)
 
     def lingers(self, totals: Totals, now: Moment) -> bool:
-        """Whether what the dead have left is still shown."""
+        """Return True while the totals of an ended process are shown."""
         gone = now.monotonic - totals.departed_monotonic
         return totals.departed is not None and gone <= self.linger_seconds
 
-    def without_step(self, process: Process, now: Moment) -> float | None:
-        """Give how long no step has ended, where that is longer than it may be; None where all is well.
-
-        Before the first step has ended, which may compile, and after the training nothing is overdue; a phase that may
-        take long is given five times as long.
-        """
-        reading = process.training
-        if reading is None or process.progress is None or reading.steps < 1:
+    def overdue_seconds(self, process: ProcessTotals, now: Moment) -> float | None:
+        """Return the time since the last finished step if a step is overdue, else None."""
+        if process.progress is None:
             return None
         since = now.monotonic - process.progress_monotonic
-        ideal = process.series.get(_IDEAL)
-        usual = None if ideal is None else ideal.value
-        if usual is None:
-            usual = reading.work_seconds / reading.steps
-        limit = max(self.hang_seconds, self.hang_steps * usual)
-        return since if since > limit * (5.0 if reading.phase in LONG_PHASES else 1.0) else None
+        return since if self.hang.is_overdue(process.training, since) else None
+
+    def hangs(self, process: ProcessTotals, now: Moment) -> bool:
+        """Return True if a step is overdue and the phase is not one of waiting."""
+        reading = process.training
+        overdue = self.overdue_seconds(process, now) is not None
+        return overdue and reading is not None and reading.phase not in WAITING_PHASES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,7 +274,7 @@ class VisibleSlot:
 
     labels: tuple[str, str, str, str]  # run, rank, worker, role
     slot: Slot
-    process: Process  # the living one, else the last one
+    process: ProcessTotals  # the living one, else the last one
     fresh: bool  # its window gauges may be shown
     advancing: bool  # the last values of its training may be
     counted: bool  # its totals are in the state file and may be shown
@@ -288,7 +294,7 @@ def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: 
         slot=slot,
         process=process,
         fresh=fresh,
-        advancing=fresh and rules.without_step(process, now) is None,
+        advancing=fresh and rules.overdue_seconds(process, now) is None,
         counted=counted,
         lingering=lingering,
     )

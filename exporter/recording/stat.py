@@ -274,7 +274,7 @@ def metric(
 
     The kind is `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`; the
     counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. A name of the exporter's own is declared
-    in the sidecar (`exporter.ledger.admission`), which admits nothing else to it. Gives `add`; raises as `Stat` does.
+    in the sidecar (`exporter.ledger.family_owners`), which admits nothing else to it. Gives `add`; raises as `Stat` does.
     """
     aggregations = {Aggregation.HISTOGRAM} if kind == "histogram" else set()
     definition = check_definition(name, aggregations, unit=unit, labels=labels, buckets=buckets)

@@ -104,6 +104,7 @@ class ProcessIdentity(Value):
     run_given: bool = True
     # whether the process has told of training; of two that claim one rank such a process goes first
     trains: bool = False
+    launch: str = ""  # id of the launch of `run`, from the environment; empty without `run`
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exporter import diagnoses
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
 from exporter.status.elements import duration, share
@@ -151,7 +150,7 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
 
 def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) -> Run:
     states = readings.rows("training_run_state", run=name)
-    why = next((labels for labels, _ in readings.rows("training_run_state_info", run=name)), {})
+    why = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
     saves = readings.means("training_checkpoint_duration_seconds", run=name)
     phases = {phase: past.recent("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
@@ -163,7 +162,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         name=name,
         state=next((labels["state"] for labels, holds in states if holds), ""),
         reason=why.get("reason", ""),
-        since=float(why["since"]) if why.get("since") else None,
+        since=readings.value("training_run_state_since_timestamp_seconds", run=name),
         attempt_steps=readings.value("training_attempt_steps", run=name),
         usual_seconds=past.recent("step seconds", name, per="steps", seconds=DRAWN_SECONDS),
         pace=past.pace(name),
@@ -291,20 +290,18 @@ def _of_gpus(seen: View) -> Iterator[Concern]:
 
 def _of_the_exporter(seen: View) -> Iterator[Concern]:
     if seen.about.not_ready is not None:
-        yield Concern(True, str(diagnoses.NOT_READY.describe(reason=seen.about.not_ready)))
+        yield Concern(True, f"not ready: {seen.about.not_ready}")
     for job in seen.about.silent_jobs:
         if job.silence is not None:
             told = f"run {job.run} records nothing: {job.silence.found}; remedy: {job.silence.remedy}"
             yield Concern(True, told)
     for status in seen.collectors:
         if status.success is False:
-            reason = status.message or status.reason
-            described = diagnoses.COLLECTOR_FAILS.describe(collector=status.name, reason=reason)
-            yield Concern(False, described.found)
+            yield Concern(False, f"collector {status.name} fails: {status.message or status.reason}")
     value = seen.readings.value
     if dropped := seen.readings.total("exporter_series_dropped_total"):
-        yield Concern(False, str(diagnoses.SERIES_DROPPED.describe(count=f"{dropped:.0f}")))
+        yield Concern(False, f"{dropped:.0f} series did not fit on the metrics page")
     if withheld := value("exporter_ledger_withheld_ranks"):
-        yield Concern(False, str(diagnoses.TOTALS_WITHHELD.describe(count=f"{withheld:.0f}")))
+        yield Concern(False, f"totals of {withheld:.0f} ranks are withheld: the state cannot be written")
     if value("exporter_config_last_reload_successful") == 0:
-        yield Concern(False, str(diagnoses.NOT_RELOADED.describe()))
+        yield Concern(False, "the configuration could not be reloaded; the one before is in force")

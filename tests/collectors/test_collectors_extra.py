@@ -1,4 +1,4 @@
-"""Third-party collectors in the sidecar, and the exporter's in a registry: the examples of docs/collectors.md."""
+"""Collectors of other people in our sidecar, and ours in a registry of somebody else's: docs/collectors.md, run."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def test_every_metric_of_the_agent_is_accounted_for(job: Any, page: str) -> None
             if what == "remaining_restarts":
                 assert labelled(page, "training_elastic_failure_restarts_total") == 1  # from 1 to 0
             elif what == "flakiness":
-                assert labelled(page, "training_elastic_flakiness_ratio_count") == count
-                assert labelled(page, "training_elastic_flakiness_ratio_sum") == total / 100
+                assert labelled(page, "training_elastic_flakiness_count") == count
+                assert labelled(page, "training_elastic_flakiness_sum") == total / 100
             elif what == "run_total":
                 assert labelled(page, "training_elastic_runs_total") == total
             elif what.startswith("run_"):

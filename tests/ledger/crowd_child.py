@@ -13,7 +13,7 @@ from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 
 LIMIT = 400 << 20
 """Of address space, of which an interpreter with its libraries takes 100 MiB and more before it does anything."""

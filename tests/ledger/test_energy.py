@@ -1,4 +1,4 @@
-"""The energy ledger: division among runs, tariffs over time, restarts, and one counting exporter per machine."""
+"""Energy ledger: shares of runs, carbon and cost, restarts, and one counting exporter per machine."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ledger_support import START, Clock, Page
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
 from exporter.errors import CollectError
-from exporter.ledger.energy.collector import NodeLock
-from exporter.ledger.energy.tariffs import CarbonFile, DevicePrice, EmbodiedCarbon, EnergyOptions
+from exporter.ledger.energy.carbon_file import CarbonFile
+from exporter.ledger.energy.node_lock import NodeLock
+from exporter.ledger.energy.options import EnergyOptions, Intensity
 
 ENERGY = "training_energy_joules_total"
 KWH = 3.6e6
-ABOVE_ONE = {"training_pue_ratio", "exporter_energy_crosscheck_ratio"}
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Node(EnergyNode):
         for name, family in page.families.items():
             for sample in family.samples:
                 assert sample.value >= 0
-                assert sample.value <= 1 or not name.endswith("_ratio") or name in ABOVE_ONE
+                assert sample.value <= 1 or not name.endswith("_ratio")
         return page
 
     def after(self, seconds: float) -> Page:
@@ -90,6 +90,7 @@ class Node(EnergyNode):
                 "nvml_counter" if device.startswith("GPU") else "rapl",
                 measured=True,
                 joules=None if device in self.unread else self.joules.get(device, 0.0),
+                register_joules=self.joules.get(device, 0.0),
                 watts=watts,
                 at=self.clock.monotonic,
                 idle_watts=self.idle_watts,
@@ -216,41 +217,36 @@ PRICED = EnergyOptions(
     carbon_kind="average",
     electricity_price=0.36,
     currency="EUR",
-    device_prices=(DevicePrice("*H100*", 3.6), DevicePrice("node", 7.2)),
-    site_water=1.8,
-    source_water=3.6,
-    embodied_carbon=(EmbodiedCarbon("*H100*", 150.0, 1e6), EmbodiedCarbon("node", 1000.0, 1e6)),
+    gpu_hour_price=3.6,
 )
 
 
-def test_tariffs_make_carbon_water_and_cost_of_energy_and_time(tmp_path: Path) -> None:
+def test_energy_becomes_carbon_and_cost_and_gpu_time_becomes_cost(tmp_path: Path) -> None:
     node = looked(tmp_path, options=PRICED, watts={"GPU-a": 500.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
     page = node.after(500.0)
     joules, eur, gpu = 250_000.0, {"currency": "EUR"}, {"run": "r", "component": "gpu"}
     grid = {"zone": "DE", "source": "config", "factor": "lifecycle", "kind": "average"}
     expected: list[tuple[str, dict[str, str], float]] = [
         ("carbon_grams_total", gpu, joules * 1.5 * 1e-4),
-        ("water_liters_total", {"run": "r", "scope": "site"}, joules / KWH * 1.8),
-        ("water_liters_total", {"run": "r", "scope": "source"}, joules * 1.5 / KWH * 3.6),
         ("cost_total", {"run": "r", "kind": "electricity", **eur}, joules * 1.5 * 1e-7),
-        ("cost_total", {"run": "r", "kind": "device_time", **eur}, 500 * (0.001 + 0.002)),
-        ("embodied_carbon_grams_total", gpu, 75.0),
-        ("embodied_carbon_grams_total", {"run": "r", "component": "node"}, 500.0),
-        ("pue_ratio", {"source": "config"}, 1.5),
+        ("cost_total", {"run": "r", "kind": "device_time", **eur}, 500 * 0.001),
+        ("power_usage_effectiveness", {"source": "config"}, 1.5),
         ("carbon_intensity_grams_per_joule", grid, 1e-4),
         ("electricity_price_per_joule", {"source": "config", **eur}, 1e-7),
-        ("device_price_per_second", {"device_type": "node", **eur}, 0.002),
+        ("gpu_price_per_second", eur, 0.001),
     ]
 
     for name, labels, value in expected:
         assert page.get(f"training_{name}", **labels) == pytest.approx(value), name
 
 
-def test_carbon_is_added_up_at_the_intensity_of_each_moment(tmp_path: Path) -> None:
-    file = tmp_path / "carbon.csv"
-    file.write_text(f"time,grams_per_kwh\n{START - 10},360\n{START + 7},36\n")
+def test_a_changed_carbon_file_applies_to_later_energy_only(tmp_path: Path) -> None:
+    file = tmp_path / "carbon"
+    file.write_text("360\n")
     node = looked(tmp_path, options=EnergyOptions(carbon_intensity_file=file), runs={"r": Run(cpus=4.0)})
     page = node.after(5.0)
+    file.write_text("36\n")
+    os.utime(file, (START + 7, START + 7))
     later = node.after(5.0)
 
     assert page.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1e-4)
@@ -283,31 +279,26 @@ def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tm
     [
         (b"327.5\n", True),
         (b"\xef\xbb\xbf327.5\r\n", True),
-        (f"{START - 1},327.5\n".encode(), True),
-        (b"time,grams_per_kwh\n2023-11-14T22:13:19Z,327.5\n2099-01-01T00:00:00+02:00,1\n", True),
         (b"", False),
         (b"nan", False),
         (b"1e9", False),
-        (b"time,grams_per_kwh\n", False),
-        (b"2026-01-01T00:00:00,300\n", False),
         (b"327,5", False),
-        (b"1700000000000,300\n", False),
         (b"\xff\xfe", False),
         (b"1" * (5 << 20), False),
         (None, False),
     ],
 )
-def test_a_carbon_file_is_a_number_or_a_table_and_a_pipe_is_not_waited_for(
+def test_a_carbon_file_is_a_number_and_a_pipe_does_not_block(
     content: bytes | None, understood: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "carbon"
     os.mkfifo(file) if content is None else file.write_bytes(content)
     os.utime(file, (START - 1, START - 1))
-    carbon = CarbonFile(file, clock=lambda: START)
+    carbon = CarbonFile(file)
     with nullcontext() if understood else pytest.raises(CollectError, match=str(file)):
-        carbon.look()
+        carbon.read()
 
-    assert carbon.now() == ((327.5, START - 1) if understood else None)
+    assert carbon.intensity == (Intensity(327.5 / KWH, "file", START - 1) if understood else None)
 
 
 def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_who_lived(
@@ -355,29 +346,25 @@ def test_what_is_measured_and_what_is_not_is_told(tmp_path: Path) -> None:
     node = looked(tmp_path, watts={"package0": 100.0, "GPU-a": 100.0}, runs={"r": Run()})
     page = [node.after(5.0) for _ in range(60)][-1]
 
-    assert page.get("exporter_energy_crosscheck_ratio", device="GPU-a") == pytest.approx(0.8)
-    assert page.get("exporter_energy_crosscheck_ratio", device="package0") is None
+    assert page.get("exporter_energy_crosscheck", device="GPU-a") == pytest.approx(0.8)
+    assert page.get("exporter_energy_crosscheck", device="package0") is None
     what = {"component": "gpu", "device": "GPU-a", "source": "nvml_counter", "name": "NVIDIA H100"}
     assert page.get("exporter_energy_source_info", measured="true", **what) == 1
 
 
-def test_a_total_that_jumps_is_not_believed_and_counted_as_a_correction(tmp_path: Path) -> None:
+def test_a_collector_that_starts_again_at_zero_loses_no_energy_of_the_run(tmp_path: Path) -> None:
     node = looked(tmp_path, watts={"GPU-a": 400.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
-    node.after(5.0)
-    node.joules["GPU-a"] += 1e9
-    node.after(5.0)
-    node.joules["GPU-a"] = 0.0
+    node.after(10.0)
+    node.joules["GPU-a"] = 0.0  # a configuration reload replaces the collector
     page = node.after(5.0)
 
-    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == pytest.approx(3 * 2000.0)
-    assert page.get("exporter_energy_resets_total", device="GPU-a", reason="jump") == 1
-    assert page.get("exporter_energy_resets_total", device="GPU-a", reason="reset") == 1
+    assert page.get(ENERGY, run="r", component="gpu", method="exclusive") == pytest.approx(4000.0 + 2000.0)
 
 
 HOLD = """
 import sys
 from pathlib import Path
-from exporter.ledger.energy.collector import NodeLock
+from exporter.ledger.energy.node_lock import NodeLock
 lock = NodeLock(Path(sys.argv[1]), "boot")
 print(lock.acquire(), flush=True)
 sys.stdin.readline()

@@ -15,8 +15,8 @@ from energy_support import EPYC, EnergyNode, Machine
 from ledger_support import START
 
 from exporter.collectors.job import EnergyReading
-from exporter.ledger.energy.tariffs import EnergyOptions
-from exporter.ledger.store import StateStore
+from exporter.ledger.energy.options import EnergyOptions
+from exporter.ledger.state.store import StateStore
 
 PASS_SECONDS = 10.0
 BEGIN = 5000.0

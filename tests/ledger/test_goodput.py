@@ -9,7 +9,7 @@ from goodput_support import Watched, a_job, badput, check_identity, of, reasons
 from ledger_support import Sidecar
 from places import PROJECT
 
-from exporter.ledger.goodput.task import CAUSES
+from exporter.ledger.goodput.accounting import CAUSES
 
 DAY = 86_400.0
 

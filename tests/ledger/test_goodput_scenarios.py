@@ -206,7 +206,6 @@ def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
                 process.communicate(timeout=60 * PATIENCE)
             wait_for(running, lambda found: of(found, "uncommitted_seconds", "job-1") is not None)
             marks.append(page(running))
-        wait_for(running, lambda found: of(found, "step", "job-1") is None)
         wait_for(running, lambda found: of(found, "uncommitted_seconds", "job-1") == 0)
         marks.append(page(running))
 

@@ -25,7 +25,7 @@ from test_goodput_scenarios import page as page_of
 from test_goodput_scenarios import wait_for
 from waiting import PATIENCE
 
-from exporter.ledger.goodput.task import CAUSES
+from exporter.ledger.goodput.accounting import CAUSES
 
 TRAIN = """
 import json, os, signal, sys, time

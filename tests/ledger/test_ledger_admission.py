@@ -10,7 +10,7 @@ from ledger_support import START, Page, Sidecar, a_definition, a_process, a_read
 from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.families import IDENTITY_LABELS
-from exporter.ledger.families.training import TRAINING as SPECS
+from exporter.ledger.family_owners import TRAINING_FAMILIES
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 
 WINDOW = WindowReading(START - 60, START, 1, {Aggregation.MEAN: 0.5})
@@ -156,7 +156,7 @@ def definition_of(spec: FamilySpec) -> StatDefinition:
 
 def everything(process: ProcessIdentity, value: float) -> Snapshot:
     readings = []
-    for spec in SPECS:
+    for spec in TRAINING_FAMILIES.values():
         reading = a_reading(definition_of(spec), [value])
         readings.append(reading.replace(value=value if spec.type == "gauge" else None))
     return a_snapshot(process, *readings)
@@ -167,7 +167,7 @@ def test_a_family_without_a_rank_is_rank_0s_alone(sidecar: Sidecar) -> None:
         sidecar.feed.put(everything(a_process(rank=rank), 1.0 + rank))
     page = sidecar.collect()
 
-    for spec in SPECS:
+    for spec in TRAINING_FAMILIES.values():
         family = page.families[spec.name]
         series = {sample.labels.get("rank", "") for sample in family.samples}
         assert series == ({"0", "1", "3"} if "rank" in spec.labels else {""}), spec.name
@@ -194,7 +194,7 @@ def reading_with(definition: StatDefinition, **changes: object) -> StatReading:
 
 @pytest.mark.parametrize("changes", [{"kind": "counter"}, {"labels": ()}, {"unit": "seconds"}])
 def test_what_only_looks_like_such_a_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
-    loss = next(spec for spec in SPECS if spec.name == "training_loss")
+    loss = next(spec for spec in TRAINING_FAMILIES.values() if spec.name == "training_loss")
     sidecar.feed.put(a_snapshot(a_process(), reading_with(definition_of(loss), **changes)))
     page = sidecar.collect()
 

@@ -15,6 +15,7 @@ from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a
 from waiting import PATIENCE
 
 from exporter.feed.encoder import encode
+from exporter.ledger.state import store
 from exporter.recording.values import Aggregation, WindowReading
 
 WIDE = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.P95)
@@ -38,20 +39,22 @@ def kept_in_memory(sidecar: Sidecar) -> int:
     parts: tuple[Sized, ...] = (
         collector._ranks._ranks,
         collector._ranks._rank_of,
-        collector._admission._claims,
+        collector._owners._owners,
         collector.sessions._sessions,
         collector.sessions._bound,
         collector._states._runs,
-        collector._kept_files,
+        collector._undeletable,
         sidecar.state._claimed,
     )
     return sum(len(part) for part in parts)
 
 
 @pytest.mark.timeout(90)
-def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(tmp_path: Path) -> None:
+def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sidecar = Sidecar(tmp_path)
-    sidecar.state._keep_files = 120
+    monkeypatch.setattr(store, "KEEP_FILES", 120)
     sidecar.collector._linger_seconds = 20.0
     sizes, seconds, files = [], [], []
     for number in range(300):
@@ -76,6 +79,7 @@ def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory
     process = a_process()
     sidecar.record(process, 3, alive=False)
     sidecar.collect()
+    sidecar.after(4.0)  # the end is decided: the rank is released
     sidecar.after(1.0)
     (path,) = (tmp_path / "ledger").glob("rank*.ledger")
     path.write_bytes(b"damaged")

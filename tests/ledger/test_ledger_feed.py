@@ -20,7 +20,7 @@ from waiting import wait_until
 from exporter.errors import CollectError
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 
 RANK_0 = {"run": "r", "rank": "0"}
 
@@ -64,7 +64,7 @@ import sys, time
 from pathlib import Path
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 collector = JobCollector(FeedReader(Path(sys.argv[1])), StateStore(Path(sys.argv[-1])))
 print("ready", flush=True)
 while True:

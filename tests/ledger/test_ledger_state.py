@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exporter.errors import StateError
-from exporter.ledger.store import StateStore, file_name
+from exporter.ledger.state.files import file_name
+from exporter.ledger.state.store import StateStore
 
 KEY = ("rank", "run", "0", "", "")
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -132,7 +133,7 @@ def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 store, key = StateStore(Path(sys.argv[1]), keeper="child"), ("rank", "run", "0", "", "")
 assert store.claim(key)
 number = store.load(key, int) or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 
 from exporter.families import DistributionSample
+from exporter.ledger import ranks
 from exporter.ledger.goodput.families import SPECS
-from exporter.ledger.ranks import KEPT_PROCESSES, Rank
-from exporter.ledger.totals import added_events
+from exporter.ledger.rank_record import encode_rank
+from exporter.ledger.totals import Slot, added_events
 from exporter.recording.values import EventsReading
 
 LOSS = a_definition("loss")
@@ -33,13 +35,13 @@ def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_tol
     sidecar.feed.files.clear()
     sidecar.after(1)
     sidecar.after(1)
-    for life in range(KEPT_PROCESSES + 2):
+    for life in range(ranks.KEPT_PROCESSES + 2):
         sidecar.record(a_process(started=START + life), 1, alive=False)
         sidecar.after(1)
     sidecar.record(ghost, 6, sequence=2)
     page = sidecar.after(1)
 
-    assert page.count("loss", **RANK_0) == 5 + KEPT_PROCESSES + 2
+    assert page.count("loss", **RANK_0) == 5 + ranks.KEPT_PROCESSES + 2
     assert page.get("exporter_feed_refused_total", reason="taken") == 1
     assert ghost.id in sidecar.feed.files
 
@@ -110,16 +112,15 @@ def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Si
 def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
-    encode = Rank.encode
-
-    def without(rank: Rank) -> bytes:
-        kept = json.loads(
-            encode(rank), object_hook=lambda of: {k: v for k, v in of.items() if k != "exponential"}
+    def without(slots: Mapping[int, Slot], taken: Mapping[str, None]) -> bytes:
+        saved = json.loads(
+            encode_rank(slots, taken),
+            object_hook=lambda of: {k: v for k, v in of.items() if k != "exponential"},
         )
-        return json.dumps(kept).encode()
+        return json.dumps(saved).encode()
 
     if writer != "this version":
-        monkeypatch.setattr(Rank, "encode", without)
+        monkeypatch.setattr(ranks, "encode_rank", without)
     for life in (1, 2):
         reading = a_reading(a_definition(buckets=(1.0,)), [0.5, 0.7 * life])
         reading = reading.replace(exponential={-8: 1, 3 * life: 1})

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Clock, Page
 from power_trace_support import BEGIN, END, EPOCH, PHASE_OF, TRACE, Node, counter_at, joules
-from training_support import SimulatedTraining
+from training_support import ByHand, entered, left
 
 from exporter.collectors.job import EnergyReading
-from exporter.ledger.energy.attribution import PowerSplitter, ProcessWork, Stay, WorkUse, gone_on
-from exporter.training.kinds import MODEL_FORWARD
+from exporter.ledger.energy.power_split import PowerSplitter
+from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkUse, extended
+from exporter.training.span_kinds import kind_named
 
 FAMILY = "training_phase_energy_joules_total"
 QUALITY = "training_phase_energy_quality_ratio"
@@ -62,7 +63,7 @@ class Paper(EnergyNode):
         self.step, self.has_samples = step, has_samples
         self.samples: list[tuple[float, float]] = []
         self.joules, self.wall_offset = 0.0, EPOCH
-        self.told: tuple[Stay, ...] = ()
+        self.told: tuple[PhaseInterval, ...] = ()
         self.phases: dict[str, float] = {}
         super().__init__(directory, clock=Clock(wall=EPOCH + 100.0))
 
@@ -92,15 +93,15 @@ class Paper(EnergyNode):
     def tell(self) -> None:
         now = self.clock.monotonic
         edges = [*(float(second) for second in range(100, int(now) + 1)), now]
-        stays = [
-            (began, until, "data_loading" if int(began) % 2 else "forward")
+        intervals = [
+            PhaseInterval(began, until, "data_loading" if int(began) % 2 else "forward")
             for began, until in itertools.pairwise(edges)
             if until > began
         ]
-        self.told = tuple(stays[-30:])
+        self.told = tuple(intervals[-30:])
         self.phases = {}
-        for began, until, phase in stays:
-            self.phases[phase] = self.phases.get(phase, 0.0) + until - began
+        for each in intervals:
+            self.phases[each.phase] = self.phases.get(each.phase, 0.0) + each.end - each.begin
 
 
 def looked(directory: Path, **how: Any) -> Paper:
@@ -185,17 +186,18 @@ def test_phases_sum_to_the_runs_energy_whatever_happens(story: Sequence[tuple[st
 # What the feed tells ----------------------------------------------------------------------------------------
 
 
-def test_stays_that_overlapping_snapshots_tell_are_each_known_once() -> None:
-    job = SimulatedTraining(began=0.0)
-    known: tuple[Stay, ...] = ()
+def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
+    by_hand = ByHand(began=0.0)
+    known: tuple[PhaseInterval, ...] = ()
+    forward = kind_named("forward", phase=True)
     for second in range(20):
-        job.block(MODEL_FORWARD, second + 0.25, second + 0.5)
-        job.publish(second + 0.9)
-        known = gone_on(known, job.reading())
+        by_hand.take(entered(forward, second + 0.25) + left(forward, second + 0.5))
+        by_hand.job.publish(second + 0.9)
+        known = extended(known, by_hand.reading())
 
-    spent = sum(until - began for began, until, phase in known if phase == "forward")
+    spent = sum(each.end - each.begin for each in known if each.phase == "forward")
     assert spent == pytest.approx(20 * 0.25, abs=1e-4)
-    assert all(one[1] == pytest.approx(two[0], abs=1e-5) for one, two in itertools.pairwise(known))
+    assert all(one.end == pytest.approx(two.begin, abs=1e-5) for one, two in itertools.pairwise(known))
     assert len(known) == 41
 
 
@@ -203,9 +205,14 @@ def test_ranks_that_share_a_card_share_its_power() -> None:
     splitter = PowerSplitter()
     samples = [(0.02 * number, 500.0) for number in range(1, 101)]
     for since, now in ((0, 1.0), (50, 2.0)):
-        splitter.take(lambda _after: {"GPU-a": samples[since : since + 50]}, wall=now, now=now)  # noqa: B023
+        splitter.read(lambda _after: {"GPU-a": samples[since : since + 50]}, wall=now, now=now)  # noqa: B023
         split = splitter.split(
-            "GPU-a", [((0.0, 2.0, "forward"),), ((0.0, 1.5, "data_loading"), (1.5, 2.0, "forward"))], now
+            "GPU-a",
+            [
+                (PhaseInterval(0.0, 2.0, "forward"),),
+                (PhaseInterval(0.0, 1.5, "data_loading"), PhaseInterval(1.5, 2.0, "forward")),
+            ],
+            now,
         )
 
     assert split is not None

@@ -10,7 +10,7 @@ from ledger_support import Page, Sidecar, a_process, a_snapshot
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.families.run_info import Gpus, PeakFlops, data_type, peak_flops
-from exporter.ledger.goodput.sessions import GoodputOptions
+from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.values import TrainingReading
 
 
@@ -81,7 +81,9 @@ def page_with(
 
 def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
     """By rank, data type, source and name."""
-    found = {tuple(dict(of).values()): value for of, value in page.all("training_peak_flops").items()}
+    found = {
+        tuple(dict(of).values()): value for of, value in page.all("training_peak_flops_per_second").items()
+    }
     # The labels are sorted by their names: dtype, name, rank, run, source.
     return {(rank, dtype, source, name): value for (dtype, name, rank, _, source), value in found.items()}
 

@@ -12,8 +12,10 @@ from goodput_support import a_job as new_job
 from ledger_support import Clock, Page, Sidecar, a_definition, a_process, a_reading
 
 from exporter.feed.runs import End
-from exporter.ledger.goodput.run_state import STATES, Witnesses
-from exporter.ledger.goodput.sessions import GoodputOptions
+from exporter.ledger.goodput.attempt import MachineIdentity
+from exporter.ledger.goodput.endings import ExitEvidence
+from exporter.ledger.goodput.options import GoodputOptions
+from exporter.ledger.goodput.run_state import STATES
 from exporter.recording.values import Ending, StatReading
 
 RUN = {"run": "r"}
@@ -47,9 +49,13 @@ def state(page: Page) -> str:
 
 
 def why(page: Page) -> dict[str, str]:
-    (sample,) = page.families["training_run_state_info"].samples
-    names = ("reason", "exit_status", "signal", "exception", "since")
+    (sample,) = page.families["training_run_outcome_info"].samples
+    names = ("outcome", "reason", "exit_status", "signal", "exception")
     return {name: sample.labels.get(name, "") for name in names}
+
+
+def since(page: Page) -> float | None:
+    return page.get("training_run_state_since_timestamp_seconds", **RUN)
 
 
 def gauges(value: float) -> list[StatReading]:
@@ -87,7 +93,7 @@ def shown(page: Page) -> set[str]:
 
 
 def ended(sidecar: Sidecar, *ends: End) -> None:
-    sidecar.collector.sessions.witnesses = Witnesses(ends=lambda: list(ends))
+    sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends))
 
 
 def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
@@ -103,7 +109,7 @@ def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
 def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, a_job())
     running = look(watched)
-    watched.job.hold(59.0)
+    watched.job.hold(299.0)
     not_yet = look(watched)
     watched.job.hold(2.0)
     hung = look(watched)
@@ -116,19 +122,23 @@ def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
     assert shown(hung) == {"training_step"}
 
 
-def test_ten_usual_steps_are_no_hang_and_both_numbers_are_configured(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, a_job(seconds=30.0))
+def test_five_times_the_longest_step_is_no_hang_and_both_numbers_are_configured(sidecar: Sidecar) -> None:
+    watched = Watched(sidecar, a_job(seconds=100.0))
     look(watched)
-    watched.job.hold(250.0)
+    watched.job.hold(450.0)
     slow = look(watched)
-    sidecar.collector.sessions.options = GoodputOptions(hang_after=100.0, hang_steps=5.0)
+    sidecar.collector.sessions.options = GoodputOptions(hang_after=100.0, hang_steps=4.0)
 
     assert [state(slow), state(sidecar.collect())] == ["running", "hung"]
 
 
 @pytest.mark.parametrize(
     ("phase", "seconds", "expected"),
-    [("validation", 200.0, "running"), ("validation", 400.0, "stalled"), ("data_loading", 70.0, "stalled")],
+    [
+        ("validation", 1400.0, "running"),
+        ("validation", 1600.0, "stalled"),
+        ("data_loading", 310.0, "stalled"),
+    ],
 )
 def test_who_waits_is_stalled_and_a_long_phase_has_longer(
     running: Watched, phase: str, seconds: float, expected: str
@@ -179,20 +189,23 @@ def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
 @pytest.mark.parametrize(
     ("told", "final", "expected", "reason"),
     [
-        ({}, True, "finished", "deduced"),
-        ({}, False, "lost", "deduced"),
+        ({}, True, "finished", "inferred"),
+        ({}, False, "lost", "inferred"),
         ({"ending": Ending("ValueError", 1.0)}, True, "failed", "exception ValueError"),
-        ({"failure": "preemption"}, True, "stopped", "told: preemption"),
-        ({"failure": "gpu_memory"}, True, "failed", "told: gpu_memory"),
+        ({"failure": "preemption"}, True, "stopped", "reported: preemption"),
+        ({"failure": "gpu_memory"}, True, "failed", "reported: gpu_memory"),
     ],
 )
-def test_without_run_the_end_is_deduced_or_told_and_that_is_said(
-    running: Watched, told: dict[str, Any], final: bool, expected: str, reason: str
+def test_without_run_the_end_is_inferred_or_reported_and_the_reason_says_so(
+    sidecar: Sidecar, running: Watched, told: dict[str, Any], final: bool, expected: str, reason: str
 ) -> None:
     running.job.failure = told.get("failure", "")
     running.write(final=final, ending=told.get("ending"))
-    page = running.die(1.0)
+    undecided = running.die(1.0)
+    page = sidecar.after(3.0)
 
+    assert state(undecided) == "ending"
+    assert "training_run_outcome_info" not in undecided.families
     assert state(page) == expected
     assert why(page)["exception"] == ("ValueError" if "ending" in told else "")
     assert why(page)["reason"].startswith(reason)
@@ -205,7 +218,7 @@ def test_a_death_is_dated_by_run_and_settled_at_once(sidecar: Sidecar, running: 
     running.kill()
     page = sidecar.collect()
 
-    assert why(page)["since"] == str(round(at))
+    assert since(page) == at
     assert reasons(page) == {"signal": 1}
     assert of(sidecar.after(1.0), "wall_seconds_total") == 9
 
@@ -215,7 +228,7 @@ def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar, runnin
     lost = running.die(1.0)
     ended(sidecar, End(sidecar.directory, 7, -9, at))
 
-    assert [state(lost), state(sidecar.after(1.0))] == ["lost", "failed"]
+    assert [state(lost), state(sidecar.after(1.0))] == ["ending", "failed"]
 
 
 def test_a_helper_takes_no_rank_and_one_that_begins_to_train_is_counted_once(sidecar: Sidecar) -> None:
@@ -291,7 +304,7 @@ def killed(
     directory.mkdir(exist_ok=True)
     sidecar, counts = Sidecar(directory), iter(oom_kills)
     ends = [] if status is None else [End(directory, pid, status, Clock().wall + 6.0)]
-    sidecar.collector.sessions.witnesses = Witnesses(lambda: next(counts, None), lambda: ends)
+    sidecar.collector.endings.evidence = ExitEvidence(lambda: next(counts, None), lambda: ends)
     first = Watched(sidecar, new_job())
     first.job.hold(0.5)
     peers = [Watched(sidecar, rank=rank, job=new_job()) for rank in range(1, 1 + len(others))]
@@ -346,11 +359,11 @@ def test_who_ended_while_nobody_looked_ended_with_the_machine_if_that_began_anew
     tmp_path: Path, boot: str, expected: str
 ) -> None:
     sidecar = Sidecar(tmp_path)
-    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", "boot-1"))
+    sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", "boot-1"))
     Watched(sidecar, new_job()).see()
     sidecar.feed.files.clear()
     sidecar.restart()
-    sidecar.collector.sessions.witnesses = Witnesses(machine=("node", boot))
+    sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", boot))
     page = Watched(sidecar, new_job()).see()
 
     assert reasons(page) == reasons(page, "restarts") == {expected: 1}

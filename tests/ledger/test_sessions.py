@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar, a_process, a_snapshot
 
+from exporter.ledger.goodput.endings import started_at
 from exporter.ledger.goodput.families import SPECS
-from exporter.ledger.goodput.run_state import started_at
-from exporter.ledger.goodput.sessions import GoodputOptions
-from exporter.ledger.store import file_name
+from exporter.ledger.goodput.options import GoodputOptions
+from exporter.ledger.state.files import file_name
 from exporter.training.phases import PHASES
 
 
@@ -52,7 +52,7 @@ def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
 
     assert badput(page) == {"init": 4}
     assert [record.message for record in caplog.records] == []
-    assert len(sidecar.collector.sessions.flows()) == 1
+    assert len(sidecar.collector.sessions.work_accounts()) == 1
 
 
 ACTIONS = st.one_of(
@@ -158,7 +158,7 @@ def test_a_clock_set_back_while_no_sidecar_looks_takes_nothing_back(sidecar: Sid
 HOLD = """
 import sys
 from pathlib import Path
-from exporter.ledger.store import StateStore
+from exporter.ledger.state.store import StateStore
 store = StateStore(Path(sys.argv[1]), keeper="elsewhere")
 print(store.claim(("goodput", "s", "session", "", "")), flush=True)
 sys.stdin.read()
@@ -178,7 +178,7 @@ def test_a_session_that_another_sidecar_keeps_is_waited_for(sidecar: Sidecar) ->
         other.wait()
         page = sidecar.after(1.0)
 
-    assert [reason for reason, message in refused.problems if "another sidecar keeps" in message] == ["state"]
+    assert [reason for reason, message in refused.problems if "another sidecar holds" in message] == ["state"]
     assert goodput_names(Page(refused)) == set()
     assert of(page, "uncommitted_seconds") == 2
 

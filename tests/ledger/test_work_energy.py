@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from ledger_support import Page
 
 from exporter.collectors.job import EnergyReading
-from exporter.ledger.energy.attribution import Flows, ProcessWork
-from exporter.ledger.energy.runs import RunEnergy
-from exporter.ledger.energy.tariffs import EnergyOptions
-from exporter.ledger.goodput.task import CAUSES
+from exporter.ledger.energy.options import EnergyOptions
+from exporter.ledger.energy.records import decode_run
+from exporter.ledger.energy.run_energy import RunEnergy
+from exporter.ledger.energy.work import ProcessWork, WorkAccount
+from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.state.codec import dumps
 
 
 def flows(
@@ -25,8 +27,8 @@ def flows(
     hung: float = 0.0,
     uncommitted: float = 0.0,
     session: str = "s",
-) -> Flows:
-    return Flows(session, productive, lost, hung, uncommitted, validates=False)
+) -> WorkAccount:
+    return WorkAccount(session, productive, lost, hung, uncommitted, validates=False)
 
 
 class Run:
@@ -45,17 +47,17 @@ class Run:
         self.given += joules
 
     def restart(self) -> None:
-        rows = self.energy.rows()
+        saved = decode_run(dumps(self.energy.record))
         self.energy = RunEnergy("boot")
-        self.energy.resume(rows)
+        self.energy.resume(saved)
 
     def counters(self, name: str) -> dict[str, float]:
         """Those above zero, by their first label."""
         found: dict[str, float] = {}
-        for spec, labels, value in self.energy.samples():
-            if spec.name == name and value:
-                label = (*labels, "")[0]
-                found[label] = round(found.get(label, 0.0) + value, 6)
+        for sample in self.energy.samples():
+            if sample.spec.name == name and sample.value:
+                label = (*sample.labels, "")[0]
+                found[label] = round(found.get(label, 0.0) + sample.value, 6)
         return found
 
     def wasted(self) -> dict[str, float]:
@@ -67,7 +69,7 @@ class Run:
     def check(self) -> None:
         """Both sums are the energy of the run, of which a part may be that of uncommitted work."""
         phases = self.counters("training_phase_energy_joules_total")
-        pool = (self.energy.rows().get(("pool",)) or (0.0,))[0] or 0.0
+        pool = self.energy.record.pool
         assert sum(phases.values()) == pytest.approx(self.given, rel=1e-6, abs=1e-4)
         whole = self.productive() + sum(self.wasted().values()) + pool
         assert whole == pytest.approx(self.given, rel=1e-6, abs=1e-4)
@@ -101,7 +103,7 @@ def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
 
 def test_validation_is_productive_where_the_configuration_says_so() -> None:
     run = Run()
-    run.energy.settle(Flows("s", 0.0, 0.0, 0.0, 0.0, validates=True))
+    run.energy.settle(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, validates=True))
     run.divide(100.0, {"validation": 10.0})
 
     assert run.productive() == 100
@@ -114,7 +116,7 @@ def test_without_a_source_of_energy_nothing_is_zero_and_with_one_every_cause_beg
     run.energy.settle(flows(productive=2.0, lost=1.0, uncommitted=1.0))
     without = list(run.energy.samples())
     run.divide(0.0, {})
-    begun = {labels for spec, labels, _ in run.energy.samples() if "wasted" in spec.name}
+    begun = {sample.labels for sample in run.energy.samples() if "wasted" in sample.spec.name}
 
     assert without == []
     assert begun == {(cause,) for cause in CAUSES}

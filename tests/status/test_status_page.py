@@ -196,9 +196,12 @@ def silent_since(still: float, phase: str = "forward") -> Rows:
 
 
 def died(state: str) -> Rows:
-    why = {"state": state, "reason": "killed by SIGKILL", "since": str(NOW - 90)}
     states = of(0.0, state="running") + of(1.0, state=state)
-    return {"training_run_state": states, "training_run_state_info": of(1.0, **why)}
+    return {
+        "training_run_state": states,
+        "training_run_state_since_timestamp_seconds": of(NOW - 90),
+        "training_run_outcome_info": of(1.0, outcome=state, reason="killed by SIGKILL"),
+    }
 
 
 def saving(spent: float) -> Rows:

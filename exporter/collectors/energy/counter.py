@@ -1,13 +1,12 @@
-"""Energy of a device from a register that wraps, is reset, steps back or jumps.
+"""Energy of one device from a register that wraps, is reset, steps back or jumps.
 
-Corrections are counted by reason: `wrap` (no energy is lost), `reset` (the register restarted below the range),
-`backwards` and `jump` (no device can use that much). After the last three, the energy of an interval is the last known
-power times the length of the interval.
+Corrections are counted by reason: `wrap` (no energy is lost), `reset` (the register restarted elsewhere than at its range),
+`backwards` and `jump` (no device can use that much). After the last three, the energy of the interval is the last known
+power times its length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 REASONS = ("wrap", "reset", "backwards", "jump")
@@ -15,19 +14,19 @@ REASONS = ("wrap", "reset", "backwards", "jump")
 MAX_WATTS = 4000.0
 """Upper bound of the power of a package, its memory, a module of packages or a GPU."""
 LONGEST_SECONDS = 600.0
-"""Longest interval between two readings for which energy is computed."""
+"""Longest interval between two readings whose energy is computed."""
 SLACK_JOULES = 1.0
 """Tolerance between a register and the clock."""
 
 
 class EnergyCounter:
-    """Energy counted by a register that wraps at a range (0: never).
+    """Energy counted by one register, which wraps at its range (0: never).
 
     A fall of the register is a wrap if the device can have used the energy up to the range.
     """
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
-        self.joules = 0.0  # since counting began; never falls
+        self.joules = 0.0  # used since counting began; never falls
         self.watts: float | None = None  # mean power between the last two readings
         self.register: float | None = None  # last reading
         self.at = 0.0  # monotonic time of the last reading
@@ -57,7 +56,7 @@ class EnergyCounter:
         return seconds
 
     def forget(self) -> None:
-        """Discard the last reading; the total remains."""
+        """Start again with the next reading; the total remains."""
         self.register = None
 
     def _grown(self, step: float, register: float, seconds: float) -> float | None:
@@ -77,25 +76,6 @@ class EnergyCounter:
             more = max(0, min(expected, int((limit - grown) / self.range_joules)))
         self.resets["wrap"] += wrapped + more
         return grown + more * self.range_joules
-
-    # The three methods below serve the state file of the ledger.
-
-    def row(self) -> tuple[float | None, ...]:
-        """Return the total and the corrections."""
-        return self.joules, *self.resets.values()
-
-    def mark(self) -> tuple[float | None, ...]:
-        """Return the last reading, valid in the same boot of the machine."""
-        return self.register, self.at, self.watts
-
-    def resume(self, row: Sequence[float | None], mark: Sequence[float | None] = ()) -> None:
-        """Continue from `row`, and in the same boot from `mark`; energy counted since then is added."""
-        joules, *counts = (value or 0.0 for value in row)
-        self.joules += joules
-        for reason, count in zip(REASONS, counts, strict=False):
-            self.resets[reason] += count
-        if self.register is None and len(mark) >= 3 and mark[0] is not None and mark[1] is not None:
-            self.register, self.at, self.watts = mark[0], mark[1], mark[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,7 @@
-"""Devices: the energy that every device has used since it was last divided among the runs; arithmetic and rows.
+"""Energy of every device since its last division among the runs; arithmetic.
 
-Rows of a page:
-
-("total", component, device, source)    as EnergyCounter.row
-("mark", boot, component, device, source)    as EnergyCounter.mark
-("idle", component, device, source)     as IdlePower.row
-("pending", boot, component, device, source)    joules that are not divided
-("pass", boot)                          monotonic time of the last pass
+The collectors correct their counters (wraps, resets, jumps); here their increments are added up. Across a restart of the
+sidecar the raw register of the same boot continues.
 """
 
 from __future__ import annotations
@@ -15,123 +10,154 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.energy.counter import EnergyCounter
+from exporter.collectors.energy.counter import RegisterMark, joules_between
 from exporter.collectors.energy.idle_power import IdlePower
-from exporter.collectors.job import EnergyReading, Rows
+from exporter.collectors.job import EnergyReading
+from exporter.ledger.energy.records import DeviceRecord, DevicesRecord
 
 CROSSCHECK_SECONDS = 300.0
-MOST_MOMENTS = 600
+MAX_MOMENTS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKey:
+    """A device and the source of its energy."""
+
+    component: str
+    device: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _CrosscheckMoment:
+    """Two independent energy counts of one device at a monotonic time."""
+
+    at: float
+    joules: float
+    power_joules: float
 
 
 @dataclass(slots=True, eq=False)
-class Device:
-    """One device, by one source; energy is in joules since the last division."""
+class EnergyDevice:
+    """Energy of one device by one source, in joules since the last division."""
 
     reading: EnergyReading  # the last one
-    counter: EnergyCounter = field(default_factory=EnergyCounter)
-    bridged: float = 0.0  # used while no sidecar ran
-    pending: float = 0.0  # used since
-    seen: bool = False  # its total was read in this life of the sidecar
-    # time, joules, integral of power
-    moments: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=MOST_MOMENTS))
+    saved: DeviceRecord | None = None  # by the sidecar before this one, in the same boot
+    bridged: float = 0.0  # while no sidecar ran
+    pending: float = 0.0  # since
     idle: IdlePower = field(default_factory=IdlePower)
+    _joules: float | None = None  # of the last reading with a value
+    _at: float = 0.0
+    _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
 
     def settle(self, waiting: float = 0.0) -> None:
-        """Forget what was pending, except for so much: it is divided, or was nobody's."""
+        """Mark the energy as divided, except for *waiting*."""
         self.pending, self.bridged = waiting, 0.0
 
-    def take(self, reading: EnergyReading, working: bool | None) -> None:
-        """Count a reading; `working` tells whether somebody works on the device, None where that is not known."""
+    def add(self, reading: EnergyReading, working: bool | None) -> None:
+        """Add the energy since the last reading; *working* is None if it is unknown whether the device works."""
         self.reading = reading
         if reading.joules is None:
             return
-        seen, self.seen = self.seen, True
-        if reading.at == self.counter.mark()[1]:
-            return
-        before = self.counter.joules
-        if reading.register_joules is None:
-            self.counter.update(reading.joules, reading.at)
-        else:  # the raw counter continues while no sidecar runs
-            self.counter.range_joules = reading.range_joules
-            self.counter.update(reading.register_joules, reading.at)
-        grown = self.counter.joules - before
-        if not seen:
-            self.bridged += grown
-        else:
+        if self._joules is None:
+            self.bridged += self._since_restart(reading)
+        elif reading.at > self._at:
+            grown = reading.joules - self._joules
+            if grown < 0:  # the collector restarted at 0
+                grown = reading.joules
             self.pending += grown
-            if self.counter.watts is not None:
-                self.idle.note(self.counter.watts, working=working)
-        moments, power = self.moments, reading.power_joules
-        if power is None or (moments and (power < moments[-1][2] or reading.joules < moments[-1][1])):
+            self.idle.note(grown / (reading.at - self._at), working=working)
+        self._joules, self._at = reading.joules, reading.at
+        self._note_crosscheck(reading, reading.joules)
+
+    def _since_restart(self, reading: EnergyReading) -> float:
+        saved = self.saved
+        if saved is None:
+            return 0.0
+        between: float | None = None
+        if saved.register_joules is not None and reading.register_joules is not None:
+            before = RegisterMark(saved.register_joules, saved.at, saved.watts)
+            after = RegisterMark(reading.register_joules, reading.at)
+            between = joules_between(before, after, range_joules=reading.range_joules)
+        return saved.pending_joules + (between or 0.0)
+
+    def _note_crosscheck(self, reading: EnergyReading, joules: float) -> None:
+        moments, power = self._moments, reading.power_joules
+        if power is None or (moments and (power < moments[-1].power_joules or joules < moments[-1].joules)):
             moments.clear()
-        if power is not None:
-            moments.append((reading.at, reading.joules, power))
-            while reading.at - moments[0][0] > CROSSCHECK_SECONDS:
+        if power is not None and not (moments and moments[-1].at == reading.at):
+            moments.append(_CrosscheckMoment(reading.at, joules, power))
+            while reading.at - moments[0].at > CROSSCHECK_SECONDS:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
-        """Energy by counter over energy by power; None before there is enough of both."""
-        if not self.moments:
+        """Return energy by counter over energy by power; None before there is enough of both."""
+        if not self._moments:
             return None
-        (first, joules, power), (last, later, more) = self.moments[0], self.moments[-1]
-        if last - first < 0.9 * CROSSCHECK_SECONDS or more <= power:
+        first, last = self._moments[0], self._moments[-1]
+        power = last.power_joules - first.power_joules
+        if last.at - first.at < 0.9 * CROSSCHECK_SECONDS or power <= 0:
             return None
-        return (later - joules) / (more - power)
+        return (last.joules - first.joules) / power
+
+    def record(self) -> DeviceRecord:
+        """Return the state to be saved."""
+        reading, saved = self.reading, self.saved
+        pending = self.pending + self.bridged
+        if self._joules is None and saved is not None:
+            return saved
+        return DeviceRecord(
+            reading.component,
+            reading.device,
+            reading.source,
+            reading.register_joules,
+            reading.at,
+            reading.watts,
+            pending,
+        )
 
 
-class Devices:
-    """All devices of the machine in this boot; those that are present, in order."""
+class EnergyDevices:
+    """All devices of the machine; iterating yields the present ones in order."""
 
     def __init__(self, boot: str) -> None:
         self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
         self._boot = boot
-        self._devices: dict[tuple[str, ...], Device] = {}  # by component, device, source
-        self._rows: Rows = {}
-        self._present: list[Device] = []
+        self._devices: dict[DeviceKey, EnergyDevice] = {}
+        self._saved: dict[DeviceKey, DeviceRecord] = {}
+        self._present: list[EnergyDevice] = []
 
-    def __iter__(self) -> Iterator[Device]:
+    def __iter__(self) -> Iterator[EnergyDevice]:
         return iter(self._present)
 
     def update(
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
-        """Take the readings of one pass; `working` tells whether somebody works on a device, None if unknown."""
+        """Add the readings of one pass; *working* returns whether a device works, None if unknown."""
         self._present = []
         for reading in readings:
-            key = (reading.component, reading.device, reading.source)
+            key = DeviceKey(reading.component, reading.device, reading.source)
             device = self._devices.get(key)
             if device is None:
-                device = self._devices[key] = Device(reading)
-                device.idle.resume(self._rows.get(("idle", *key), ()))
-                if total := self._rows.get(("total", *key)):
-                    device.counter.resume(total, self._rows.get(("mark", self._boot, *key), ()))
-                    device.bridged = self._rows.get(("pending", self._boot, *key), (0.0,))[0] or 0.0
-            device.take(reading, working(reading.device))
+                device = self._devices[key] = EnergyDevice(reading, self._saved.get(key))
+            device.add(reading, working(reading.device))
             self._present.append(device)
         self.passed_at = now
 
-    def resume(self, rows: Rows) -> None:
-        """Go on from what was written; to be called before any device has appeared."""
-        self._rows = rows
-        (self.passed_at,) = rows.get(("pass", self._boot), (None,))
+    def resume(self, record: DevicesRecord) -> None:
+        """Continue from a saved record of the same boot, before the first update."""
+        if record.boot == self._boot:
+            self.passed_at = record.passed_at
+            self._saved = {
+                DeviceKey(each.component, each.device, each.source): each for each in record.devices
+            }
 
     def settle(self) -> None:
-        """Forget what was pending: it is divided, or was nobody's."""
+        """Mark all energy as divided."""
         for device in self._devices.values():
             device.settle()
 
-    def rows(self) -> Rows:
-        """Write everything."""
-        # Devices that are not there at the moment may come back.
-        rows: Rows = {name: values for name, values in self._rows.items() if name[0] in {"total", "idle"}}
-        for key, device in self._devices.items():
-            rows |= {
-                ("total", *key): device.counter.row(),
-                ("mark", self._boot, *key): device.counter.mark(),
-                ("idle", *key): device.idle.row(),
-            }
-            if device.pending + device.bridged > 0:
-                rows |= {("pending", self._boot, *key): (device.pending + device.bridged,)}
-        if self.passed_at is not None:
-            rows["pass", self._boot] = (self.passed_at,)
-        return rows
+    def record(self) -> DevicesRecord:
+        """Return the state to be saved; an absent device may return."""
+        records = {**self._saved, **{key: device.record() for key, device in self._devices.items()}}
+        return DevicesRecord(self._boot, self.passed_at, tuple(records.values()))

@@ -3,4 +3,6 @@
 from __future__ import annotations
 
 IDENTITY_LABELS = ("run", "rank", "worker", "role")
-"""The labels that the ledger puts on every series of a process, in the order of the samples."""
+"""Labels of every series of a process, in the order of the samples."""
+RUN_LABELS = ("run",)
+"""Labels of a family of a run: rank 0 provides the value."""

@@ -1,135 +1,209 @@
-"""Families about who is which rank, its feed and its events, and about the ledger itself."""
+"""Families about ranks, feeds, lost samples and events."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from exporter.families import Collected, table
+from exporter.families import Collected, FamilySpec
+from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.totals import VisibleSlot, added_events
 from exporter.recording.values import NO_EVENTS
 
-FOREMOST_DROP_REASONS = ("nan", "overflow", "write_failed")
-"""Those that begin at 0: what can happen once, to a job that does nothing wrong, is then not missed by an `increase()`."""
+ZERO_DROP_REASONS = ("nan", "overflow", "write_failed")
+"""Drop reasons exported from 0, so that `increase()` counts the first drop."""
 REFUSAL_REASONS = (
     *("magic", "version", "truncated", "checksum", "content", "name", "too_many", "too_large", "memory"),
     *("owner", "symlink", "links", "not_regular", "unreadable", "lock", "taken"),
 )
-"""Every reason that the feed reader of this version gives, and the ledger's own (`taken`)."""
+"""Every reason of the feed reader, and the ledger's own (`taken`)."""
 
-SPECS = table("""
-training_feed_alive{run,rank,worker,role}: 1 while the process lives, 0 while its totals linger after its
-    end; absent then. <- record lock of the process on its lock file
-training_feed_last_update_timestamp_seconds{run,rank,worker,role}: Unix time of the last snapshot that the
-    process wrote; grows old when it hangs or is stopped, absent when its totals no longer linger. <-
-    Snapshot.written
-training_feed_dropped_total{run,rank,worker,role,reason}: What was recorded and lost: samples that were
-    rejected (nan to backlog), drains that found a buffer full (overflow), snapshots that could not be
-    written (write_failed), Stats that were left out of a snapshot for its size (too_large) or that the
-    sidecar has no memory for (memory), readings of a Stat whose family is defined otherwise by another
-    process or by the exporter (definition). nan, overflow and write_failed begin at 0, others are absent
-    before the first; all are when the rank's totals are. <- StatReading.rejected and .overflows,
-    Snapshot.dropped, admission
-training_stat_rejected_samples_total{run,rank,worker,role,stat,reason}: Samples of one Stat that were kept
-    out of every aggregate, and drains that found its buffer full (reason: overflow), which lost an
-    unknown number; absent while there are none, since it would be a series for every Stat and reason. <-
-    StatReading.rejected, .overflows
-training_rank_conflicts{run,rank}: Living processes beyond the first that train as this rank of a run
-    whose name was given: two jobs share the name. Absent while there are none. <- processes of one rank
-    that have lived together for 15 s
-training_events_total{run,rank,worker,role,type,severity}: Events that were logged, over all processes
-    that were this rank; types beyond the first 100 of a process, or not on its list, are `other`; absent
-    before the first, and when the rank's totals are. <- exporter.log, exporter.monitor.log_event and the
-    bridges
-training_event_last_timestamp_seconds{run,rank,worker,role,type,severity}: Unix time at which the event
-    that was logged last happened; absent before the first, and when the rank's totals no longer linger.
-    <- Event.timestamp
-training_events_suppressed_total{run,rank,worker,role,type,reason}: Events that were counted, but not
-    handed to the handlers, since only a share of them is (sampled) or since there were too many of their
-    kind in one second (rate_limit); payload counts those that went to the handlers without their payload,
-    which could not be made; absent while there are none. <- exporter.events.limit
-training_event_handler_events_total{run,rank,worker,role,handler}: Events that a handler took; absent
-    where none is registered. <- exporter.events.register
-training_event_handler_dropped_total{run,rank,worker,role,handler,reason}: Events that a handler missed:
-    its queue was full (queue_full), it raised or could not write (error), or had not taken them
-    when it was unregistered or its process ended (unregistered, exit); 0 from the start for queue_full
-    and error, absent for the others while there are none. <- exporter.events.register
-training_rank_info{run,rank,worker,role,local_rank,node,version,gpu,uuid}: The process that is this rank
-    now, or was last, the GPU that it holds (gpu and uuid are absent where it holds none or several, or
-    nobody can tell), and what exporter.configure(labels=...) said of it, each as label_<name>; absent
-    when its totals no longer linger. <- ProcessIdentity, processes that NVML lists
-exporter_feed_refused_total{reason}: Feed files that were refused, each once for as long as it is refused
-    for the same reason; other files are not affected. <- feed directory
-exporter_feed_owner: 1 when this sidecar owns the feed directory: it alone removes files of the dead and
-    keeps the ledger; 0 when another does and this one only looks on. <- owner.lock
-exporter_ledger_state_errors_total{reason}: Attempts to read, write or lock a state file that failed
-    (failed): the totals of its rank are absent until one succeeds. State files that were damaged or of
-    another version and were moved aside (damaged): totals go on from what the sidecar and the feed still
-    have. <- state directory
-exporter_ledger_withheld_ranks: Ranks whose totals are absent, since their state cannot be written or is
-    kept by another sidecar. <- state directory
-""")
+ALIVE = FamilySpec(
+    name="training_feed_alive",
+    type="gauge",
+    labels=IDENTITY_LABELS,
+    help="1 while the process lives, 0 after its end. Absent after the retention time of an ended run.",
+    source="record lock of the process on its lock file",
+)
+LAST_UPDATE = FamilySpec(
+    name="training_feed_last_update_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=IDENTITY_LABELS,
+    help="Unix time of the latest snapshot of the process; stops when the process hangs or is stopped."
+    " Absent after the retention time of an ended run.",
+    source="Snapshot.written",
+)
+DROPPED = FamilySpec(
+    name="training_feed_dropped_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "reason"),
+    help="Recorded data that was lost: rejected samples (nan to backlog), reads of a full buffer (overflow),"
+    " snapshots that could not be written (write_failed), Stats left out of a snapshot for its size (too_large) or"
+    " for the sidecar's memory (memory), readings of a Stat whose family has another definition (definition). The"
+    " reasons nan, overflow and write_failed start at 0. Absent with the totals of the rank.",
+    source="StatReading.rejected and .overflows, Snapshot.dropped, family owners",
+)
+REJECTED = FamilySpec(
+    name="training_stat_rejected_samples_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "stat", "reason"),
+    help="Rejected samples of a Stat, and reads that found its buffer full (overflow: the number of lost samples is"
+    " unknown). Part of training_feed_dropped_total: do not add the two. Absent before the first rejected sample.",
+    source="StatReading.rejected, .overflows",
+)
+CONFLICTS = FamilySpec(
+    name="training_rank_conflicts",
+    type="gauge",
+    labels=("run", "rank"),
+    help="Living processes beyond the first that train as the same rank of a run with a chosen name: two jobs share"
+    " the name. Absent without a conflict.",
+    source="processes of a rank that lived together for 15 s",
+)
+EVENTS = FamilySpec(
+    name="training_events_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "type", "severity"),
+    help="Logged events of all processes of the rank; types beyond the first 100 of a process are counted as other."
+    " Absent before the first event, and with the totals of the rank.",
+    source="exporter.log, exporter.monitor.log_event and the bridges",
+)
+EVENT_LAST = FamilySpec(
+    name="training_event_last_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=(*IDENTITY_LABELS, "type", "severity"),
+    help="Unix time of the event that was logged last. Absent before the first event, and after the retention time"
+    " of an ended run.",
+    source="Event.timestamp",
+)
+EVENTS_SUPPRESSED = FamilySpec(
+    name="training_events_suppressed_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "type", "reason"),
+    help="Events that were counted but not passed to the handlers: sampled out (sampled) or above the rate limit"
+    " (rate_limit); and events passed on without their payload because it could not be built (payload). Absent before"
+    " the first of its reason.",
+    source="exporter.events.limit",
+)
+HANDLER_EVENTS = FamilySpec(
+    name="training_event_handler_events_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "handler"),
+    help="Events that a handler accepted. Absent if no handler is registered.",
+    source="exporter.events.register",
+)
+HANDLER_DROPPED = FamilySpec(
+    name="training_event_handler_dropped_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "handler", "reason"),
+    help="Events that a handler missed: queue full (queue_full), the handler raised or could not write (error), the"
+    " handler was unregistered or the process ended first (unregistered, exit). The reasons queue_full and error start"
+    " at 0. Absent if no handler is registered.",
+    source="exporter.events.register",
+)
+RANK_INFO = FamilySpec(
+    name="training_rank_info",
+    type="info",
+    labels=(*IDENTITY_LABELS, "local_rank", "node", "version", "gpu", "uuid"),
+    help="Current or last process of the rank, its GPU (gpu and uuid are absent for none, several or an unknown GPU),"
+    " and the labels of exporter.configure(labels=...), each as label_<name>. Absent after the retention time of an"
+    " ended run.",
+    source="ProcessIdentity, processes listed by NVML",
+)
+REFUSED = FamilySpec(
+    name="exporter_feed_refused_total",
+    type="counter",
+    labels=("reason",),
+    help="Refused feed files; a file is counted once while it is refused for the same reason.",
+    source="feed directory",
+)
+OWNER = FamilySpec(
+    name="exporter_feed_owner",
+    type="gauge",
+    help="1 if this sidecar owns the feed directory: the owner removes files of dead processes and keeps the totals."
+    " 0 if another sidecar owns the directory and this sidecar only reads.",
+    source="owner.lock",
+)
+STATE_ERRORS = FamilySpec(
+    name="exporter_ledger_state_errors_total",
+    type="counter",
+    labels=("reason",),
+    help="Failed reads, writes and locks of state files (failed): the totals of the rank are absent until a retry"
+    " succeeds. State files that were moved aside because they were damaged, too large or of a later version"
+    " (damaged): totals continue from memory and the feed.",
+    source="state directory",
+)
+WITHHELD = FamilySpec(
+    name="exporter_ledger_withheld_ranks",
+    type="gauge",
+    help="Ranks whose totals are suppressed because their state cannot be written or is locked by another sidecar.",
+    source="state directory",
+)
+SPECS = (
+    *(ALIVE, LAST_UPDATE, DROPPED, REJECTED, CONFLICTS),
+    *(EVENTS, EVENT_LAST, EVENTS_SUPPRESSED, HANDLER_EVENTS, HANDLER_DROPPED),
+    *(RANK_INFO, REFUSED, OWNER, STATE_ERRORS, WITHHELD),
+)
 
-OF = {spec.name: spec for spec in SPECS}
 
-
-def tell_processes(
+def add_processes(
     collected: Collected, slots: Sequence[VisibleSlot], gpu_of: Callable[[str], tuple[str, str] | None]
 ) -> None:
-    """Fill the families about the processes that write the feed; `gpu_of` gives index and UUID, by process id."""
+    """Add the families of the processes that write feeds; *gpu_of* returns index and UUID by process id."""
     names = sorted({name for each in slots for name, _ in each.process.identity.labels})
-    info = OF["training_rank_info"]
-    info = replace(info, labels=info.labels + tuple([f"label_{name}" for name in names]))
+    info = replace(RANK_INFO, labels=RANK_INFO.labels + tuple([f"label_{name}" for name in names]))
     for each in slots:
-        process, who = each.process, each.process.identity
-        collected.add(OF["training_feed_alive"], int(process.living), *each.labels)
-        written = OF["training_feed_last_update_timestamp_seconds"]
-        collected.add(written, process.written, *each.labels)
-        local_rank = "" if who.local_rank is None else str(who.local_rank)
-        # The role that is part of the identity is empty for a rank; here it is told in any case.
-        told = (*each.labels[:3], who.role, local_rank, who.node, who.version)
-        described = [dict(who.labels).get(name, "") for name in names]
-        collected.add(info, 1, *told, *(gpu_of(who.id) or ("", "")), *described)
-        _tell_events(collected, each)
+        process, identity = each.process, each.process.identity
+        collected.add(ALIVE, int(process.living), *each.labels)
+        collected.add(LAST_UPDATE, process.written, *each.labels)
+        local_rank = "" if identity.local_rank is None else str(identity.local_rank)
+        # The role of the series' identity is empty for a rank; the info has the role of every process.
+        rank_labels = (*each.labels[:3], identity.role, local_rank, identity.node, identity.version)
+        own_labels = dict(identity.labels)
+        described = [own_labels.get(name, "") for name in names]
+        collected.add(info, 1, *rank_labels, *(gpu_of(identity.id) or ("", "")), *described)
+        _add_events(collected, each)
         if each.counted:
-            _tell_losses(collected, each)
+            _add_losses(collected, each)
 
 
-def _tell_events(collected: Collected, visible: VisibleSlot) -> None:
-    """Add up what has become of the events of a slot."""
+def _add_events(collected: Collected, visible: VisibleSlot) -> None:
+    """Add the sums over the processes of a slot."""
     total = NO_EVENTS
     for part in visible.slot.parts():
         total = added_events(total, part.events)
-    none = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
-    delivered = [((handler,), count) for handler, count in total.delivered.items()]
-    values: dict[str, Iterable[tuple[tuple[str, ...], float]]] = {
-        "training_event_last_timestamp_seconds": total.last.items()
-    }
-    if visible.counted:
-        values["training_events_total"] = total.counts.items()
-        values["training_events_suppressed_total"] = total.suppressed.items()
-        values["training_event_handler_events_total"] = delivered
-        values["training_event_handler_dropped_total"] = {**none, **total.dropped}.items()
-    for name, found in values.items():
-        for labels, value in found:
-            collected.add(OF[name], value, *visible.labels, *labels)
+    for kind, at in total.last.items():
+        collected.add(EVENT_LAST, at, *visible.labels, *kind)
+    if not visible.counted:
+        return
+    for kind, count in total.counts.items():
+        collected.add(EVENTS, count, *visible.labels, *kind)
+    for kind, count in total.suppressed.items():
+        collected.add(EVENTS_SUPPRESSED, count, *visible.labels, *kind)
+    dropped = {(handler, reason): 0 for handler in total.delivered for reason in ("queue_full", "error")}
+    for handler, count in total.delivered.items():
+        collected.add(HANDLER_EVENTS, count, *visible.labels, handler)
+    for pair, count in {**dropped, **total.dropped}.items():
+        collected.add(HANDLER_DROPPED, count, *visible.labels, *pair)
 
 
-def _tell_losses(collected: Collected, visible: VisibleSlot) -> None:
-    """Add up what a slot has lost, by reason and by Stat."""
+def _add_losses(collected: Collected, visible: VisibleSlot) -> None:
+    """Add the losses of a slot by reason and by Stat."""
     by_stat: Counter[tuple[str, str]] = Counter()
-    total: Counter[str] = Counter(dict.fromkeys(FOREMOST_DROP_REASONS, 0))
+    total: Counter[str] = Counter(dict.fromkeys(ZERO_DROP_REASONS, 0))
     for part in visible.slot.parts():
         for reading in part.series.values():
-            for reason, count in (("overflow", reading.overflows), *reading.rejected.items()):
-                if count:
-                    by_stat[reading.definition.name, reason] += count
-                    total[reason] += count
+            if reading.overflows or reading.rejected:
+                for reason, count in (("overflow", reading.overflows), *reading.rejected.items()):
+                    if count:
+                        by_stat[reading.definition.name, reason] += count
+                        total[reason] += count
         for reason, count in (("definition", part.refused), *part.dropped.items()):
             if count:
                 total[reason] += count
     for reason, count in sorted(total.items()):
-        collected.add(OF["training_feed_dropped_total"], count, *visible.labels, reason)
+        collected.add(DROPPED, count, *visible.labels, reason)
     for pair, count in by_stat.items():
-        collected.add(OF["training_stat_rejected_samples_total"], count, *visible.labels, *pair)
+        collected.add(REJECTED, count, *visible.labels, *pair)

@@ -1,7 +1,7 @@
-"""Families that say who trains what, and on which device: run, ranks, peak FLOP/s.
+"""Run description, world size and peak FLOP/s of devices.
 
-For peak FLOP/s there is no fallback: a device of a similar name is not it (an L40S is no L4). Numbers are those of the
-data sheets, without sparsity. Source: the vendors' data sheets, by way of stas00/ml-engineering and torchtitan.
+Peak FLOP/s have no fallback: a device with a similar name may be different (an L40S is not an L4). The numbers are dense
+FLOP/s of the vendors' data sheets, collected by stas00/ml-engineering and torchtitan.
 """
 
 from __future__ import annotations
@@ -17,31 +17,40 @@ from exporter.config.options import REQUIRED, Range, option
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.totals import VisibleSlot
+from exporter.recording.values import TrainingReading
 
 FACTS = (
     *("job_id", "job_name", "user", "framework", "framework_version", "model", "precision", "flops_method"),
     *("world_size", "nodes", "session_tag", "perf_tag", "application", "is_baseline"),
 )
-"""What may be told of a run, in the order of the labels; each is absent where nobody has told it."""
+"""Facts about a run, in the order of the labels; an unknown fact has no label."""
 
 RUN_INFO = FamilySpec(
     name="training_run_info",
     type="info",
-    help="What is known of the run, as the process of the lowest rank on this node tells it; every node of a run has one, so"
-    " join on (run, instance) or take max by (run) first. Absent when the run's totals no longer linger.",
     labels=("run", *FACTS),
+    help="Description of the run as reported by the lowest rank on this node. Every node of a run has this series:"
+    " join on (run, instance) or take max by (run) first. Absent after the retention time of an ended run.",
     source="exporter.training: configuration, describe(), environment",
 )
-PEAK_FLOPS = FamilySpec(
-    name="training_peak_flops",
+WORLD_SIZE = FamilySpec(
+    name="training_world_size",
     type="gauge",
-    help="Dense FLOP/s of the rank's device for the data type of the run, from a table (source=table) or as configured"
-    " (source=config); absent where the device or the data type is not known, as there is no fallback.",
+    labels=("run",),
+    help="Number of ranks of the run. Every node of a run has this series: take max by (run). Absent if the job does not"
+    " report the number, and after the retention time of an ended run.",
+    source="the label world_size of training_run_info",
+)
+PEAK_FLOPS = FamilySpec(
+    name="training_peak_flops_per_second",
+    type="gauge",
     labels=(*IDENTITY_LABELS, "dtype", "source", "name"),
+    help="Peak dense FLOP/s of the rank's device for the data type of the run, from a table (source=table) or from the"
+    " configuration (source=config). Absent if the device or the data type is unknown; there is no fallback.",
     source="exporter.ledger.families.run_info, configuration, training.describe(peak_flops=...)",
 )
 
-SPECS = (RUN_INFO, PEAK_FLOPS)
+SPECS = (RUN_INFO, WORLD_SIZE, PEAK_FLOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +59,27 @@ class PeakFlops:
 
     device: str = option(
         REQUIRED,
-        "Pattern of the device's name in gpu_info. The first match wins over the built-in table.",
+        "Pattern of the device's name in gpu_info. The first match overrides the built-in table.",
         example="*H100*",
     )
     flops: Annotated[float, Range(1, 1e21)] = option(
         REQUIRED, "Dense floating-point operations per second.", example=9.89e14
     )
     dtype: Literal["bf16", "fp16", "fp8", "tf32"] | None = option(
-        None, "Data type that they are of. null means any that the run uses.", example="bf16"
+        None, "Data type of the operations. null means every data type.", example="bf16"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What the collector of GPUs knows: which process uses which, and their names; callable from any thread."""
+    """Latest GPU data: use by process, and device names. The functions may be called from any thread."""
 
     use: Callable[[], Sequence[GpuProcessUse]] = lambda: ()
     readings: Callable[[], Sequence[EnergyReading]] = lambda: ()
 
 
 class RankDevices:
-    """Which GPU is whose, in one pass; processes are told by their pid as seen from here."""
+    """GPUs of processes in one pass, by pid in the sidecar's pid namespace."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._of_pid: dict[int | None, set[tuple[str, str]]] = {}
@@ -79,94 +88,122 @@ class RankDevices:
         self._names = {each.device: each.name for each in gpus.readings() if each.component == "gpu"}
 
     def of(self, pid: int | None) -> tuple[str, str] | None:
-        """Give index and UUID of the one GPU that a process holds; None where it is none, several or not known."""
+        """Return index and UUID of the only GPU that a process uses, else None."""
         held = self._of_pid.get(pid, ())
         return next(iter(held)) if len(held) == 1 else None
 
     def name(self, pid: int | None) -> str:
-        """Give the model of a process's GPU; "" where it is not known."""
-        # Where nobody can tell who uses what, as in a container, it does not matter if all are the same.
+        """Return the model of a process's GPU, or an empty string."""
+        # In a container NVML lists no processes; if all GPUs are of one model, the model is still known.
         names = {self._names.get(uuid, "") for _, uuid in self._of_pid.get(pid, ())}
         if not self._of_pid:
             names = set(self._names.values())
         return next(iter(names)) if len(names) == 1 else ""
 
 
-def tell_runs(
+def add_runs(
     collected: Collected,
     slots: Sequence[VisibleSlot],
     pids: Mapping[str, int | None],
     devices: RankDevices,
     settings: Sequence[PeakFlops],
 ) -> None:
-    """Fill the families for one pass; `pids` are those of living processes as seen from here, by process id."""
+    """Add the families of one pass; *pids* has the pids of living processes by process id."""
     runs: dict[str, VisibleSlot] = {}
-    for each in sorted(slots, key=_order):
+    for each in sorted(slots, key=_reporter_order):
         runs.setdefault(each.labels[0], each)
     for run, each in sorted(runs.items()):
-        collected.add(RUN_INFO, 1.0, run, *_facts(each))
+        facts = _facts(each)
+        collected.add(RUN_INFO, 1.0, run, *facts)
+        world_size = facts[FACTS.index("world_size")]
+        if world_size.isascii() and world_size.isdigit():
+            collected.add(WORLD_SIZE, float(world_size), run)
     for each in slots:
-        reading = each.process.training
-        if each.fresh and reading is not None:
+        if each.fresh and each.process.training is not None:
             name = devices.name(pids.get(each.process.identity.id))
-            dtype = data_type(dict(reading.facts).get("precision", ""))
-            fitting = [it for it in settings if it.dtype in {None, dtype} and fnmatchcase(name, it.device)]
-            flops, source = reading.peak_flops, "config"
-            if flops is None and name and fitting:
-                flops = fitting[0].flops
-            if flops is None:
-                flops, source = peak_flops(name, dtype), "table"
-            collected.add(PEAK_FLOPS, flops, *each.labels, dtype, source, name)
+            _add_peak(collected, each, each.process.training, name, settings)
 
 
-def _order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, str]:
-    """Who speaks for the run first; a process that only starts the ranks has nothing to say."""
+def _add_peak(
+    collected: Collected,
+    visible: VisibleSlot,
+    reading: TrainingReading,
+    name: str,
+    settings: Sequence[PeakFlops],
+) -> None:
+    dtype = data_type(dict(reading.facts).get("precision", ""))
+    configured = [
+        each.flops for each in settings if each.dtype in {None, dtype} and fnmatchcase(name, each.device)
+    ]
+    flops, source = reading.peak_flops, "config"
+    if flops is None and name and configured:
+        flops = configured[0]
+    if flops is None:
+        flops, source = peak_flops(name, dtype), "table"
+    collected.add(PEAK_FLOPS, flops, *visible.labels, dtype, source, name)
+
+
+def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, str]:
+    """Return the sort key of the process that describes the run; processes without facts come last."""
     rank = visible.labels[1]
-    told = any(_facts(visible))
-    return (not told, not visible.process.living, not rank, int(rank or 0), visible.labels[2])
+    return (not any(_facts(visible)), not visible.process.living, not rank, int(rank or 0), visible.labels[2])
 
 
 def _facts(visible: VisibleSlot) -> tuple[str, ...]:
     reading = visible.process.training
-    told = {} if reading is None else dict(reading.facts)
-    return tuple(told.get(name, "")[:256] for name in FACTS)
+    reported = {} if reading is None else dict(reading.facts)
+    return tuple(reported.get(name, "")[:256] for name in FACTS)
 
 
-# Peak FLOP/s: what model FLOPs utilization is measured by ----------------------------------------------
+# Peak FLOP/s, the denominator of model FLOPs utilization ----------------------------------------------
 
 _TERA = 1e12
 
 _HOPPER = {"bf16": 989, "fp16": 989, "fp8": 1979, "tf32": 494.5}
-_MODELS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
-    ("GB300", "", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
-    ("GB200", "", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
-    ("B300", "", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
-    ("B200", "", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
-    ("GH200", "", _HOPPER),
-    ("H200", "NVL", _HOPPER),
-    ("H100 HBM3", "NVL PCIE", _HOPPER),
-    ("H100 SXM5", "NVL PCIE HBM3", _HOPPER),
-    ("H100 NVL", "", {"bf16": 835, "fp16": 835}),
-    ("H100 PCIE", "NVL", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}),
-    ("H20", "", {"bf16": 148, "fp16": 148}),
-    ("A100", "", {"bf16": 312, "fp16": 312, "tf32": 156}),
-    ("L40S", "", {"bf16": 362, "fp16": 362, "fp8": 733, "tf32": 183}),
-    ("L4", "", {"bf16": 121, "fp16": 121}),
-    ("A10", "", {"bf16": 125, "fp16": 125}),
-    ("A6000", "", {"bf16": 154.8, "fp16": 154.8}),
-    ("V100 SXM2", "", {"fp16": 125}),
-    ("V100 SXM3", "", {"fp16": 125}),
-    ("V100 PCIE", "", {"fp16": 112}),
-    ("T4", "", {"fp16": 65}),
-    ("MI355X", "", {"bf16": 2500, "fp16": 2500}),
-    ("MI325X", "", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
-    ("MI300X", "", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
-    ("MI250X", "", {"bf16": 191.5, "fp16": 191.5}),  # of one of its two dies, each of which is a device
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Peak performance of a device model, found by the words of the device's name."""
+
+    words: frozenset[str]
+    without: frozenset[str]
+    tera_flops: Mapping[str, float]  # dense TFLOP/s by data type
+
+
+def _model(words: str, tera_flops: Mapping[str, float], *, without: str = "") -> _Model:
+    return _Model(frozenset(words.split()), frozenset(without.split()), tera_flops)
+
+
+_MODELS = (
+    _model("GB300", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
+    _model("GB200", {"bf16": 2500, "fp16": 2500, "fp8": 5000, "tf32": 1250}),
+    _model("B300", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
+    _model("B200", {"bf16": 2250, "fp16": 2250, "fp8": 4500, "tf32": 1125}),
+    _model("GH200", _HOPPER),
+    _model("H200", _HOPPER, without="NVL"),
+    _model("H100 HBM3", _HOPPER, without="NVL PCIE"),
+    _model("H100 SXM5", _HOPPER, without="NVL PCIE HBM3"),
+    _model("H100 NVL", {"bf16": 835, "fp16": 835}),
+    _model("H100 PCIE", {"bf16": 756, "fp16": 756, "fp8": 1513, "tf32": 378}, without="NVL"),
+    _model("H20", {"bf16": 148, "fp16": 148}),
+    _model("A100", {"bf16": 312, "fp16": 312, "tf32": 156}),
+    _model("L40S", {"bf16": 362, "fp16": 362, "fp8": 733, "tf32": 183}),
+    _model("L4", {"bf16": 121, "fp16": 121}),
+    _model("A10", {"bf16": 125, "fp16": 125}),
+    _model("A6000", {"bf16": 154.8, "fp16": 154.8}),
+    _model("V100 SXM2", {"fp16": 125}),
+    _model("V100 SXM3", {"fp16": 125}),
+    _model("V100 PCIE", {"fp16": 112}),
+    _model("T4", {"fp16": 65}),
+    _model("MI355X", {"bf16": 2500, "fp16": 2500}),
+    _model("MI325X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
+    _model("MI300X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
+    _model("MI250X", {"bf16": 191.5, "fp16": 191.5}),  # one of two dies, each a device
 )
-"""Words that a device's name has, words that it has not, dense TFLOP/s by data type."""
 
 _SLICE = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
-"""A word in the name of a part of a device, which has not its peak (`GRID A100-10C`)."""
+"""Word in the name of a slice of a device (`GRID A100-10C`), whose peak is unknown."""
 
 _TYPES: tuple[tuple[str, str], ...] = (
     (r"fp8|float8|e4m3|e5m2|transformer.engine", "fp8"),
@@ -177,16 +214,16 @@ _TYPES: tuple[tuple[str, str], ...] = (
 
 
 def data_type(precision: str) -> str:
-    """Tell the data type of matrix products from a framework's word (`16-mixed`, `torch.float16`); "" is not clear."""
+    """Return the data type of matrix products by a framework's precision (`16-mixed`), or an empty string."""
     return next((name for pattern, name in _TYPES if re.search(pattern, precision.lower())), "")
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """Look up the dense FLOP/s of a device, by the name that its driver gives it; None where they are not known."""
+    """Return the dense FLOP/s of a device by the driver's device name, or None."""
     words = set(re.findall(r"[A-Z0-9]+", device.upper()))
     if any(map(_SLICE.fullmatch, words)):
         return None
-    for needs, never, tera_flops in _MODELS:
-        if words.issuperset(needs.split()) and words.isdisjoint(never.split()):
-            return tera_flops[dtype] * _TERA if dtype in tera_flops else None
+    for model in _MODELS:
+        if words >= model.words and words.isdisjoint(model.without):
+            return model.tera_flops[dtype] * _TERA if dtype in model.tera_flops else None
     return None

@@ -1,70 +1,131 @@
-"""Families of attempts and goodput: what only the sidecar can count, since it outlives the processes of the job.
+"""Families of attempts and goodput.
 
-They are the run's, published by the one sidecar that reads rank 0, and go on over the restarts of a task.
+Published for a run by the sidecar that reads rank 0; the totals continue over restarts of the job and of the sidecar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from exporter.families import Collected, rows
-from exporter.ledger.goodput.task import CAUSES, Goodput
+from exporter.families import Collected, FamilySpec
+from exporter.ledger.goodput.accounting import CAUSES, Goodput
 from exporter.recording.values import END_REASONS
 
-_ABSENT = "where the job does not use exporter.training, on nodes without rank 0, a while after the run's end"
-_TABLE = """
-training_attempt{run}: Number of the attempt at the task that is under way, or was last; 1 for the first <-
-    processes of rank 0, one after another
-training_attempt_start_timestamp_seconds{run}: Unix time at which the attempt's process of rank 0 began <-
-    /proc/<pid>/stat, else the begin of its recording
-training_attempt_steps{run}: Steps that the attempt has completed <- TrainingReading.steps
-training_time_to_first_step_seconds{run} [before that]: Time from the start of the attempt to the end of its
-    first step <- end of the first iteration - training_attempt_start_timestamp_seconds
-training_wall_seconds_total{run} [kept]: Time since the first attempt began, the time between attempts included;
-    the sum of productive, uncommitted and badput <- phases of rank 0, ends and beginnings of its processes
-training_productive_seconds_total{run} [kept]: Work of steps that a successful save covers, or whose process did
-    all that it was to do <- TrainingReading.committed_seconds
-training_uncommitted_seconds{run} [kept]: Unsaved work: what no checkpoint covers yet and a crash would cost now.
-    It becomes productive with the next save, or when the run ends well without one <-
-    TrainingReading.work_seconds - .committed_seconds + .open_seconds
-training_badput_seconds_total{run,cause} [kept]: Time in which the training did not advance for good, by what it
-    went to: CAUSES; validation may be configured to count as productive <- see docs/goodput.md
-training_lost_steps_total{run} [kept]: Steps that were executed and have to be executed again <-
-    steps beyond the one at which the next attempt begins
-training_restarts_total{run,reason} [kept]: Attempts that followed another one, by what ended that (REASONS) <-
-    see training_interruptions_total
-training_interruptions_total{run,reason} [kept]: Attempts that ended before their time, by what ended them
-    (REASONS) <- what the processes said, their exit status, the kernel's OOM kills, the boot of the machine
-"""
-_TEXT = _TABLE.replace("CAUSES", ", ".join(CAUSES)).replace("REASONS", ", ".join(END_REASONS))
-_LACKING = {
-    "": f"; absent {_ABSENT}.",
-    "before that": f"; absent before that, {_ABSENT}.",
-    "kept": f"; absent {_ABSENT}, and while the ledger's state cannot be written.",
-}
-SPECS = tuple(replace(spec, help=spec.help + _LACKING[words]) for spec, words in rows(_TEXT).items())
+_ABSENT = (
+    " Absent if the job does not use exporter.training, on nodes without rank 0, and after the retention time of an"
+    " ended run."
+)
+_TOTAL_ABSENT = _ABSENT[:-1] + ", and while the ledger's state cannot be written."
+_REASONS = ", ".join(END_REASONS)
+
+ATTEMPT = FamilySpec(
+    name="training_attempt",
+    type="gauge",
+    labels=("run",),
+    help="Number of the current or last attempt at the task; 1 for the first." + _ABSENT,
+    source="successive processes of rank 0",
+)
+ATTEMPT_START = FamilySpec(
+    name="training_attempt_start_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=("run",),
+    help="Unix time at which the attempt's process of rank 0 started." + _ABSENT,
+    source="/proc/<pid>/stat, else the start of recording",
+)
+ATTEMPT_STEPS = FamilySpec(
+    name="training_attempt_steps",
+    type="gauge",
+    labels=("run",),
+    help="Steps completed by the attempt." + _ABSENT,
+    source="TrainingReading.steps",
+)
+FIRST_STEP = FamilySpec(
+    name="training_time_to_first_step_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=("run",),
+    help="Time from the start of the attempt to the end of its first step. Absent before the end of the first step,"
+    " if the job does not use exporter.training, on nodes without rank 0, and after the retention time of an ended run.",
+    source="end of the first iteration - training_attempt_start_timestamp_seconds",
+)
+WALL = FamilySpec(
+    name="training_wall_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("run",),
+    help="Time since the first attempt started, including the time between attempts; the sum of productive,"
+    " uncommitted and badput. Stops at the end of the run." + _TOTAL_ABSENT,
+    source="phases of rank 0, starts and ends of its processes",
+)
+PRODUCTIVE = FamilySpec(
+    name="training_productive_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("run",),
+    help="Work covered by a successful save, or done by a process that completed the training."
+    + _TOTAL_ABSENT,
+    source="TrainingReading.committed_seconds",
+)
+UNCOMMITTED = FamilySpec(
+    name="training_uncommitted_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=("run",),
+    help="Work that no checkpoint covers yet and a crash would lose. Becomes productive with the next save, or when"
+    " the run finishes." + _TOTAL_ABSENT,
+    source="TrainingReading.work_seconds - .committed_seconds + .open_seconds",
+)
+BADPUT = FamilySpec(
+    name="training_badput_seconds_total",
+    type="counter",
+    unit="seconds",
+    labels=("run", "cause"),
+    help=f"Time in which the training made no lasting progress, by cause: {', '.join(CAUSES)}. Validation can be"
+    " configured to count as productive." + _TOTAL_ABSENT,
+    source="see docs/goodput.md",
+)
+LOST_STEPS = FamilySpec(
+    name="training_lost_steps_total",
+    type="counter",
+    labels=("run",),
+    help="Executed steps that have to be repeated." + _TOTAL_ABSENT,
+    source="steps beyond the first step of the next attempt",
+)
+RESTARTS = FamilySpec(
+    name="training_restarts_total",
+    type="counter",
+    labels=("run", "reason"),
+    help=f"Attempts that followed another attempt, by the end reason of the earlier attempt: {_REASONS}."
+    + _TOTAL_ABSENT,
+    source="see training_interruptions_total",
+)
+INTERRUPTIONS = FamilySpec(
+    name="training_interruptions_total",
+    type="counter",
+    labels=("run", "reason"),
+    help=f"Attempts that ended before the training was complete, by reason: {_REASONS}." + _TOTAL_ABSENT,
+    source="reports of the processes, exit status, OOM kills of the kernel, boot id of the machine",
+)
+SPECS = (
+    *(ATTEMPT, ATTEMPT_START, ATTEMPT_STEPS, FIRST_STEP, WALL, PRODUCTIVE),
+    *(UNCOMMITTED, BADPUT, LOST_STEPS, RESTARTS, INTERRUPTIONS),
+)
 
 
-def tell_goodput(collected: Collected, goodput: Goodput) -> None:
-    """Fill the families of one task, which has begun."""
+def add_goodput(collected: Collected, goodput: Goodput) -> None:
+    """Add the families of a task that has an attempt."""
     attempt = goodput.latest
-    values: Mapping[str, float | None] = {
-        "training_attempt": attempt.number,
-        "training_attempt_start_timestamp_seconds": attempt.start,
-        "training_attempt_steps": attempt.reading.steps,
-        "training_time_to_first_step_seconds": attempt.first_step_seconds,
-        "training_wall_seconds_total": goodput.wall,
-        "training_productive_seconds_total": goodput.productive,
-        "training_uncommitted_seconds": goodput.uncommitted,
-        "training_lost_steps_total": goodput.lost_steps,
-    }
-    by_label: Mapping[str, Mapping[str, float]] = {
-        "training_badput_seconds_total": goodput.badput,
-        "training_restarts_total": goodput.restarts,
-        "training_interruptions_total": goodput.interruptions,
-    }
-    for spec in SPECS:
-        collected.add(spec, values.get(spec.name), attempt.run)
-        for label, value in by_label.get(spec.name, {}).items():
-            collected.add(spec, value, attempt.run, label)
+    run = attempt.run
+    collected.add(ATTEMPT, attempt.number, run)
+    collected.add(ATTEMPT_START, attempt.start, run)
+    collected.add(ATTEMPT_STEPS, attempt.reading.steps, run)
+    collected.add(FIRST_STEP, attempt.first_step_seconds, run)
+    collected.add(WALL, goodput.wall, run)
+    collected.add(PRODUCTIVE, goodput.productive, run)
+    collected.add(UNCOMMITTED, goodput.uncommitted, run)
+    for cause, seconds in goodput.badput.items():
+        collected.add(BADPUT, seconds, run, cause)
+    collected.add(LOST_STEPS, goodput.lost_steps, run)
+    for reason, count in goodput.restarts.items():
+        collected.add(RESTARTS, count, run, reason)
+    for reason, count in goodput.interruptions.items():
+        collected.add(INTERRUPTIONS, count, run, reason)

@@ -1,0 +1,70 @@
+"""Carbon intensity from a file that another program updates."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.errors import CollectError
+from exporter.ledger.energy.options import JOULES_PER_KWH, MAX_GRAMS_PER_KWH, Intensity
+
+MAX_BYTES = 4096
+CARBON_FILE = "carbon_file"
+
+
+@dataclass(frozen=True, slots=True)
+class _FileVersion:
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class CarbonFile:
+    """A file with one number, grams per kWh, read again when it changes.
+
+    After a failed read the last number remains in force, and its modification time shows its age.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._version: _FileVersion | None = None
+        self._intensity: Intensity | None = None
+
+    def read(self) -> None:
+        """Read the file if it changed; raises CollectError if it is unreadable or has no valid number."""
+        try:
+            self._read()
+        except (OSError, ValueError) as error:
+            self._version = None
+            cause = error.strerror if isinstance(error, OSError) else None
+            raise CollectError(f"{self._path}: {cause or error}", reason=CARBON_FILE) from error
+
+    @property
+    def intensity(self) -> Intensity | None:
+        """Last intensity read; None before the first."""
+        return self._intensity
+
+    def _read(self) -> None:
+        # A pipe must not block the pass.
+        with open(self._path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+                raise ValueError(f"not a file of at most {MAX_BYTES} bytes")
+            version = _FileVersion(status.st_ino, status.st_size, status.st_mtime_ns)
+            if version != self._version:
+                grams = _grams_per_kwh(file.read(MAX_BYTES))
+                self._intensity = Intensity(grams / JOULES_PER_KWH, "file", status.st_mtime)
+                self._version = version
+
+
+def _grams_per_kwh(content: bytes) -> float:
+    text = content.decode("utf-8-sig").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_GRAMS_PER_KWH:
+        raise ValueError(f"expected grams per kWh from 0 to {MAX_GRAMS_PER_KWH:g}, found {text[:40]!r}")
+    return value

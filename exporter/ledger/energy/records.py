@@ -1,0 +1,155 @@
+"""State records of the energy ledger, and the conversion of records of older releases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from exporter.ledger.state.codec import decoding, from_json, parse
+
+_OldRows = dict[tuple[str, ...], tuple[float | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """Last reading of a device, and its energy that was not divided yet."""
+
+    component: str
+    device: str
+    source: str
+    register_joules: float | None = None
+    at: float = 0.0  # monotonic time
+    watts: float | None = None
+    pending_joules: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesRecord:
+    """State of all devices of a machine, valid in one boot."""
+
+    boot: str = ""
+    passed_at: float | None = None  # monotonic time of the last pass
+    devices: tuple[DeviceRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentMethod:
+    """Labels of a run's energy."""
+
+    component: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class CostKind:
+    """Labels of a run's cost."""
+
+    kind: str
+    currency: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMethod:
+    """Labels of a run's energy by phase."""
+
+    phase: str
+    component: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettledWork:
+    """Work seconds of a session whose energy left the pool."""
+
+    session: str
+    productive: float
+    lost: float
+    hung: float
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Counters of one run: joules, grams and money."""
+
+    energy: dict[ComponentMethod, float] = field(default_factory=dict)
+    carbon: dict[str, float] = field(default_factory=dict)  # by component
+    cost: dict[CostKind, float] = field(default_factory=dict)
+    phases: dict[PhaseMethod, float] = field(default_factory=dict)
+    blurred: dict[str, float] = field(
+        default_factory=dict
+    )  # by phase, in intervals too short to be told apart
+    productive: float = 0.0
+    wasted: dict[str, float] = field(default_factory=dict)  # by cause
+    splits: bool = False  # the job reports its training, so that energy is split
+    pool: float = 0.0  # of uncommitted work
+    settled: SettledWork | None = None
+    boot: str = ""
+    alive_at: float | None = None  # monotonic time of the last pass with the run, in this boot
+
+
+def decode_devices(content: bytes) -> DevicesRecord:
+    """Return the record of the devices; raises ValueError."""
+    with decoding():
+        body = parse(content)
+        found: DevicesRecord = (
+            _devices_of_rows(_rows(body)) if isinstance(body, list) else from_json(DevicesRecord, body)
+        )
+        return found
+
+
+def decode_run(content: bytes) -> RunRecord:
+    """Return the record of a run; raises ValueError."""
+    with decoding():
+        body = parse(content)
+        found: RunRecord = _run_of_rows(_rows(body)) if isinstance(body, list) else from_json(RunRecord, body)
+        return found
+
+
+# Releases before 0.3 saved rows of numbers by name.
+
+
+def _rows(body: Any) -> _OldRows:
+    found: _OldRows = from_json(_OldRows, body)
+    return found
+
+
+def _devices_of_rows(rows: _OldRows) -> DevicesRecord:
+    boot, passed_at = "", None
+    for name, values in rows.items():
+        if name[0] == "pass":
+            boot, passed_at = name[1], values[0]
+    # Registers of that time were corrected totals: no longer comparable.
+    devices = [
+        DeviceRecord(name[2], name[3], name[4], pending_joules=values[0] or 0.0)
+        for name, values in rows.items()
+        if name[:2] == ("pending", boot)
+    ]
+    return DevicesRecord(boot, passed_at, tuple(devices))
+
+
+def _run_of_rows(rows: _OldRows) -> RunRecord:
+    record = RunRecord()
+    for (kind, *labels), values in rows.items():
+        value = values[0] or 0.0
+        match kind:
+            case "energy":
+                record.energy[ComponentMethod(*labels)] = value
+            case "carbon":
+                record.carbon[labels[0]] = value
+            case "cost":
+                record.cost[CostKind(*labels)] = value
+            case "phase":
+                record.phases[PhaseMethod(*labels)] = value
+            case "blurred":
+                record.blurred[labels[0]] = value
+            case "productive":
+                record.productive = value
+            case "wasted":
+                record.wasted[labels[0]] = value
+            case "pool":
+                record.pool, record.splits = value, True
+            case "flow":
+                record.settled = SettledWork(labels[0], *[number or 0.0 for number in values])
+            case "alive":
+                record.boot, record.alive_at = labels[0], values[0]
+    return record

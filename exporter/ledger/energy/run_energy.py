@@ -1,0 +1,236 @@
+"""Energy, carbon and cost of one run, by phase and by the fate of its work; arithmetic.
+
+    energy = phases + unattributed
+           = productive + wasted by cause + energy of uncommitted work
+
+Energy of work waits in a pool until goodput decides the fate of that work: the share of the uncommitted seconds that
+became productive or lost takes the same share of the pool. The rest is lost when the run begins another task. All counters
+start at 0, only grow and are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from exporter.collectors.job import EnergyReading
+from exporter.families import FamilySpec
+from exporter.ledger.energy import families
+from exporter.ledger.energy.options import EnergyOptions, Intensity
+from exporter.ledger.energy.power_split import UNATTRIBUTED, Split
+from exporter.ledger.energy.records import ComponentMethod, CostKind, PhaseMethod, RunRecord, SettledWork
+from exporter.ledger.energy.work import ProcessWork, WorkAccount
+from exporter.ledger.goodput.accounting import CAUSE_OF_PHASE, CAUSES
+from exporter.training.phases import WORK
+
+_Key = TypeVar("_Key")
+
+POWER_SAMPLES, EXCLUSIVE, TIME_SHARE = "power_samples", "exclusive", "time_share"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSample:
+    """Value of a family of the run; the labels are without the run."""
+
+    spec: FamilySpec
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _SpentTime:
+    """Time of a process since the last division."""
+
+    process: ProcessWork
+    seconds: Mapping[str, float]  # by phase
+    complete: bool  # the process was known at the last division
+
+
+@dataclass(frozen=True, slots=True)
+class _PhaseWeights:
+    """Division of an amount of energy among phases."""
+
+    method: str
+    weights: Mapping[str, float]
+    total: float
+
+
+class RunEnergy:
+    """Counters of one run."""
+
+    def __init__(self, boot: str) -> None:
+        self.record = RunRecord(boot=boot)
+        self.changed = False  # since the last save
+        self._boot = boot
+        self._reports = False  # the job reports its training
+        self._validates = False
+        self._before: dict[str, Mapping[str, float]] = {}
+        self._spent: list[_SpentTime] = []
+
+    @property
+    def alive_at(self) -> float | None:
+        """Monotonic time of the last pass in which the run lived, in this boot."""
+        return self.record.alive_at
+
+    @property
+    def session(self) -> str:
+        """Session of the settled work; empty before the first."""
+        return "" if self.record.settled is None else self.record.settled.session
+
+    def resume(self, record: RunRecord) -> None:
+        """Continue from a saved record, before anything is counted."""
+        self.record = record
+        self._reports = record.splits
+        if record.splits:
+            for cause in CAUSES:  # a record of an older release may lack a cause
+                record.wasted.setdefault(cause, 0.0)
+        if record.boot != self._boot:
+            record.boot, record.alive_at = self._boot, None
+
+    def mark_alive(self, at: float) -> None:
+        """Note that the run lives at a monotonic time."""
+        self.record.alive_at = at
+
+    def samples(self) -> Iterator[RunSample]:
+        """Yield every value."""
+        record = self.record
+        for energy, joules in record.energy.items():
+            yield RunSample(families.ENERGY, (energy.component, energy.method), joules)
+        for component, grams in record.carbon.items():
+            yield RunSample(families.CARBON, (component,), grams)
+        for cost, money in record.cost.items():
+            yield RunSample(families.COST, (cost.kind, cost.currency), money)
+        for key, joules in record.phases.items():
+            yield RunSample(families.PHASE_ENERGY, (key.phase, key.component, key.method), joules)
+            if key.method == POWER_SAMPLES and joules and key.phase != UNATTRIBUTED:
+                blurred = record.blurred.get(key.phase, 0.0)
+                yield RunSample(families.PHASE_QUALITY, (key.phase,), max(0.0, 1 - blurred / joules))
+        if record.splits:
+            yield RunSample(families.PRODUCTIVE_ENERGY, (), record.productive)
+        for cause, joules in record.wasted.items():
+            yield RunSample(families.WASTED_ENERGY, (cause,), joules)
+
+    def use(
+        self,
+        reading: EnergyReading,
+        method: str,
+        joules: float,
+        seconds: float,
+        options: EnergyOptions,
+        intensity: Intensity | None = None,
+        split: Split | None = None,
+    ) -> None:
+        """Add the run's share of a device's energy over some seconds, with its carbon and cost.
+
+        *split* is the measured energy by phase, if the run has the device for itself.
+        """
+        component, record = reading.component, self.record
+        at_site = joules * (1.0 if options.pue is None else options.pue)
+        _add(record.energy, ComponentMethod(component, method), joules)
+        if intensity is not None:
+            _add(record.carbon, component, at_site * intensity.grams_per_joule)
+        if options.price_per_joule is not None:
+            electricity = CostKind("electricity", options.currency or "")
+            _add(record.cost, electricity, at_site * options.price_per_joule)
+        self.changed = True
+        if self._reports:
+            self._split(component, reading.device, joules, seconds, split)
+
+    def hold(self, reading: EnergyReading, ratio: float, seconds: float, options: EnergyOptions) -> None:
+        """Add the price of the run's share of a GPU for some seconds."""
+        price = options.gpu_price_per_second
+        if price is not None and reading.component == "gpu":
+            _add(self.record.cost, CostKind("device_time", options.currency or ""), seconds * ratio * price)
+            self.changed = True
+
+    def begin(self, processes: Sequence[ProcessWork]) -> None:
+        """Compute the time by phase of the run's processes since the last division."""
+        self._spent = []
+        for each in processes:
+            before = self._before.get(each.process, {})
+            grown = {phase: seconds - before.get(phase, 0.0) for phase, seconds in each.phases.items()}
+            spent = {phase: seconds for phase, seconds in grown.items() if seconds > 0}
+            self._spent.append(_SpentTime(each, spent, each.process in self._before))
+        self._before = {each.process: each.phases for each in processes}
+        self._reports = self._reports or bool(processes)
+
+    def settle(self, account: WorkAccount | None) -> None:
+        """Move energy of settled work out of the pool."""
+        if account is None:
+            return
+        self._validates = account.validates
+        record, before = self.record, self.record.settled
+        now = SettledWork(account.session, account.productive, account.lost, account.hung)
+        record.settled = now
+        self.changed = self.changed or before != now
+        if before is not None and before.session != account.session:
+            # Another task has begun: the unsaved work of the one before is lost.
+            if record.pool:
+                _add(record.wasted, "lost_progress", record.pool)
+            record.pool = 0.0
+            return
+        if before is None or not record.splits:
+            return
+        productive, lost = now.productive - before.productive, now.lost - before.lost
+        hung = now.hung - before.hung
+        settled = productive + lost + hung
+        if settled > 0 and min(productive, lost, hung) >= 0:
+            per_second = record.pool / (settled + account.uncommitted)
+            record.pool = max(0.0, record.pool - settled * per_second)
+            record.productive += productive * per_second
+            _add(record.wasted, "lost_progress", lost * per_second)
+            _add(record.wasted, "hang", hung * per_second)
+
+    def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
+        """Divide energy of a device since the last division among phases."""
+        record = self.record
+        if not record.splits:  # only now: without a source of energy there are no zeros
+            record.splits = True
+            for cause in CAUSES:
+                record.wasted.setdefault(cause, 0.0)
+        if joules <= 0:
+            return
+        measured = 0.0 if split is None else sum(split.joules.values())
+        if split is not None and measured > 0:
+            division = _PhaseWeights(POWER_SAMPLES, split.joules, measured)
+            for phase, amount in split.blurred.items():
+                _add(record.blurred, phase, joules * amount / measured)
+        else:
+            division = self._by_time(device, seconds)
+        rest = joules
+        for phase, weight in division.weights.items():
+            if phase != UNATTRIBUTED:
+                part = joules * weight / division.total
+                rest -= part
+                _add(record.phases, PhaseMethod(phase, component, division.method), part)
+                self._spend(phase, part)
+        rest = max(0.0, rest)
+        method = TIME_SHARE if division.method == EXCLUSIVE else division.method
+        _add(record.phases, PhaseMethod(UNATTRIBUTED, component, method), rest)
+        _add(record.wasted, "other", rest)
+
+    def _by_time(self, device: str, seconds: float) -> _PhaseWeights:
+        """Return the time by phase of the process that uses a device, else of the lowest rank."""
+        users = [each for each in self._spent if each.process.device == device] or self._spent
+        if not users:
+            return _PhaseWeights(TIME_SHARE, {}, seconds)
+        spent = users[0]
+        total = sum(spent.seconds.values())
+        if not spent.complete:  # the process may have begun within the interval
+            total = max(seconds, total)
+        exclusive = spent.complete and len(spent.seconds) == 1
+        return _PhaseWeights(EXCLUSIVE if exclusive else TIME_SHARE, spent.seconds, total)
+
+    def _spend(self, phase: str, joules: float) -> None:
+        cause = CAUSE_OF_PHASE.get(phase, "other")
+        if phase in WORK:
+            self.record.pool += joules
+        elif cause == "validation" and self._validates:
+            self.record.productive += joules
+        else:
+            _add(self.record.wasted, cause, joules)
+
+
+def _add(counters: dict[_Key, float], key: _Key, amount: float) -> None:
+    counters[key] = counters.get(key, 0.0) + max(0.0, amount)

@@ -1,0 +1,170 @@
+"""Families of loss, checkpoints and allocator memory, filled by Stats of the job's processes.
+
+The names are reserved, as in exporter.ledger.families.training.
+"""
+
+from __future__ import annotations
+
+from exporter.ledger.families import IDENTITY_LABELS, RUN_LABELS
+from exporter.ledger.families.training_family import (
+    GAUGE_ABSENT,
+    LAST_VALUE_ABSENT,
+    POSITION_ABSENT,
+    TOTAL_ABSENT,
+    Lifetime,
+    TrainingFamily,
+)
+
+LOSS = TrainingFamily(
+    name="training_loss",
+    type="gauge",
+    labels=(*RUN_LABELS, "mode"),
+    help=f"Last finite loss.{LAST_VALUE_ABSENT}",
+    source="training.record(loss=...)",
+    lifetime=Lifetime.LAST_VALUE,
+)
+GRAD_NORM = TrainingFamily(
+    name="training_grad_norm",
+    type="gauge",
+    labels=RUN_LABELS,
+    help=f"Last finite gradient norm.{LAST_VALUE_ABSENT}",
+    source="training.record(grad_norm=...)",
+    lifetime=Lifetime.LAST_VALUE,
+)
+LEARNING_RATE = TrainingFamily(
+    name="training_learning_rate",
+    type="gauge",
+    labels=RUN_LABELS,
+    help=f"Learning rate.{LAST_VALUE_ABSENT}",
+    source="training.record(learning_rate=...)",
+    lifetime=Lifetime.LAST_VALUE,
+)
+LOSS_SCALE = TrainingFamily(
+    name="training_loss_scale",
+    type="gauge",
+    labels=RUN_LABELS,
+    help=f"Loss scale under mixed precision.{LAST_VALUE_ABSENT}",
+    source="training.record(loss_scale=...)",
+    lifetime=Lifetime.LAST_VALUE,
+)
+NONFINITE = TrainingFamily(
+    name="training_nonfinite_total",
+    type="counter",
+    labels=(*RUN_LABELS, "kind", "value"),
+    help=f"Losses and gradient norms (kind: loss, grad) that were not finite (value: nan, inf).{TOTAL_ABSENT}",
+    source="training.record(loss=..., grad_norm=...)",
+)
+SKIPPED_STEPS = TrainingFamily(
+    name="training_skipped_steps_total",
+    type="counter",
+    labels=(*RUN_LABELS, "reason"),
+    help=f"Steps without an update of the model (reason: overflow, nonfinite).{TOTAL_ABSENT}",
+    source="training.skipped_step(...)",
+)
+MISUSE = TrainingFamily(
+    name="training_misuse_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "call", "rule"),
+    help=(
+        "Invalid calls of exporter.training by function and violated rule; invalid calls are "
+        f"counted, logged once and ignored.{TOTAL_ABSENT}"
+    ),
+    source="exporter.training",
+)
+CHECKPOINTS = TrainingFamily(
+    name="training_checkpoints_total",
+    type="counter",
+    labels=(*RUN_LABELS, "kind", "result"),
+    help=f"Saves by kind (sync, async, local) and result (ok, failed).{TOTAL_ABSENT}",
+    source="checkpoint_save, on_save_checkpoint_*",
+)
+CHECKPOINT_DURATION = TrainingFamily(
+    name="training_checkpoint_duration_seconds",
+    type="histogram",
+    unit="seconds",
+    labels=(*RUN_LABELS, "kind", "part"),
+    help=(
+        "Duration of saves: the time that the training was blocked (part: blocking) and the time "
+        f"until the save was safe (part: total). Blocking is part of total: do not add the two.{TOTAL_ABSENT}"
+    ),
+    source="checkpoint_save, on_save_checkpoint_*",
+)
+CHECKPOINT_LAST_SUCCESS_TIMESTAMP = TrainingFamily(
+    name="training_checkpoint_last_success_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=RUN_LABELS,
+    help=f"Unix time of the latest successful save.{POSITION_ABSENT}",
+    source="on_save_checkpoint_success",
+    lifetime=Lifetime.POSITION,
+)
+CHECKPOINT_LAST_STEP = TrainingFamily(
+    name="training_checkpoint_last_step",
+    type="gauge",
+    labels=RUN_LABELS,
+    help=f"Step of the latest successful save.{POSITION_ABSENT}",
+    source="on_save_checkpoint_success",
+    lifetime=Lifetime.POSITION,
+)
+CHECKPOINT_LAST_BYTES = TrainingFamily(
+    name="training_checkpoint_last_bytes",
+    type="gauge",
+    unit="bytes",
+    labels=RUN_LABELS,
+    help=f"Size of the latest successful save.{POSITION_ABSENT}",
+    source="training.checkpoint_saved(bytes=...)",
+    lifetime=Lifetime.POSITION,
+)
+CHECKPOINT_INTERVAL = TrainingFamily(
+    name="training_checkpoint_interval_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=RUN_LABELS,
+    help=f"Median time between the last 5 successful saves.{GAUGE_ABSENT}",
+    source="on_save_checkpoint_success",
+)
+GPU_MEMORY_BYTES = TrainingFamily(
+    name="training_gpu_memory_bytes",
+    type="gauge",
+    unit="bytes",
+    labels=(*IDENTITY_LABELS, "gpu", "state", "uuid"),
+    help=(
+        "GPU memory of torch's allocator by state: allocated, reserved, peak_allocated, "
+        "peak_reserved. Reserved contains allocated: do not add states. uuid is unknown before "
+        f"torch 2.4.{GAUGE_ABSENT}"
+    ),
+    source="torch.cuda.memory_stats",
+)
+GPU_ALLOC_RETRIES = TrainingFamily(
+    name="training_gpu_alloc_retries_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "gpu", "uuid"),
+    help=f"Allocations that succeeded only after torch emptied the allocator's cache.{TOTAL_ABSENT}",
+    source="torch.cuda.memory_stats: num_alloc_retries",
+)
+GPU_OOM = TrainingFamily(
+    name="training_gpu_oom_total",
+    type="counter",
+    labels=(*IDENTITY_LABELS, "gpu", "uuid"),
+    help=f"Allocations that failed because the GPU was out of memory.{TOTAL_ABSENT}",
+    source="torch.cuda.memory_stats: num_ooms",
+)
+
+SPECS = (
+    LOSS,
+    GRAD_NORM,
+    LEARNING_RATE,
+    LOSS_SCALE,
+    NONFINITE,
+    SKIPPED_STEPS,
+    MISUSE,
+    CHECKPOINTS,
+    CHECKPOINT_DURATION,
+    CHECKPOINT_LAST_SUCCESS_TIMESTAMP,
+    CHECKPOINT_LAST_STEP,
+    CHECKPOINT_LAST_BYTES,
+    CHECKPOINT_INTERVAL,
+    GPU_MEMORY_BYTES,
+    GPU_ALLOC_RETRIES,
+    GPU_OOM,
+)

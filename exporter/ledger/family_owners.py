@@ -1,0 +1,138 @@
+"""Ownership of family names by Stats, and counting of the admitted Stats.
+
+A name has one family, one type, one unit and one set of buckets. Names of the exporter's own families are refused, except
+for a Stat with the same type, unit and labels. Of several definitions the one that already owns a family wins, then the
+first of the living processes; other definitions, and Stats whose other families collide with an owned name, are refused.
+Help and labels may differ. Stats of ended processes come after all Stats of living processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import is_
+
+from exporter.ledger.families import IDENTITY_LABELS, bridges, elastic, model, training
+from exporter.ledger.families.training_family import TrainingFamily
+from exporter.ledger.totals import ProcessTotals, Shape, StatPlan, shape_of
+from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
+from exporter.recording.values import StatDefinition, families_of
+
+TRAINING_FAMILIES: Mapping[str, TrainingFamily] = {
+    spec.name: spec for spec in (*training.SPECS, *model.SPECS, *elastic.SPECS, *bridges.SPECS)
+}
+"""The exporter's families that Stats fill, by name."""
+
+
+@dataclass(slots=True, eq=False)
+class FamilyOwner:
+    """Owner of a family, its sample names and its window gauges: all Stats of one shape."""
+
+    main: str
+    shape: Shape
+    first: StatDefinition  # of the first Stat, for help
+    label_names: tuple[str, ...] = ()  # union of the labels of all Stats, sorted
+
+
+def fits(definition: StatDefinition, spec: TrainingFamily) -> bool:
+    """Return True if a Stat has the type, unit and labels of a family."""
+    identity = IDENTITY_LABELS if "rank" in spec.labels else IDENTITY_LABELS[:1]
+    labels = identity + tuple([name for name, _ in definition.labels])
+    return (definition.kind, definition.unit or "", labels) == (spec.type, spec.unit, spec.labels)
+
+
+@lru_cache(maxsize=8192)
+def plan_of(definition: StatDefinition) -> StatPlan | None:
+    """Return the plan of a definition; None if its names are reserved."""
+    families = families_of(definition)
+    names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
+    if spec is not None:
+        refused = not fits(definition, spec)
+    else:
+        refused = any(name in RESERVED or name.startswith(RESERVED_PREFIXES) for name in names)
+    if refused or any(name in IDENTITY_LABELS for name, _ in definition.labels):
+        return None
+    return StatPlan(definition, families, names, (families.main, definition.labels), shape_of(definition))
+
+
+class FamilyOwners:
+    """Owners of all families of Stats.
+
+    Attributes:
+        version: Number of changes of owners and their labels.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._owners: dict[str, FamilyOwner] = {}
+        self._names: dict[str, FamilyOwner] = {}
+        self._lists: list[list[StatPlan | None]] = []
+
+    def count(self, processes: Sequence[ProcessTotals]) -> None:
+        """Decide ownership for all processes with a record, and count their new snapshots."""
+        participants = [each for each in processes if self._update_plans(each)]
+        participants.sort(key=lambda each: (each.identity.started, each.identity.id))
+        lists = [each.plans for each in participants]
+        if not _same(lists, self._lists):
+            self._decide(participants)
+            self._lists = lists
+        for each in processes:
+            if each.snapshot is not None and each.snapshot is not each.counted:
+                each.count(each.snapshot)
+
+    def owner(self, plan: StatPlan) -> FamilyOwner | None:
+        """Return the owner of the plan's family; None if another definition owns its names."""
+        owner = self._owners.get(plan.key[0])
+        if owner is None or owner.shape != plan.shape:
+            return None
+        return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
+
+    def own(self, plan: StatPlan) -> bool:
+        """Make a Stat an owner of its family; False if another definition owns one of its names."""
+        owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
+        if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
+            return False
+        labels = {*owner.label_names, *[name for name, _ in plan.key[1]]}
+        if owner.main not in self._owners or len(labels) > len(owner.label_names):
+            owner.label_names = tuple(sorted(labels))
+            self.version += 1
+        self._owners[owner.main] = owner
+        self._names.update(dict.fromkeys(plan.names, owner))
+        return True
+
+    def _update_plans(self, process: ProcessTotals) -> bool:
+        """Update the plans of a process; True if the process takes part in the decision."""
+        if process.snapshot is None:
+            return False
+        definitions = [reading.definition for reading in process.snapshot.recording.stats]
+        before, process.definitions = process.definitions, definitions
+        changed = before is None or not _same(definitions, before)
+        if changed:
+            plans = list(map(plan_of, definitions))
+            # Of two definitions that become one series (`a.b` and `a_b`) the second is refused.
+            first = {plan.key: plan for plan in reversed(plans) if plan is not None}
+            process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
+        if before is None and not process.living:
+            # A process that ended before its first snapshot was read: counted, and shown if its Stats fit.
+            process.admitted = process.plans
+            return False
+        return process.living or changed
+
+    def _decide(self, living: Sequence[ProcessTotals]) -> None:
+        self._owners, self._names = {}, {}
+        self.version += 1
+        # Present owners first, whatever the order of the processes.
+        for process in living:
+            held = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
+            for plan in process.plans:
+                if plan is not None and (plan.key, plan.shape) in held:
+                    self.own(plan)
+        for process in living:
+            admitted = [plan if plan is not None and self.own(plan) else None for plan in process.plans]
+            if not _same(admitted, process.admitted):
+                process.admitted = admitted
+
+
+def _same(first: Sequence[object], second: Sequence[object]) -> bool:
+    return len(first) == len(second) and all(map(is_, first, second))

@@ -1,0 +1,272 @@
+"""How processes end: the evidence, the rule that decides, and the reason of an interruption.
+
+The rule, in this order:
+
+1. the exit status of the process itself, from `run` or from torchrun's agent;
+2. an uncaught exception, or a failure that the process reported;
+3. the exit status of the launch, for the last process of a rank that ended within 60 s of the launch's end;
+4. a restart by torchrun's agent: the process did not complete;
+5. otherwise the end is inferred: a process that exited normally completed, a process that was killed did not.
+
+While evidence may still come, there is no outcome: the run is `ending`, nothing is committed and no interruption counts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from exporter.feed.runs import End
+from exporter.ledger.goodput.attempt import Attempt, MachineIdentity
+from exporter.ledger.goodput.outcome import Outcome, Source
+from exporter.ledger.totals import Moment, ProcessTotals
+from exporter.recording.values import END_REASONS
+
+LAUNCH_SECONDS = 60.0
+"""The status of a launch applies to processes that ended at most this long before."""
+SETTLE_SECONDS = 3.0
+"""Without a launch, time after the end of a process for the reports of other processes."""
+EXITING_SECONDS = 10.0
+"""Time in which a process may exit after its feed was released: torch tears down a device first."""
+LONGEST_BEFORE_SECONDS = 600.0
+"""A process that began so long before its recording, such as the kernel of a notebook, had another purpose before."""
+
+_SPECIFIC = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
+"""Reported reasons that are causes, the most specific first."""
+_CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
+"""Reported reasons that may be consequences of another process's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedProcess:
+    """Facts about a process that ended."""
+
+    pid: int
+    run: str
+    launch: str
+    recorded: float  # Unix time at which recording started
+    at: float  # Unix time of the end, as far as known
+    seconds_ago: float  # since the end, by the monotonic clock
+    final: bool  # the last snapshot was written at a normal exit
+    finished: bool  # the job reported the end of its application
+    exception: str = ""
+    failure: str = ""  # reported reason, one of END_REASONS
+    doubtful: bool = False  # the process exited within a step while another rank was killed or crashed
+    superseded: bool = False  # a later process has its rank
+    restarted: bool = False  # torchrun's agent started the later process
+    agent_lives: bool = False  # torchrun's agent may still report or restart
+
+
+def started_at(
+    pid: int | None,
+    recorded: float,
+    *,
+    proc: Path = Path("/proc"),
+    clock: Callable[[], float] = time.time,
+    boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+) -> float:
+    """Return the start time of a process from the kernel, or the start of its recording if unknown."""
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+        # The name in brackets may contain any character; the start time is field 22, in ticks.
+        ticks = int(stat[stat.rindex(b")") + 1 :].split()[19])
+    except (OSError, ValueError, IndexError):
+        return recorded
+    began = clock() - boottime() + ticks / os.sysconf("SC_CLK_TCK")
+    return began if recorded - LONGEST_BEFORE_SECONDS <= began <= recorded else recorded
+
+
+@dataclass(frozen=True, slots=True)
+class ExitEvidence:
+    """Sources of evidence about ended processes; the functions may be called from the ledger's thread."""
+
+    oom_kills: Callable[[], float | None] = lambda: None  # by the kernel since boot
+    ends: Callable[[], Sequence[End]] = lambda: ()  # ends of jobs of `run` and of torchrun's workers
+    launches: Callable[[], Collection[str]] = lambda: ()  # ids of living launches of `run`
+    started: Callable[[int | None, float], float] = started_at
+    machine: MachineIdentity = field(default_factory=MachineIdentity)
+
+    def outcome(self, process: EndedProcess) -> Outcome | None:
+        """Return how a process ended; None while evidence may still come."""
+        ends = [each for each in map(_without_shell, self.ends()) if _is_near(each, process)]
+        own = next((each for each in ends if _is_own(each, process)), None)
+        if own is not None:
+            return Outcome(
+                Source.PROCESS, own.status == 0, own.at, own.status, process.exception, process.failure
+            )
+        launch = next((each for each in ends if _is_launch(each, process)), None)
+        undecided = launch is None and not process.superseded
+        if process.exception or process.failure:
+            if undecided and process.seconds_ago < SETTLE_SECONDS:
+                return None
+            status = launch.status if launch is not None and launch.status else None
+            return Outcome(Source.EXCEPTION, False, process.at, status, process.exception, process.failure)
+        awaited = process.agent_lives or self.lives(process.launch)
+        if undecided and awaited and process.seconds_ago < LAUNCH_SECONDS:
+            return None
+        if launch is not None and not process.superseded:
+            return Outcome(Source.LAUNCH, launch.status == 0, min(process.at, launch.at), launch.status)
+        if process.restarted:
+            return Outcome(Source.RESTART, False, process.at)
+        if not process.superseded and process.seconds_ago < self._patience_seconds(process):
+            return None
+        completed = process.finished or (process.final and not process.doubtful)
+        return Outcome(Source.INFERRED, completed, process.at)
+
+    def of_pass(self) -> ExitEvidence:
+        """Return the same evidence, read at most once."""
+        return replace(self, ends=cache(self.ends), launches=cache(self.launches))
+
+    def lives(self, launch: str) -> bool:
+        """Return True if a launch of `run` is alive."""
+        return bool(launch) and launch in self.launches()
+
+    def _patience_seconds(self, process: EndedProcess) -> float:
+        # A process that released its feed may still be there, and its exit status may still come.
+        exiting = process.finished and self.started(process.pid, process.recorded) < process.recorded
+        return EXITING_SECONDS if exiting else SETTLE_SECONDS
+
+    def reason(
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        processes: Iterable[ProcessTotals],
+        oom_kills: float | None,
+        *,
+        silent: bool,
+    ) -> str:
+        """Return the reason, one of `END_REASONS`, of an attempt that did not complete.
+
+        *oom_kills* is the kernel's count while the process lived. *silent* means that a process of the run ended without
+        a final snapshot.
+        """
+        peers = peers_ended(attempt, outcome.at, processes)
+        reported = {attempt.reading.failure, outcome.failure, *(each.failure for each in peers)} - {""}
+        reported = {each if each in END_REASONS else "exit" for each in reported}
+        # A lost connection is a consequence if another process ended before, and without a report.
+        left = silent or any(
+            not each.failure and (each.departed or outcome.at) <= outcome.at for each in peers
+        )
+        believed = _SPECIFIC if left else _SPECIFIC + _CONSEQUENCES
+        if reported.intersection(believed):
+            return next(each for each in believed if each in reported)
+        if self.machine.name == attempt.machine.name and self.machine.boot != attempt.machine.boot:
+            return "host"
+        status = outcome.status
+        if outcome.source is Source.LAUNCH and status is not None and status > 0 and not attempt.final:
+            status = None  # a launcher passes on a signal, but no exit status of a killed rank
+        kills = self.oom_kills()
+        killed = kills is not None and oom_kills is not None and kills > oom_kills
+        if silent and killed and status in {None, -signal.SIGKILL}:
+            return "oom_kill"
+        if status is not None:
+            return "exit" if status >= 0 else "user" if status == -signal.SIGINT else "signal"
+        if silent:
+            return "signal"  # `os._exit` is rare
+        return "exit" if attempt.final else "unknown"
+
+
+def peers_ended(attempt: Attempt, ended: float, processes: Iterable[ProcessTotals]) -> list[ProcessTotals]:
+    """Return the training processes of a run that ended with an attempt."""
+    return _ended_with(attempt.run, attempt.recorded, ended, processes)
+
+
+def _ended_with(
+    run: str, recorded: float, ended: float, processes: Iterable[ProcessTotals]
+) -> list[ProcessTotals]:
+    return [
+        each
+        for each in processes
+        if each.departed is not None
+        and each.training is not None
+        and each.identity.run == run
+        and each.departed > recorded
+        and abs(each.departed - ended) <= LAUNCH_SECONDS
+    ]
+
+
+class Endings:
+    """Outcomes of ended processes: each is decided once, by one rule, and kept in the record of its process."""
+
+    def __init__(self) -> None:
+        self.evidence = ExitEvidence()  # may be replaced from any thread
+        self._pass = self.evidence
+        self._processes: Sequence[ProcessTotals] = ()
+        self._now = Moment(0.0, 0.0)
+
+    def begin_pass(self, processes: Sequence[ProcessTotals], now: Moment) -> ExitEvidence:
+        """Use the evidence and the processes of a new pass; return the evidence."""
+        self._pass, self._processes, self._now = self.evidence.of_pass(), processes, now
+        return self._pass
+
+    def outcome(self, process: ProcessTotals, *, successor: ProcessTotals | None = None) -> Outcome | None:
+        """Return the outcome of an ended process; None while it is not decided."""
+        if process.departed is not None and process.outcome is None:
+            process.outcome = self._pass.outcome(self._facts(process, process.departed, successor))
+        return process.outcome
+
+    def _facts(self, process: ProcessTotals, at: float, successor: ProcessTotals | None) -> EndedProcess:
+        identity, reading = process.identity, process.training
+        peers = _ended_with(identity.run, identity.started, at, self._processes)
+        silent = not process.final or not all(each.final for each in peers)
+        return EndedProcess(
+            pid=identity.pid,
+            run=identity.run,
+            launch=identity.launch,
+            recorded=identity.started,
+            at=at,
+            seconds_ago=self._now.monotonic - process.departed_monotonic,
+            final=process.final,
+            finished=process.finished,
+            exception=process.exception,
+            failure=process.failure,
+            doubtful=reading is not None and reading.open_seconds > 0 and silent,
+            superseded=successor is not None,
+            restarted=successor is not None and self._has_agent(process, successor),
+            agent_lives=self.expects_restart(identity.run),
+        )
+
+    def _has_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
+        """Return True if an agent of torchrun lived from before the process until its successor."""
+        return any(
+            each.identity.role == "agent"
+            and each.identity.run == process.identity.run
+            and each.identity.started < process.identity.started
+            and (each.departed is None or each.departed > successor.identity.started)
+            for each in self._processes
+        )
+
+    def expects_restart(self, run: str) -> bool:
+        """Return True while an agent of torchrun lives, which may start another process of the run."""
+        return any(
+            each.living and each.identity.role == "agent" and each.identity.run == run
+            for each in self._processes
+        )
+
+
+def _without_shell(end: End) -> End:
+    """Return the end with the signal of a shell's child, which a shell reports as status 128 and more."""
+    return replace(end, status=128 - end.status) if 128 < end.status < 128 + 65 else end
+
+
+def _is_near(end: End, process: EndedProcess) -> bool:
+    return end.at >= process.recorded and abs(end.at - process.at) <= LAUNCH_SECONDS
+
+
+def _is_own(end: End, process: EndedProcess) -> bool:
+    known = bool(end.launch and process.launch)
+    return end.pid == process.pid and (end.launch == process.launch or not known)
+
+
+def _is_launch(end: End, process: EndedProcess) -> bool:
+    """Return True if an end is of the process's launch; ends of older releases have only the run's name."""
+    if end.worker:
+        return False
+    if end.launch and process.launch:
+        return end.launch == process.launch
+    return end.run == process.run

@@ -1,0 +1,42 @@
+"""The hang rule: how long a training may go without a finished step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.recording.values import TrainingReading
+from exporter.training.phases import PHASES
+
+HANG_AFTER_SECONDS, HANG_STEPS = 300.0, 5.0
+
+LONG_PHASES = frozenset(
+    name
+    for name, phase in PHASES.items()
+    if phase.badput in {"init", "compile", "validation", "checkpoint_load", "checkpoint_save"}
+)
+"""Phases that may take longer than a step."""
+WAITING_PHASES = LONG_PHASES | {"data_loading"}
+"""Phases in which a run without steps is stalled, not hung."""
+LONG_PHASE_FACTOR = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HangRule:
+    """Limit of the time without a finished step: a fixed time and a multiple of the longest recent step."""
+
+    after_seconds: float = HANG_AFTER_SECONDS
+    steps: float = HANG_STEPS
+
+    def limit_seconds(self, reading: TrainingReading) -> float:
+        """Return the longest time without a finished step that is no hang."""
+        longest = reading.longest_step_seconds
+        if longest is None and reading.steps:
+            longest = reading.work_seconds / reading.steps
+        return max(self.after_seconds, self.steps * (longest or 0.0))
+
+    def is_overdue(self, reading: TrainingReading | None, seconds_without_step: float) -> bool:
+        """Return True if a step is overdue; before the first finished step, no step is."""
+        if reading is None or reading.steps < 1:
+            return False
+        factor = LONG_PHASE_FACTOR if reading.phase in LONG_PHASES else 1.0
+        return seconds_without_step > factor * self.limit_seconds(reading)

@@ -1,0 +1,211 @@
+"""Session: attempts that belong together, one after another, counted from the snapshots of rank 0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from exporter.feed.snapshot import Snapshot
+from exporter.ledger.goodput.accounting import Goodput
+from exporter.ledger.goodput.attempt import Attempt
+from exporter.ledger.goodput.endings import EndedProcess, Endings, ExitEvidence, peers_ended
+from exporter.ledger.goodput.options import GoodputOptions
+from exporter.ledger.goodput.outcome import Outcome, Source
+from exporter.ledger.state.files import StateKey
+from exporter.ledger.totals import GapRules, Moment, ProcessTotals
+
+FINISHED_SECONDS = 5.0
+"""Time that a process lives after its application ended before its work counts as safe: its end says more."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPass:
+    """Input of all sessions in one pass."""
+
+    now: Moment
+    rules: GapRules
+    options: GoodputOptions
+    endings: Endings
+    evidence: ExitEvidence
+    processes: Sequence[ProcessTotals]  # of all ranks
+    leading: Mapping[str, ProcessTotals]  # of rank 0, with a snapshot, by id
+    pids: Mapping[str, int | None]  # in the sidecar's pid namespace, by id
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Attempts with one session tag, or without a tag of one run, in memory; times are monotonic."""
+
+    key: StateKey
+    goodput: Goodput = field(default_factory=Goodput)
+    loaded: bool = False  # the state was loaded
+    safe: bool = False  # the state was saved: the totals may be shown
+    saved_hash: int = 0  # of the content saved last
+    released: bool = False  # another sidecar may continue the session
+    refused: bool = False  # another sidecar holds the session
+    gone: float | None = None  # when the latest process ended
+    # the kernel's OOM kills at the last snapshot and at the one before
+    _oom_kills: float | None = None
+    _oom_kills_before: float | None = None
+    _snapshot: Snapshot | None = None  # the last counted one
+    _finished: float | None = None  # when the end of the application was first seen
+    _warned: set[str] = field(default_factory=set)  # ids of processes with a logged conflict
+
+    @property
+    def rank(self) -> int:
+        """Rank of the counted processes: 0, or the lowest on a node without rank 0."""
+        return int(self.key[3] or 0)
+
+    @property
+    def name(self) -> str:
+        """Name for log lines."""
+        return f"{self.key[2]} {self.key[1]!r}"
+
+    def see(self, process: ProcessTotals, look: SessionPass) -> None:
+        """Count the latest snapshot of a process of this session."""
+        goodput, snapshot, now = self.goodput, process.snapshot, look.now.monotonic
+        assert snapshot is not None  # noqa: S101  # the caller passes only such processes
+        attempt = goodput.attempt
+        if attempt is None or attempt.process != process.identity.id:
+            if not self._may_begin(process, look):
+                return
+            start = look.evidence.started(look.pids.get(process.identity.id), process.identity.started)
+            if attempt is not None and attempt.ended is None:
+                self._end_superseded(attempt, process, look, before=start)
+            attempt = self._begin(process, start, look)
+        if self._snapshot is not snapshot:
+            self._snapshot = snapshot
+            hangs = process.living and look.rules.hangs(process, look.now)
+            goodput.update(process.training, written=snapshot.written, final=process.final, hangs=hangs)
+            # The process lived when the kernel had killed this many.
+            self._oom_kills_before = self._oom_kills
+            self._oom_kills = look.evidence.oom_kills() if process.living else self._oom_kills
+        if process.living:
+            self.gone = None
+            if attempt.ended is not None:
+                goodput.revive()
+            self._finished = (self._finished or now) if attempt.reading.finished else None
+            if self._finished is not None and now - self._finished >= FINISHED_SECONDS:
+                goodput.complete()
+
+    def follow_end(self, look: SessionPass, *, linger_seconds: float) -> None:
+        """Count the end of the latest process once its outcome is decided, and then the downtime."""
+        attempt, now = self.goodput.attempt, look.now
+        if attempt is None:
+            return
+        process = look.leading.get(attempt.process)
+        if self.gone is None:
+            if process is not None and process.living:
+                return
+            # A process without a record ended during the life of another sidecar.
+            ended = attempt.written if attempt.ended is None else attempt.ended
+            ago = max(0.0, now.wall - ended)
+            self.gone = now.monotonic - ago if process is None else process.departed_monotonic
+        if attempt.ended is None:
+            outcome = self._outcome(attempt, process, look)
+            if outcome is None:
+                return
+            self._end(attempt, outcome, look, seen=process is not None)
+        since_end = now.monotonic - self.gone
+        if since_end <= linger_seconds and look.endings.expects_restart(attempt.run):
+            self.goodput.wait(since_end)
+
+    def _may_begin(self, process: ProcessTotals, look: SessionPass) -> bool:
+        attempt, identity = self.goodput.attempt, process.identity
+        if attempt is None:
+            return True
+        # A dead process that is older than the attempt is no later attempt; a living one is, whatever the clock says.
+        if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
+            return False
+        before = look.leading.get(attempt.process)
+        if before is None or not before.living:
+            return True
+        if identity.id not in self._warned:
+            self._warned.add(identity.id)
+            text = (
+                "%s is one session with two living processes of rank 0 (runs %r and %r): only the first is counted;"
+                " give the jobs different session tags or run names"
+            )
+            _log.warning(text, self.name, attempt.run, identity.run)
+        return False
+
+    def _begin(self, process: ProcessTotals, start: float, look: SessionPass) -> Attempt:
+        identity = process.identity
+        attempt = Attempt(
+            process=identity.id,
+            run=identity.run,
+            number=1,
+            start=start,
+            recorded=identity.started,
+            pid=identity.pid,
+            launch=identity.launch,
+            machine=look.evidence.machine,
+            tagged=self.key[2] == "session",
+            validates=look.options.validation == "productive",
+        )
+        self.goodput.begin(attempt, new_after_seconds=look.options.new_task_after)
+        self.gone = self._finished = self._oom_kills = self._oom_kills_before = None
+        return attempt
+
+    def _end_superseded(
+        self, attempt: Attempt, successor: ProcessTotals, look: SessionPass, *, before: float
+    ) -> None:
+        """End the latest attempt: another process of the rank has begun."""
+        process = look.leading.get(attempt.process)
+        outcome = self._outcome(attempt, process, look, successor=successor)
+        if outcome is None:  # the process is not seen to have ended
+            outcome = Outcome(Source.INFERRED, attempt.final, attempt.written)
+        self._end(attempt, outcome, look, seen=process is not None, before=before)
+
+    def _outcome(
+        self,
+        attempt: Attempt,
+        process: ProcessTotals | None,
+        look: SessionPass,
+        *,
+        successor: ProcessTotals | None = None,
+    ) -> Outcome | None:
+        if process is not None:
+            return look.endings.outcome(process, successor=successor)
+        return look.evidence.outcome(
+            EndedProcess(
+                pid=attempt.pid,
+                run=attempt.run,
+                launch=attempt.launch,
+                recorded=attempt.recorded,
+                at=attempt.written,
+                seconds_ago=max(0.0, look.now.wall - attempt.written),
+                final=attempt.final,
+                finished=attempt.reading.finished,
+                failure=attempt.reading.failure,
+                superseded=successor is not None,
+            )
+        )
+
+    def _end(
+        self, attempt: Attempt, outcome: Outcome, look: SessionPass, *, seen: bool, before: float = inf
+    ) -> None:
+        """Count the end of an attempt; *before* is the start of the next process."""
+        ended = attempt.written
+        if seen and not attempt.final:
+            ended = max(ended, min(look.leading[attempt.process].departed or ended, before))
+        if outcome.source is Source.PROCESS:
+            ended = max(attempt.written, min(outcome.at, before))
+        peers = peers_ended(attempt, ended, look.processes)
+        reason = look.evidence.reason(
+            attempt,
+            outcome,
+            look.processes,
+            self._oom_kills_before,
+            silent=(seen and not attempt.final) or not all(each.final for each in peers),
+        )
+        self.goodput.end(ended, reason, completed=outcome.completed, hang=look.rules.hang)
+        if not outcome.completed:
+            extra = {"reason": attempt.reason}
+            _log.info(
+                "attempt %d of %s ended early: %s", attempt.number, self.name, attempt.reason, extra=extra
+            )

@@ -1,0 +1,109 @@
+"""State of a rank as JSON: definitions of Stats once each, and the numbers of every process.
+
+Rows rather than objects: a rank with thousands of Stats is saved every second.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from exporter.ledger.state.codec import decoding, from_json, parse, to_json
+from exporter.ledger.totals import ProcessTotals, Slot, Totals
+from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
+
+Counted = TypeVar("Counted", bound=Totals)
+
+
+@dataclass(slots=True, eq=False)
+class RankRecord:
+    """Slots of a rank, and the ids of processes that are part of a base, oldest first."""
+
+    slots: dict[int, Slot] = field(default_factory=dict)
+    taken: dict[str, None] = field(default_factory=dict)
+
+
+def encode_rank(slots: Mapping[int, Slot], taken: Mapping[str, None]) -> bytes:
+    """Return the state of a rank as one line of JSON."""
+    definitions: dict[int, int] = {}  # place in the list, by id of the definition
+    listed: list[StatDefinition] = []
+
+    def body(totals: Totals) -> dict[str, object]:
+        series, exponential, values = [], [], []
+        for each in totals.series.values():
+            definition = each.definition
+            place = definitions.get(id(definition))
+            if place is None:
+                place = definitions[id(definition)] = len(listed)
+                listed.append(definition)
+            series.append(
+                (
+                    *(place, each.count, each.sum, each.bucket_counts, each.last_sample),
+                    *(each.rejected, each.overflows),
+                )
+            )
+            # Beside the rows, whose length is fixed for other releases.
+            exponential.append((*each.exponential, *each.exponential.values()))
+            values.append(each.value)
+        return {**to_json(totals), "series": series, "exponential": exponential, "values": values}
+
+    bodies = [
+        {"slot": slot.number, "base": body(slot.base), "processes": [body(each) for each in slot.processes]}
+        for slot in slots.values()
+    ]
+    stats = [(each.name, each.unit, each.help, each.labels, each.buckets, each.kind) for each in listed]
+    record = {"stats": stats, "taken": list(taken), "slots": bodies}
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def decode_rank(content: bytes) -> RankRecord:
+    """Return the state of a rank; raises ValueError for content that `encode_rank` does not write."""
+    record = RankRecord()
+    with decoding():
+        body = parse(content)
+        definitions = [_definition(*row) for row in body["stats"]]
+        for each in body["slots"]:
+            number = from_json(int, each["slot"])
+            processes = [_totals(ProcessTotals, found, definitions) for found in each["processes"]]
+            record.slots[number] = Slot(number, _totals(Totals, each["base"], definitions), processes)
+        record.taken.update(dict.fromkeys(from_json(list[str], body["taken"])))
+    return record
+
+
+def _definition(  # the places of a row
+    name: str, unit: str | None, help: str, labels: Any, buckets: Any, kind: str
+) -> StatDefinition:
+    return StatDefinition(
+        from_json(str, name),
+        frozenset({Aggregation.HISTOGRAM} if buckets else ()),
+        unit=from_json(str | None, unit),
+        help=from_json(str, help),
+        labels=from_json(tuple[tuple[str, str], ...], labels),
+        buckets=from_json(tuple[float, ...], buckets),
+        kind=from_json(str, kind),
+    )
+
+
+def _totals(kind: type[Counted], body: Mapping[str, Any], definitions: Sequence[StatDefinition]) -> Counted:
+    totals: Counted = from_json(kind, body)
+    rows = body["series"]
+    flats = body.get("exponential") or [()] * len(rows)  # older releases have none
+    values = body.get("values") or [None] * len(rows)
+    for row, flat, value in zip(rows, flats, values, strict=True):
+        place, count, total, buckets, last_sample, rejected, overflows = row
+        definition = definitions[place]
+        half = len(flat) // 2
+        totals.series[families_of(definition).main, definition.labels] = StatReading(
+            definition,
+            from_json(int, count),
+            from_json(float | None, total),
+            from_json(tuple[int, ...], buckets),
+            last_sample=from_json(float | None, last_sample),
+            rejected=from_json(dict[str, int], rejected) or NOTHING,
+            overflows=from_json(int, overflows),
+            value=from_json(float | None, value),
+            exponential=dict(zip(from_json(list[int], flat[:half]), flat[half:], strict=True)),
+        )
+    return totals

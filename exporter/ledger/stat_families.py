@@ -1,0 +1,187 @@
+"""Families of Stats: totals, gauges and windows of every visible slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client.core import Metric
+
+from exporter.families import Distribution, Family, FamilyType
+from exporter.ledger.families import IDENTITY_LABELS
+from exporter.ledger.families.training_family import Lifetime
+from exporter.ledger.family_owners import TRAINING_FAMILIES, FamilyOwner, FamilyOwners, plan_of
+from exporter.ledger.totals import GapRules, Moment, StatPlan, VisibleSlot
+from exporter.recording.values import AGGREGATIONS, Aggregation, StatReading, WindowReading
+
+RANK_0 = ("0", "", "")
+"""Rank, worker and role of the process that provides the families of the run."""
+
+Samples = dict[tuple[str, ...], float | Distribution]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeriesPlace:
+    """Owner of a Stat's family, and the label values of its series."""
+
+    owner: FamilyOwner
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MadeFamily:
+    spec: Family
+    samples: Samples
+    metric: Metric
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SlotPlaces:
+    admitted: list[StatPlan | None]
+    places: list[SeriesPlace | None]
+
+
+class StatFamilies:
+    """Families of all Stats; an unchanged family is the same object as in the last pass."""
+
+    def __init__(self, owners: FamilyOwners) -> None:
+        self._owners = owners
+        self._oldest_window = 0.0
+        self._samples: dict[str, Samples] = {}
+        self._made: dict[str, _MadeFamily] = {}
+        # Places and specifications stay valid while the version of the owners is the same.
+        self._version = 0
+        self._specs: dict[str, Family] = {}
+        self._places: dict[tuple[str, ...], _SlotPlaces] = {}
+
+    def make(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
+        """Return the families of one pass, sorted by name."""
+        # Stats of ended processes after the Stats of all living processes.
+        leftovers = [(each, plan) for each in slots for plan in _leftovers(each) if self._owners.own(plan)]
+        if self._version != self._owners.version:
+            self._version, self._specs, self._places = self._owners.version, {}, {}
+        self._samples = {}
+        self._oldest_window = now.wall - rules.stale_after_seconds
+        for each in slots:
+            self._add_living(each)
+        for each, plan in leftovers:
+            total, place = each.slot.total(plan.key), self._place(plan, each)
+            if total is not None and place is not None:
+                self._add_total(each, plan, place, total)
+        before, self._made = self._made, {}
+        for name, samples in sorted(self._samples.items()):
+            spec, old = self._specs[name], before.get(name)
+            if old is None or old.spec is not spec or old.samples != samples:
+                old = _MadeFamily(spec, samples, spec.later(samples))
+            self._made[name] = old
+        return [made.metric for made in self._made.values()]
+
+    def _add_living(self, visible: VisibleSlot) -> None:
+        process, slot = visible.process, visible.slot
+        if process.snapshot is None or not process.living:
+            return
+        known = self._places.get(visible.labels)
+        if known is None or known.admitted is not process.admitted:
+            places = [None if plan is None else self._place(plan, visible) for plan in process.admitted]
+            known = self._places[visible.labels] = _SlotPlaces(process.admitted, places)
+        others = [part for part in slot.parts() if part is not process and part.series]
+        readings = process.snapshot.recording.stats
+        for plan, place, reading in zip(known.admitted, known.places, readings, strict=True):
+            if plan is None or place is None or plan.key not in process.series:
+                continue
+            total = process.series[plan.key]
+            if others and any(plan.key in part.series for part in others):
+                total = slot.total(plan.key) or total
+            self._add_total(visible, plan, place, total)
+            if visible.fresh and plan.families.samples:
+                self._add_windows(plan, place, reading.window)
+
+    def _place(self, plan: StatPlan, visible: VisibleSlot) -> SeriesPlace | None:
+        owner = self._owners.owner(plan)
+        if owner is None:
+            return None
+        identity: tuple[str, ...] = visible.labels
+        spec = TRAINING_FAMILIES.get(owner.main)
+        if spec is not None and "rank" not in spec.labels:
+            if visible.labels[1:] != RANK_0:
+                return None
+            identity = identity[:1]
+        own_labels = dict(plan.key[1])
+        return SeriesPlace(owner, (*identity, *[own_labels.get(name, "") for name in owner.label_names]))
+
+    def _add_total(
+        self, visible: VisibleSlot, plan: StatPlan, place: SeriesPlace, total: StatReading
+    ) -> None:
+        names, kind = plan.families, plan.definition.kind
+        value: float | Distribution | None = None
+        if kind == "gauge":
+            if _shows_gauge(names.main, visible):
+                value = total.value
+        elif visible.counted and kind == "counter":
+            value = total.sum
+        elif visible.counted:
+            buckets = tuple(zip(total.definition.buckets, total.bucket_counts, strict=True))
+            value = Distribution(total.count, total.sum, buckets, total.exponential)
+        if value is not None:
+            self._add(names.main, None, place, value)
+        if names.last_sample and total.last_sample is not None:
+            self._add(names.last_sample, None, place, total.last_sample)
+
+    def _add_windows(self, plan: StatPlan, place: SeriesPlace, window: WindowReading | None) -> None:
+        """Add the gauges of the last window, unless a later window is overdue."""
+        length = plan.definition.window_seconds
+        if window is not None and length is not None and window.ended + length < self._oldest_window:
+            return
+        self._add(plan.families.samples, None, place, 0 if window is None else window.samples)
+        if window is not None and window.samples:
+            for aggregation, name in plan.families.windows:
+                value = window.values.get(aggregation)
+                if value is not None:  # the first window after an override has the old aggregations
+                    self._add(name, aggregation, place, value)
+
+    def _add(
+        self, name: str, aggregation: Aggregation | None, place: SeriesPlace, value: float | Distribution
+    ) -> None:
+        samples = self._samples.get(name)
+        if samples is None:
+            samples = self._samples[name] = {}
+            if name not in self._specs:
+                self._specs[name] = _spec(name, aggregation, place.owner)
+        samples[place.labels] = value
+
+
+def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
+    """Return True if the value of a gauge is current, or is the last position of an ended run."""
+    spec = TRAINING_FAMILIES.get(name)
+    lifetime = Lifetime.CURRENT if spec is None else spec.lifetime
+    if lifetime is Lifetime.LAST_VALUE:
+        return visible.advancing
+    return visible.fresh or (lifetime is Lifetime.POSITION and not visible.process.living)
+
+
+def _leftovers(visible: VisibleSlot) -> Iterable[StatPlan]:
+    """Return the plans of ended processes that the living process does not have."""
+    own = visible.process.series if visible.process.living else {}
+    found = {key: each.definition for part in visible.lingering for key, each in part.series.items()}
+    return filter(None, [plan_of(definition) for key, definition in found.items() if key not in own])
+
+
+def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Family:
+    if name in TRAINING_FAMILIES:
+        return TRAINING_FAMILIES[name]
+    first, unit = owner.first, owner.first.unit or ""
+    kind: FamilyType = "gauge"
+    gone = "the process ended or its feed is stale."
+    if name == owner.main:
+        text = first.help or f"Stat {first.name}."
+        if first.kind != "gauge":
+            kind = "counter" if first.kind == "counter" else "histogram" if owner.shape[0] else "summary"
+    elif aggregation is not None:
+        row = AGGREGATIONS[aggregation].help
+        text = f"{row} of the last closed window of {first.name}; absent when the window was empty, {gone}"
+    elif name.endswith("_seconds"):
+        text, unit = f"Unix time of the latest sample of {first.name}; absent before the first.", "seconds"
+    else:
+        text = f"Samples of the last closed window of {first.name}; 0 for an empty window, absent when {gone}"
+        unit = ""
+    return Family(name=name, type=kind, help=text, labels=IDENTITY_LABELS + owner.label_names, unit=unit)

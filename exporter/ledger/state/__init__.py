@@ -1,0 +1,1 @@
+"""State directory: totals that survive restarts of the sidecar."""

@@ -1,0 +1,100 @@
+"""Dataclasses to JSON and back.
+
+Unknown fields are ignored and missing fields have their defaults, so that releases can read each other's state.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+Decoded = TypeVar("Decoded")
+
+
+def dumps(value: object) -> bytes:
+    """Return a dataclass as one line of JSON."""
+    return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
+
+
+def loads(kind: type[Decoded], content: bytes) -> Decoded:
+    """Return a value of a type from JSON; raises ValueError for content that `dumps` does not write."""
+    with decoding():
+        return cast("Decoded", from_json(kind, parse(content)))
+
+
+def parse(content: bytes) -> Any:
+    """Return parsed JSON; raises ValueError, also for deep nesting and for numbers that are not finite."""
+    try:
+        return json.loads(content, parse_constant=_reject)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Turn every error of foreign content into ValueError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {str(error)[:200]}") from error
+
+
+def to_json(value: Any) -> Any:
+    """Return a value as JSON types; a mapping with keys other than strings becomes a list of pairs."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: to_json(each) for key, each in value.items()}
+        return [[to_json(key), to_json(each)] for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [to_json(each) for each in value]
+    return {name: to_json(getattr(value, name)) for name in _hints(value.__class__)}
+
+
+def from_json(kind: Any, found: Any) -> Any:
+    """Return JSON types as a value of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in {Union, UnionType}:  # None and one other type
+        other = next(each for each in arguments if each is not NoneType)
+        return None if found is None else from_json(other, found)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return tuple([from_json(each, value) for each, value in zip(arguments, found, strict=True)])
+    if origin in {list, tuple}:
+        return origin([from_json(arguments[0], each) for each in found])
+    if origin is not None:  # a mapping
+        pairs = found.items() if isinstance(found, dict) else found
+        return {from_json(arguments[0], key): from_json(arguments[1], value) for key, value in pairs}
+    if kind is float:
+        return float(found) if type(found) in {int, float} and isfinite(found) else _reject(found)
+    if kind in {str, int, bool}:
+        return found if type(found) is kind else _reject(found)
+    if issubclass(kind, enum.Enum):
+        return kind(found)
+    if type(found) is list:  # older releases saved some of the dataclasses as lists
+        found = dict(zip(_hints(kind), found, strict=False))
+    if type(found) is not dict:
+        _reject(found)
+    return kind(
+        **{name: from_json(hint, found[name]) for name, hint in _hints(kind).items() if name in found}
+    )
+
+
+def _reject(found: object) -> NoReturn:
+    raise ValueError(f"unexpected value {str(found)[:40]!r}")
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the types of the saved fields of a dataclass: all fields, or those named by its `SAVED`."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in getattr(kind, "SAVED", [each.name for each in fields(kind)])}

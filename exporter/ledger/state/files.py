@@ -1,0 +1,101 @@
+r"""Format of state files.
+
+training-exporter-ledger 3 3f2a90c4\n                   magic, format version, CRC-32 of the rest
+{"key": ["rank", "run", "0", "", ""], "keeper": "node7"}\n   key of the content, and the sidecar of the last save
+…content…                                               JSON: a dataclass, field by field
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporter.ledger.state.codec import parse
+
+StateKey = tuple[str, ...]
+"""Kind of content, run (empty if the content is of no run), and further parts that make the key unique."""
+
+SUFFIX, ASIDE = ".ledger", ".damaged-"
+MAX_BYTES = 32 << 20
+"""A larger file is neither written nor read."""
+_MAGIC = b"training-exporter-ledger"
+_VERSION = 3
+_LONGEST_HEADER = 128
+
+
+class DamagedFileError(Exception):
+    """State file that cannot be used: torn, empty, too large, a link, or of a later version."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """Content of a state file."""
+
+    key: StateKey
+    keeper: str  # name of the sidecar that saved the file last
+    content: bytes
+
+
+def file_name(key: StateKey) -> str:
+    """Return the file name of a key: readable characters and a hash."""
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:60].strip("._")
+    # Lengths in front keep ("a", "b") and ("ab", "") apart; lone surrogates are accepted.
+    joined = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
+    return f"{readable or 'run'}-{hashlib.sha256(joined).hexdigest()[:32]}{SUFFIX}"
+
+
+def encode_file(file: StateFile) -> bytes:
+    """Return the bytes of a state file; raises OSError (EFBIG) above MAX_BYTES."""
+    head = json.dumps({"key": file.key, "keeper": file.keeper}).encode() + b"\n"
+    header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(file.content, zlib.crc32(head)))
+    data = header + head + file.content
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, f"the state of the rank is larger than {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def read_state_file(path: Path) -> StateFile:
+    """Return the content of a state file; raises DamagedFileError, and OSError if the file is unreadable now."""
+    data = _read(path)
+    first, _, rest = data.partition(b"\n")
+    header = first.split()
+    if len(header) != 3 or len(first) >= _LONGEST_HEADER or header[0] != _MAGIC:
+        raise DamagedFileError("not a state file, or empty")
+    if header[1] != b"%d" % _VERSION:
+        version = header[1].decode(errors="replace")
+        raise DamagedFileError(f"format version {version}, but this program supports only {_VERSION}")
+    if header[2] != b"%08x" % zlib.crc32(rest):
+        raise DamagedFileError("torn, or wrong checksum")
+    head, _, content = rest.partition(b"\n")
+    try:
+        found = parse(head)
+        return StateFile(tuple([str(part) for part in found["key"]]), str(found["keeper"]), content)
+    except (LookupError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"invalid head: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
+            raise DamagedFileError("a link, a socket or a directory") from error
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedFileError("not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise DamagedFileError(f"{status.st_size} bytes, more than {MAX_BYTES}")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise DamagedFileError(f"more than {MAX_BYTES} bytes")
+    return data

@@ -1,0 +1,69 @@
+"""Record locks of state files, one byte of a shared lock file per state file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_IN_USE = {errno.EACCES, errno.EAGAIN}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class StateLocks:
+    """Locks of one state directory, held until release or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._warned = False
+
+    def acquire(self, name: str) -> bool:
+        """Lock a state file; False while another sidecar holds the lock.
+
+        On a file system without locks every sidecar succeeds, and a warning is logged.
+        """
+        if self._descriptor is None:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(name))
+        except OSError as error:
+            if error.errno in _IN_USE:
+                return False
+            if error.errno not in _NO_LOCKS:
+                raise
+            if not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s is on a file system without record locks: two sidecars that count the same rank of the same run"
+                    " there would overwrite each other's totals; use a separate --state.dir for each",
+                    self._path.parent,
+                )
+        return True
+
+    def release(self, name: str) -> None:
+        """Unlock a state file."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _offset(name))
+
+    def is_removed(self) -> bool:
+        """Return True if the lock file was deleted; its locks then exclude nobody."""
+        return self._descriptor is not None and not os.fstat(self._descriptor).st_nlink
+
+    def close(self) -> None:
+        """Release every lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _offset(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

@@ -1,0 +1,246 @@
+"""StateStore: state files by key in `<state directory>/ledger/`.
+
+A file is replaced as a whole by a rename. While a sidecar holds a key, it holds a record lock on a byte of the file
+`locks`. A file that cannot be used (damaged, too large, of a later version, a link) is never read as zero in silence and
+never overwritten: the file is renamed to `<name>.damaged-<unix time>`, logged and counted, and the totals start anew.
+There is no `fsync`: a flush would wait behind the job's own checkpoint; the checksum finds the result of a power loss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from exporter.errors import CollectError, StateError
+from exporter.feed.files import replace_file
+from exporter.ledger.state.codec import Decoded, dumps
+from exporter.ledger.state.files import (
+    ASIDE,
+    SUFFIX,
+    DamagedFileError,
+    StateFile,
+    StateKey,
+    encode_file,
+    file_name,
+    read_state_file,
+)
+from exporter.ledger.state.locks import StateLocks
+
+Saved = TypeVar("Saved")
+
+_log = logging.getLogger(__name__)
+
+TIDY_SECONDS = 3600.0
+KEEP_SECONDS, KEEP_FILES = 30 * 86_400.0, 5000
+
+
+class StateStore:
+    """State files of one sidecar; methods raise StateError if the directory or a file cannot be used now.
+
+    Attributes:
+        directory: Directory of the files: `ledger` in the given directory, created on first use.
+        keeper: Name of this sidecar, the same after a restart and unique among the sidecars that share the directory;
+            the host name by default. Keys are loaded at start only if this name saved them last.
+        errors: Failed loads, saves and locks.
+        damaged: Files that were moved aside.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keeper: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory = directory / "ledger"
+        self.keeper = socket.gethostname() if keeper is None else keeper
+        self.errors = 0
+        self.damaged = 0
+        self._problems: list[str] = []
+        self._clock = clock
+        self._claimed: dict[StateKey, str] = {}
+        self._locks = StateLocks(self.directory / "locks")
+        self._tidied: float | None = None
+        self._guard = threading.Lock()
+
+    def report(self, problem: str) -> None:
+        """Note, in a sentence, why totals are suppressed."""
+        self._problems.append(problem)
+
+    def take_problems(self) -> list[str]:
+        """Return the noted problems and clear the list."""
+        problems, self._problems = self._problems, []
+        return problems
+
+    def claim(self, key: StateKey) -> bool:
+        """Lock a key until `release`; False while another sidecar holds the key."""
+        name = file_name(key)
+        with self._using(name):
+            if key not in self._claimed and self._locks.acquire(name):
+                self._claimed[key] = name
+        return key in self._claimed
+
+    def release(self, key: StateKey) -> None:
+        """Release a key for other sidecars; a key that is not claimed is ignored."""
+        with self._guard:
+            if name := self._claimed.pop(key, None):
+                self._locks.release(name)
+
+    def close(self) -> None:
+        """Release every key."""
+        with self._guard:
+            self._claimed.clear()
+            self._locks.close()
+
+    def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
+        """Return the last saved state of a key; None if there is none or the file was damaged.
+
+        ValueError from *decode* means damage. A damaged file is moved aside only if this sidecar holds the key.
+        """
+        if not os.path.lexists(self.directory):
+            return None
+        path = self.directory / file_name(key)
+        with self._using(path.name), contextlib.suppress(FileNotFoundError):
+            try:
+                file = read_state_file(path)
+                if file.key != key:
+                    raise DamagedFileError("the file belongs to another key")  # noqa: TRY301  # one way out
+                return decode(file.content)
+            except (DamagedFileError, ValueError) as error:
+                if key in self._claimed:
+                    self._move_aside(path, error)
+        return None
+
+    def save(self, key: StateKey, content: bytes) -> None:
+        """Replace the file of a claimed key; after an error the old file is unchanged."""
+        path = self.directory / file_name(key)
+        with self._using(path.name):
+            self._renew_locks()
+            if key not in self._claimed:
+                raise OSError(errno.ENOLCK, "another sidecar holds the lock")
+            data = encode_file(StateFile(key, self.keeper, content))
+            # A leftover temporary file is of a killed sidecar: the lock excludes every other writer.
+            replace_file(str(path), data, temporary=f"{path}.tmp", mode=0o600)
+
+    def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
+        """Return the keys of a kind that this keeper saved within the given time; damaged files are moved aside."""
+        keys: list[StateKey] = []
+        if not os.path.lexists(self.directory):
+            return keys
+        with self._using("."):
+            for path in self.directory.glob(f"{kind}*{SUFFIX}"):
+                with contextlib.suppress(OSError):  # one unreadable file; its rank reports the error
+                    if path.lstat().st_mtime < self._clock() - within_seconds:
+                        continue
+                    try:
+                        file = read_state_file(path)
+                    except DamagedFileError as error:
+                        self._move_aside_unlocked(path, error)
+                        continue
+                    if (
+                        file.keeper == self.keeper
+                        and file.key[:1] == (kind,)
+                        and file_name(file.key) == path.name
+                    ):
+                        keys.append(file.key)
+        return keys
+
+    def tidy(self) -> None:
+        """Remove, once an hour, files that were not saved for 30 days, and the oldest beyond 5,000 files."""
+        now = self._clock()
+        if self._tidied is not None and 0 <= now - self._tidied < TIDY_SECONDS:
+            return
+        self._tidied = now
+        with contextlib.suppress(StateError), self._using("."):
+            aged: list[tuple[float, Path]] = []
+            for path in self.directory.iterdir():
+                with contextlib.suppress(OSError):  # another sidecar just renamed the file
+                    if SUFFIX in path.name:
+                        aged.append((path.lstat().st_mtime, path))
+            for place, (modified, path) in enumerate(sorted(aged, reverse=True)):
+                name = path.name.partition(SUFFIX)[0] + SUFFIX
+                old = modified < now - KEEP_SECONDS or place >= KEEP_FILES
+                if old and name not in self._claimed.values() and self._locks.acquire(name):
+                    path.unlink(missing_ok=True)
+                    self._locks.release(name)
+
+    def record(self, subject: str, decode: Callable[[bytes], Saved], *, run: str = "") -> StateRecord[Saved]:
+        """Return the record of a subject of this machine, for each run if a run is given; no file is opened yet."""
+        # Per machine: on shared storage every machine counts its own energy.
+        return StateRecord(self, ("page", run, subject, self.keeper), decode)
+
+    @contextlib.contextmanager
+    def _using(self, name: str) -> Iterator[None]:
+        """Serialize access to the directory, create it, and turn OSError into StateError."""
+        with self._guard:
+            try:
+                self.directory.mkdir(mode=0o700, exist_ok=True)
+                if self.directory.is_symlink():
+                    raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301  # one way out
+                yield
+            except OSError as error:
+                self.errors += 1
+                raise StateError(error.strerror or str(error), path=str(self.directory / name)) from error
+
+    def _move_aside(self, path: Path, error: Exception) -> None:
+        aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
+        self.damaged += 1
+        _log.error(
+            "state file %s is unusable: %s; moved aside to %s, its totals start anew", path, error, aside.name
+        )
+
+    def _move_aside_unlocked(self, path: Path, error: Exception) -> None:
+        """Move a file aside unless another sidecar holds its key."""
+        if path.name in self._claimed.values():
+            self._move_aside(path, error)
+        elif self._locks.acquire(path.name):
+            self._move_aside(path, error)
+            self._locks.release(path.name)
+
+    def _renew_locks(self) -> None:
+        """Lock all keys again if the lock file was deleted (`rm -r` of the directory)."""
+        if self._locks.is_removed():
+            self._locks.close()
+            self._claimed = {key: name for key, name in self._claimed.items() if self._locks.acquire(name)}
+
+
+class StateRecord(Generic[Saved]):
+    """Saved dataclass of one subject; errors are CollectError (`state`)."""
+
+    def __init__(self, store: StateStore, key: StateKey, decode: Callable[[bytes], Saved]) -> None:
+        self._store = store
+        self._key = key
+        self._decode = decode
+
+    def claim(self) -> bool:
+        """Lock the record; False while another sidecar holds it."""
+        try:
+            return self._store.claim(self._key)
+        except StateError as error:
+            raise CollectError(str(error), reason="state") from error
+
+    def load(self) -> Saved | None:
+        """Return the last saved value; None if there is none."""
+        try:
+            return self._store.load(self._key, self._decode)
+        except StateError as error:
+            raise CollectError(str(error), reason="state") from error
+
+    def save(self, value: Saved) -> None:
+        """Save a value; after an error the old file is unchanged."""
+        try:
+            self._store.save(self._key, dumps(value))
+        except StateError as error:
+            raise CollectError(f"totals are suppressed: {error}", reason="state") from error
+
+    def release(self) -> None:
+        """Release the record for other sidecars."""
+        self._store.release(self._key)

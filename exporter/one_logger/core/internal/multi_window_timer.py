@@ -1,7 +1,0 @@
-"""Timers of windows. The layout is that of `nv_one_logger.core.internal.multi_window_timer`."""
-
-from __future__ import annotations
-
-from exporter.one_logger.timers import MultiWindowTimer
-
-__all__ = ["MultiWindowTimer"]

@@ -1,1 +1,0 @@
-"""OpenTelemetry. The layout is that of `nv_one_logger.otel`."""

@@ -1,1 +1,0 @@
-"""Recorders. The layout is that of `nv_one_logger.recorder`."""

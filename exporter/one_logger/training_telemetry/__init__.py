@@ -1,1 +1,0 @@
-"""Training telemetry. The layout is that of `nv_one_logger.training_telemetry`."""

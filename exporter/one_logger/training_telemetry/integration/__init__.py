@@ -1,1 +1,0 @@
-"""Integrations of training frameworks. The layout is that of `nv_one_logger.training_telemetry.integration`."""

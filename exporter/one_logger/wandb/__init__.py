@@ -1,1 +1,0 @@
-"""Weights & Biases. The layout is that of `nv_one_logger.wandb`."""

@@ -1,0 +1,116 @@
+"""Badput of a hang: counted while the step is open, deducted from its work when the step ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.ledger.goodput.accounting import Goodput
+from exporter.ledger.goodput.attempt import Attempt
+from exporter.ledger.goodput.hang import HangRule
+from exporter.recording.values import TrainingReading
+
+RULE = HangRule(after_seconds=10.0, steps=2.0)
+
+
+class Books:
+    """Goodput of one process, fed with readings by hand."""
+
+    def __init__(self) -> None:
+        self.goodput = Goodput()
+        self.goodput.begin(Attempt("p", "r", 1, 0.0, 0.0), new_after_seconds=3600.0)
+        self.reading = TrainingReading(phase="iteration", loop=1, first_step=0, step=0)
+        self.now = 0.0
+
+    def work(self, seconds: float) -> None:
+        """Spend time in the open iteration."""
+        self.now += seconds
+        phases = {"iteration": self.reading.phases.get("iteration", 0.0) + seconds}
+        self.reading = replace(self.reading, phases=phases, open_seconds=self.reading.open_seconds + seconds)
+        self.update()
+
+    def end_step(self, *, failed: bool = False) -> None:
+        """End the open iteration."""
+        reading, open_seconds = self.reading, self.reading.open_seconds
+        if failed:
+            failed_seconds = reading.failed_seconds + open_seconds
+            self.reading = replace(reading, open_seconds=0.0, failed_seconds=failed_seconds)
+        else:
+            step, work = (reading.step or 0) + 1, reading.work_seconds + open_seconds
+            self.reading = replace(
+                reading, open_seconds=0.0, work_seconds=work, step=step, steps=reading.steps + 1
+            )
+        self.update()
+
+    def save(self) -> None:
+        """Save a checkpoint of all finished steps."""
+        reading = self.reading
+        self.reading = replace(reading, committed_step=reading.step, committed_seconds=reading.work_seconds)
+        self.update()
+
+    def update(self) -> None:
+        hangs = self.reading.steps > 0 and self.reading.open_seconds > RULE.limit_seconds(self.reading)
+        self.goodput.update(self.reading, written=self.now, final=False, hangs=hangs)
+
+    def counters(self) -> list[float]:
+        goodput = self.goodput
+        return [goodput.wall, goodput.productive, *goodput.badput.values()]
+
+    def check(self) -> None:
+        parts = self.goodput.productive + self.goodput.uncommitted + sum(self.goodput.badput.values())
+        assert self.goodput.wall == pytest.approx(parts, abs=1e-6)
+        assert self.goodput.wall == pytest.approx(self.now, abs=1e-6)
+
+
+def test_the_work_of_a_hung_step_is_badput_at_once_and_not_again_when_the_step_ends() -> None:
+    books = Books()
+    books.work(5.0)
+    books.end_step()
+    books.work(100.0)
+    while_hung = [books.goodput.badput["hang"], books.goodput.uncommitted]
+    books.end_step()
+    books.save()
+
+    assert while_hung == [100, 5]
+    assert books.goodput.badput["hang"] == 100
+    assert books.goodput.productive == 5
+
+
+def test_a_hung_step_that_raises_is_counted_once() -> None:
+    books = Books()
+    books.work(5.0)
+    books.end_step()
+    books.work(100.0)
+    books.end_step(failed=True)
+
+    assert books.goodput.badput["hang"] == 100
+    assert books.goodput.badput["lost_progress"] == 0
+
+
+events = st.one_of(
+    st.tuples(st.just("work"), st.floats(0.1, 200.0)),
+    st.tuples(st.sampled_from(["end", "fail", "save"]), st.just(0.0)),
+)
+
+
+@given(st.lists(events, max_size=30))
+def test_wall_is_the_sum_and_no_counter_falls_whatever_hangs(story: Sequence[tuple[str, float]]) -> None:
+    books = Books()
+    before = books.counters()
+    for event, seconds in [("work", 5.0), ("end", 0.0), *story]:
+        if event == "work":
+            books.work(seconds)
+        elif event == "save":
+            books.save()
+        else:
+            books.end_step(failed=event == "fail")
+        books.check()
+        after = books.counters()
+        assert all(new >= old - 1e-9 for old, new in zip(before, after, strict=True))
+        before = after
+    books.goodput.end(books.now, "signal", completed=False, hang=RULE)
+    books.check()

@@ -1,0 +1,65 @@
+"""State files that no sidecar writes: each is moved aside, counted and logged, and the totals start anew."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ledger_support import Sidecar, a_process
+
+RANK_0 = {"run": "r", "rank": "0"}
+
+
+def deep(path: Path) -> None:
+    """Write a valid header and checksum around deeply nested JSON."""
+    head = path.read_bytes().split(b"\n")[1] + b"\n"
+    content = b'{"stats":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    path.write_bytes(b"training-exporter-ledger 3 %08x\n" % zlib.crc32(head + content) + head + content)
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def sparse(path: Path) -> None:
+    os.truncate(path, 800 << 20)
+
+
+def newer(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"ledger 3 ", b"ledger 4 ", 1))
+
+
+@pytest.mark.parametrize("damage", [deep, flipped, linked, sparse, newer, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("lives", [True, False])
+def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], lives: bool
+) -> None:
+    sidecar = Sidecar(tmp_path)
+    process = a_process()
+    sidecar.record(process, 3, alive=lives)
+    sidecar.collect()
+    sidecar.state.close()
+    (path,) = (tmp_path / "ledger").glob("rank*.ledger")
+    damage(path)
+    sidecar.feed.files.clear()
+    sidecar.start()
+    if lives:
+        sidecar.record(a_process(), 1)
+    with caplog.at_level("ERROR"):
+        page = sidecar.after(1.0)
+
+    assert sidecar.state.damaged == 1
+    assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
+    assert len(list((tmp_path / "ledger").glob("*.damaged-*"))) == 1
+    assert "its totals start anew" in caplog.text
+    assert page.count("loss", **RANK_0) == (1 if lives else None)

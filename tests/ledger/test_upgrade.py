@@ -1,0 +1,95 @@
+"""Upgrade: the state of the release before is continued without a loss.
+
+tests/data/state has the state files of a small run as the release before wrote them: two attempts of run `llama`, the second
+still alive, and the energy of its GPU.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from energy_support import EnergyNode, a_gpu
+from ledger_support import Clock, Page, Sidecar
+
+from exporter.collectors.job import EnergyReading
+from exporter.ledger.goodput import accounting
+from exporter.ledger.state.codec import loads
+from exporter.ledger.state.files import read_state_file
+from exporter.recording.values import END_REASONS
+
+STATE = Path(__file__).parents[1] / "data/state"
+SAVED = Clock(wall=1_700_000_030.0, monotonic=129.0)
+RUN = {"run": "llama"}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    shutil.copytree(STATE, tmp_path / "ledger")
+    return tmp_path
+
+
+def test_totals_and_goodput_continue(directory: Path) -> None:
+    sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
+    page = [sidecar.after(1.0) for _ in range(6)][-1]
+
+    assert page.count("loss", rank="0", **RUN) == 14
+    assert page.get("training_productive_seconds_total", **RUN) == 5
+    assert page.get("training_badput_seconds_total", cause="downtime", **RUN) == 4.5
+    assert page.get("training_lost_steps_total", **RUN) == 3
+    assert page.get("training_restarts_total", reason="signal", **RUN) == 1
+    assert sidecar.state.damaged == sidecar.state.errors == 0
+
+
+class Node(EnergyNode):
+    """A machine with the run and the GPU of the state."""
+
+    run = "llama"
+
+    def readings(self) -> Sequence[EnergyReading]:
+        return (a_gpu(3000.0, self.clock.monotonic),)
+
+
+def test_energy_carbon_and_cost_continue(directory: Path) -> None:
+    node = Node(directory, clock=Clock(SAVED.wall + 5.0, SAVED.monotonic + 5.0))
+    page = node.collect()
+
+    gpu = {"component": "gpu", **RUN}
+    assert page.get("training_energy_joules_total", method="exclusive", **gpu) == 1500
+    assert page.get("training_carbon_grams_total", **gpu) == pytest.approx(0.18)
+    cost = {"kind": "device_time", "currency": "EUR", **RUN}
+    assert page.get("training_cost_total", **cost) == pytest.approx(0.0185)
+    assert page.get("training_wasted_energy_joules_total", cause="lost_progress", **RUN) == 500
+    phase = {"phase": "iteration", "method": "exclusive", **gpu}
+    assert page.get("training_phase_energy_joules_total", **phase) == 1000
+
+
+def test_a_cause_that_the_state_lacks_starts_at_zero(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounting, "CAUSES", (*accounting.CAUSES, "evaluation"))
+    monkeypatch.setattr(f"{accounting.__name__}.END_REASONS", (*END_REASONS, "firmware"))
+    (path,) = directory.glob("ledger/goodput*")
+    goodput = loads(accounting.Goodput, read_state_file(path).content)
+
+    assert goodput.badput["evaluation"] == 0
+    assert goodput.badput["downtime"] == 4.5
+    assert goodput.interruptions["firmware"] == 0
+
+
+def test_the_state_without_a_cause_is_published(directory: Path) -> None:
+    for path in directory.glob("ledger/goodput*"):
+        file = read_state_file(path)
+        assert b'"hang":0.0,' in file.content
+        without = file.content.replace(b'"hang":0.0,', b"").replace(b'"unknown":0', b'"newer":2')
+        sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
+        sidecar.state.claim(file.key)
+        sidecar.state.save(file.key, without)
+        sidecar.state.close()
+    sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
+    page: Page = [sidecar.after(1.0) for _ in range(6)][-1]
+
+    assert page.get("training_badput_seconds_total", cause="hang", **RUN) == 0
+    assert page.get("training_interruptions_total", reason="newer", **RUN) == 2
