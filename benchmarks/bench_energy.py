@@ -30,7 +30,7 @@ from typing import Any
 from report import REPOSITORY, Row, report
 
 from exporter.training.gpu_time import GpuTimer
-from exporter.training.span_kinds import MODEL_FORWARD, TRAINING_ITERATION
+from exporter.training.kinds import MODEL_FORWARD, TRAINING_ITERATION
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from energy_support import energy_of
@@ -126,13 +126,13 @@ def phase_seconds() -> tuple[float, bool]:
             )
         )
     timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
-    timer.decide(threading.get_ident(), 1.0, [])
+    timer.decide(threading.get_ident(), 1.0)
     took = []
     for _ in range(200):
-        timer.begin(TRAINING_ITERATION)
+        timer.begin(TRAINING_ITERATION, "iteration")
         began = time.perf_counter()
         for _ in range(50):
-            timer.begin(MODEL_FORWARD)
+            timer.begin(MODEL_FORWARD, "forward")
             timer.end(MODEL_FORWARD)
         took.append((time.perf_counter() - began) / 50)
         timer.end(TRAINING_ITERATION)

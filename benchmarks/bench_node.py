@@ -1,11 +1,11 @@
-"""Measures what the sidecar and its NVML child cost on a node with eight GPUs and a job of eight ranks of 50 Stats.
+"""Cost of the sidecar and the NVML child on a node with eight GPUs and a job of eight ranks with 50 Stats each.
 
-The real sidecar with its default settings replays the machine `h100` through the real child; the job is one real process
-per rank that tells its training. Scraped as Prometheus does, every 15 s. Processor time and memory are the kernel's; peers
-take turns where they are installed: node_exporter for the processor time of a scrape. Prints one JSON document, and ends
-with status 1 when a budget does not hold.
+The sidecar with default settings replays the machine `h100` through the real child; the job is a real process per rank. Scrapes
+follow Prometheus' headers, every 15 s. Processor time and memory come from the kernel. node_exporter, where installed, is the
+peer: the processor time of a scrape, and the time that a client waits for about 800 series. Prints a JSON document; the exit
+status is 1 if a budget does not hold.
 
-    python benchmarks/bench_node.py [--quick]    quick: scraped every 5 s, which costs more
+    python benchmarks/bench_node.py [--quick]    quick: scrapes every 5 s, which costs more
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from report import QUICK, Row, child, feed_directory, memory_mib, process_second
 RANKS, STATS, GPUS = 8, 50, 8
 SCRAPE_SECONDS = 5.0 if QUICK else 15.0
 SCRAPES_BEFORE, SCRAPES = 3, 2 if QUICK else 6
+CHANGED_SECONDS, CLIENT_SCRAPES = 10.1, 3 if QUICK else 12
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
 def be_rank() -> None:
-    """One rank of the job: records, and tells its training, until it is killed."""
+    """Record steps and Stats as a rank of the job, until SIGKILL."""
     import exporter
     from exporter import training
 
@@ -57,7 +58,7 @@ def be_rank() -> None:
 
 
 def scrape(url: str) -> bytes:
-    """Scrape as Prometheus does; the page."""
+    """Return the page, requested with the headers of Prometheus."""
     request = urllib.request.Request(f"{url}/metrics", headers={"Accept": ACCEPT, "Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=10) as answer:
         body: bytes = answer.read()
@@ -65,7 +66,7 @@ def scrape(url: str) -> bytes:
 
 
 def scrape_regularly(url: str, count: int) -> bytes:
-    """Scrape every so often, at even times; the last page."""
+    """Scrape at even intervals and return the last page."""
     due, page = time.monotonic(), b""
     for _ in range(count):
         due += SCRAPE_SECONDS
@@ -75,7 +76,7 @@ def scrape_regularly(url: str, count: int) -> bytes:
 
 
 def scrape_ms(url: str, pid: int) -> float:
-    """Processor time of a server for one scrape; the median leaves out what else it does."""
+    """Return the median processor time of a server for a scrape, without the server's background work."""
     times = []
     for _ in range(20):
         before = process_seconds(pid)
@@ -85,7 +86,7 @@ def scrape_ms(url: str, pid: int) -> float:
 
 
 def node_exporter_ms() -> dict[str, float]:
-    """The same of node_exporter, where it is installed."""
+    """Return the processor time of node_exporter, where installed."""
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None:
         return {}
@@ -94,14 +95,49 @@ def node_exporter_ms() -> dict[str, float]:
         return {"node_exporter, fewer series": scrape_ms("http://127.0.0.1:29100", process.pid)}
 
 
+def client_seconds(url: str) -> float:
+    """Return the time in which a client receives the page."""
+    began = time.perf_counter()
+    scrape(url)
+    return time.perf_counter() - began
+
+
+def client_rows(directory: Path) -> list[Row]:
+    """Compare the time that a client waits for about 800 changed series with node_exporter, scraped alternately."""
+    program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if program is None:
+        return []
+    flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={directory}", "--gpu.replay=h100"]
+    with (
+        child([sys.executable, "-m", "exporter", *flags], until=r"http://127\.0\.0\.1:\d+") as (_, url),
+        child([program, "--web.listen-address=127.0.0.1:29101"], until="[Ll]istening"),
+    ):
+        time.sleep(CHANGED_SECONDS)
+        ours, peers = [], []
+        for _ in range(CLIENT_SCRAPES):
+            time.sleep(CHANGED_SECONDS)  # all blocks have changed
+            ours.append(client_seconds(url))
+            peers.append(client_seconds("http://127.0.0.1:29101"))
+    ratio = statistics.median(ours) / statistics.median(peers)
+    milliseconds = {"node_exporter, ms": round(statistics.median(peers) * 1e3, 2)}
+    return [
+        Row(
+            "client's time of a scrape of 800 series, ratio to node_exporter",
+            round(ratio, 2),
+            0.35,
+            milliseconds,
+        )
+    ]
+
+
 def nvml_child(parent: int) -> int:
-    """Find the process id of the sidecar's child."""
+    """Return the process id of the sidecar's child."""
     children = Path(f"/proc/{parent}/task").glob("*/children")
     return next(int(pid) for each in children for pid in each.read_text(encoding="ascii").split())
 
 
 def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int]]:
-    """Start everything, and measure while it is scraped."""
+    """Start the job and the sidecar, and measure during regular scrapes."""
     feed = {"EXPORTER_FEED_DIR": str(directory), "EXPORTER_RUN": "bench"}
     for rank in range(RANKS):
         stack.enter_context(
@@ -145,6 +181,8 @@ def measure(directory: Path, stack: ExitStack) -> tuple[list[Row], dict[str, int
 def main() -> None:
     with feed_directory() as directory, ExitStack() as stack:
         rows, prefixes = measure(directory, stack)
+    with feed_directory() as directory:
+        rows += client_rows(directory)
     report(rows, series_by_prefix=prefixes)
 
 

@@ -1,7 +1,7 @@
-"""Metric families: what a family is, and how a collector hands its families over.
+"""Specifications of metric families, and the result of a collector's pass.
 
-Used in the sidecar only. A collector is what prometheus_client calls one, so that ours can be registered in any registry
-and any other runs beside ours. Absent is *no sample*: never NaN, never a sentinel, never the last good value.
+Collectors are collectors of prometheus_client: the exporter's own can be registered in any registry, and third-party collectors
+run in the sidecar. An unknown value is a missing sample: never NaN, a sentinel or the last value.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
 MAX_PROBLEMS_PER_REASON = 5
-"""How many of one reason are kept: the five hundred files of a large machine tend to fail in the same way."""
+"""Problems of one reason that a pass keeps: hundreds of files of a large machine fail in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The value of one histogram or summary series."""
+    """Value of one histogram or summary series."""
 
-    count: int  # all observations
-    sum: float | None  # their sum; None leaves `_sum` out (a negative observation was seen)
+    count: int  # observations
+    sum: float | None  # of the observations; None omits `_sum`, after a negative observation
     # (upper bound, observations <= bound), ascending, finite bounds only; empty for a summary
     buckets: tuple[tuple[float, int], ...] = ()
-    # observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; not all of them, or
-    # none, where there can be no native one
+    # observations by exponential bucket (`exporter.recording.exponential`), for a native histogram; incomplete where no
+    # native histogram is possible
     exponential: Mapping[int, int] = field(default_factory=dict)
 
 
 class DistributionSample(Sample):
-    """The `_count` of a histogram or summary, which brings the whole along for formats with native histograms."""
+    """Sample `_count` of a histogram or summary, with the whole distribution for formats with native histograms."""
 
     distribution: Distribution
 
@@ -194,18 +194,18 @@ def _distribution(
 
 
 def visible_name(metric: Metric) -> str:
-    """A family's name as Prometheus' text format shows it."""
+    """Return the name of a family in Prometheus' text format."""
     return f"{metric.name}{TYPE_SUFFIXES.get(metric.type, '')}"
 
 
 class Collected(list[Metric]):
-    """The families of one pass of a collector, and what it could not read.
+    """Families of one pass of a collector, and the problems of the pass.
 
     Attributes:
-        problems: (reason, message) of parts that failed: the verdict is 0 while the rest is published. Without any family
-            the pass has failed as a whole.
-        unsupported: What this machine does not offer, in words that stay the same from pass to pass. No failure: it is
-            logged once and counted.
+        problems: (reason, message) of failed parts: the verdict is 0, the other families are published. Without any family,
+            the pass has failed.
+        unsupported: Sources that this machine does not offer, in the same words in every pass. Each is logged once and
+            counted; a missing source is no failure.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Collected(list[Metric]):
         self._families: dict[str, Metric] = {}
 
     def add(self, spec: Family, value: float | Distribution | None, *labels: str) -> None:
-        """Add one sample to its family, which the first one makes; None adds none."""
+        """Add a sample, and the family with the first sample; None adds nothing."""
         if value is not None:
             if spec.name not in self._families:
                 self._families[spec.name] = spec.family({})
@@ -223,41 +223,41 @@ class Collected(list[Metric]):
             self._families[spec.name].samples += spec.samples({labels: value})
 
     def add_family(self, spec: Family, samples: Mapping[tuple[str, ...], float | Distribution]) -> None:
-        """Add a family by its samples; one without samples is left out."""
+        """Add a family with samples by label values; without samples, nothing is added."""
         if samples:
             self.append(spec.family(samples))
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Let what is inside fail with `CollectError` alone; families are added last, so that none is half there."""
+        """Note a `CollectError` of the body as a problem; the body adds families last, so that none is incomplete."""
         try:
             yield
         except CollectError as error:
             self.fail(error)
 
     def fail(self, error: CollectError) -> None:
-        """Note what went wrong."""
+        """Note a problem."""
         if sum(reason == error.reason for reason, _ in self.problems) < MAX_PROBLEMS_PER_REASON:
             self.problems.append((error.reason, str(error)))
 
 
 class AnyCollector(Protocol):
-    """What the scheduler takes: one of ours, or any of prometheus_client's kind with a name."""
+    """Collector of prometheus_client's kind with a name, as the scheduler runs it."""
 
     @property
     def name(self) -> str:
-        """The value of the label `collector` and the key in the configuration; lower case, stable."""
+        """Value of the label `collector` and key in the configuration; lower case, stable."""
 
     def collect(self) -> Iterable[Metric]:
-        """Read the source once; may block: its deadline costs only itself."""
+        """Read the source once; the call may block."""
 
 
 class Collector(AnyCollector, Protocol):
-    """One of ours; one file per subject. Called from one thread at a time, never from the scrape."""
+    """Collector of the exporter, called from one thread at a time and never from a scrape."""
 
     @property
     def specs(self) -> tuple[FamilySpec, ...]:
-        """Every family this collector can publish under a fixed name."""
+        """Every family with a fixed name that the collector can publish."""
 
     def collect(self) -> Collected:
-        """Read the source once; what fails is told in the result, not raised."""
+        """Read the source once; failures are part of the result."""

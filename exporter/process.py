@@ -19,7 +19,7 @@ from exporter.feed.directory import feed_directory
 from exporter.recorder import RECORDER
 from exporter.recording.definition import check_labels, require, unreadable_values
 from exporter.recording.identity import clean_text
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 
 if TYPE_CHECKING:
     import subprocess
@@ -64,7 +64,7 @@ def flush(timeout_seconds: float = 5.0) -> bool:
     try:
         return RECORDER.flush_all(timeout_seconds)
     except Exception as error:  # noqa: BLE001  # an error of CUDA, or a defect of ours: not the loop's problem
-        tell_once("flush", f"not everything could be flushed: {error!r}")
+        log_once("flush", f"not everything could be flushed: {error!r}")
         return False
 
 
@@ -131,7 +131,7 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
         # One that finds another at work ends at once: somebody has to ask for its status, or it stays a zombie.
         threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()
     except (FeedError, OSError, RuntimeError, TypeError, ValueError) as error:
-        tell_once("sidecar", f"the sidecar cannot be started: {error}")
+        log_once("sidecar", f"the sidecar cannot be started: {error}")
         if registration is not None:
             registration.release()
         return None

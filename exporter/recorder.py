@@ -15,7 +15,7 @@ from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import ProcessIdentity, Recording
 from exporter.responder import Place, Progress, StackResponder
-from exporter.training.recording import TRAINING
+from exporter.training.recorder import TRAINING
 from exporter.version import __version__
 
 __all__ = ["RECORDER", "Feed"]

@@ -41,7 +41,7 @@ import json
 import exporter
 def gauges():
     '''The last values of this process's gauges: they end with it.'''
-    from exporter.training.recording import TRAINING
+    from exporter.training.recorder import TRAINING
     exporter.flush()
     found = {}
     for reading in TRAINING.series():

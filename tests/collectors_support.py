@@ -1,4 +1,4 @@
-"""What the tests of the collectors share: recorded machines, an exposition to look at, and its invariants."""
+"""Recorded machines, a plain exposition and its invariants, for the tests of the collectors."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from exporter.families import Collected, Collector
 MACHINES = Path(__file__).parent / "data" / "machines"
 """Trees of /proc and /sys: `virtual` (recorded; cgroups hybrid), `node` (two sockets, everything; a Slurm step
 in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only for cgroups and mounts also
-`container` (v2 in a namespace) and `separate` (v1, a mount each, no namespace)."""
+`container` (v2 in a namespace) and `separate` (v1, a mount per controller, no namespace)."""
 
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
-"""Write the expected expositions instead of comparing; the diff is the review."""
+"""Write the golden files instead of comparing; review the diff."""
 
 OF_JOB = {"checkpoint_dirs", "processes", "process_memory", "rapl"}
-"""Those that need a job, directories of one, or registers that turn; their tests have machines of their own."""
+"""Collectors that need a job, checkpoint directories or changing registers; tested on other machines."""
 
 OF_TREE = [entry for entry in CATALOGUE if entry.name not in {"own"} | OF_JOB]
-"""Those that read nothing but files, and what psutil asks the kernel."""
+"""Collectors that read files and system calls only."""
 
 REASONS = {*FILE_REASONS, "hanging", "missing", "read", "timeout", "state"}
 
 
 @pytest.fixture
 def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
-    """Let collectors that are made from now on read a tree instead of this machine."""
+    """Return a function that makes new collectors read a tree instead of this machine."""
 
     def read(root: Path) -> Path:
         monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
@@ -54,7 +54,7 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
 
 
 def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
-    """Make a collector that reads a tree; `read_from` has been called."""
+    """Return a collector that reads a tree, after a call of `read_from`."""
     places: dict[str, dict[str, object]] = {
         name: {"sys": root / "sys"} for name in ("hardware", "cgroup", "disk", "lustre", "rdma")
     }
@@ -65,7 +65,7 @@ def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
 
 
 def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
-    """Answer as the filesystems of a machine did: with ten numbers, or the name of an error."""
+    """Return a statvfs with the recorded results of a machine: ten numbers or the name of an error."""
     path = root / "statvfs.json"
     answers = json.loads(path.read_text()) if path.exists() else {}
 
@@ -80,12 +80,12 @@ def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
 
 
 def copy_of(machine: str, to: Path) -> Path:
-    """Copy a machine, to be damaged."""
+    """Return a copy of a machine, which a test may damage."""
     return Path(shutil.copytree(MACHINES / machine, to / machine, symlinks=True))
 
 
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
-    """Look up one sample, None where it is absent."""
+    """Return the value of a sample; None if absent."""
     wanted = [label for label in labels if label]
     for metric in collected:
         for sample in metric.samples:
@@ -95,7 +95,7 @@ def value_of(collected: Collected, name: str, *labels: str) -> float | None:
 
 
 def text_of(metrics: Iterable[Metric]) -> str:
-    """Write families in Prometheus' text format, plainly; the real renderer has tests of its own."""
+    """Return families in Prometheus' text format, without the exporter's renderer."""
     lines = []
     for metric in metrics:
         kind = "gauge" if metric.type == "info" else metric.type
@@ -113,14 +113,14 @@ def _shortest(value: float) -> str:
 
 
 def assert_golden(text: str, golden: Path) -> None:
-    """Compare with what is expected, or write that."""
+    """Compare a text with a golden file, or write the file."""
     if UPDATE:
         golden.write_text(text)
     assert text == golden.read_text()
 
 
 def assert_sound(collector: Any, collected: Collected) -> None:
-    """Check what holds for every block, whatever was read."""
+    """Check the invariants of a block."""
     assert {reason for reason, _ in collected.problems} <= {*REASONS, *getattr(collector, "reasons", ())}
     names = [metric.name for metric in collected]
     assert len(names) == len(set(names))
@@ -140,7 +140,7 @@ def assert_sound(collector: Any, collected: Collected) -> None:
 
 
 class Board:
-    """The receiving end of a scheduler: what is published at the moment, and all that happened."""
+    """Publisher for a scheduler: present blocks and all events."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Sequence[Metric]] = {}
@@ -157,7 +157,7 @@ class Board:
 
 @st.composite
 def damaged(draw: st.DrawFn, original: bytes) -> bytes:
-    """Anything at all, or the real content cut short or with one spot overwritten."""
+    """Return random bytes, or the original cut short or with a part overwritten."""
     kind = draw(st.sampled_from(["anything", "cut", "overwritten", "odd"]))
     if kind == "anything":
         return draw(st.binary(max_size=200))

@@ -49,10 +49,19 @@ def feed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """The training's recording of this process begun anew: nothing told, nothing configured."""
-    from training_support import begun_anew
+    """The recorder of this process's training, with nothing reported and nothing configured."""
+    from training_support import fresh_recorder
 
-    with begun_anew():
+    with fresh_recorder():
+        yield
+
+
+@pytest.fixture
+def unconfigured_process() -> Iterator[None]:
+    """Run a test in a process that records no training and in which one-logger is not configured."""
+    from one_logger_support import unconfigured
+
+    with unconfigured():
         yield
 
 

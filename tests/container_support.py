@@ -1,4 +1,4 @@
-"""A sidecar in pid, network and mount namespaces of its own, as in a Kubernetes pod with a shared feed directory."""
+"""A sidecar in separate pid, network and mount namespaces, as in a Kubernetes pod with a shared feed directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import run_support
 from waiting import wait_until
 
 UNSHARE = ["unshare", "--pid", "--net", "--mount", "--fork", "--kill-child", "--mount-proc"]
-PORT = 9100  # free in a network namespace of its own
+PORT = 9100  # free in a new network namespace
 
 GET = f"""
 import fcntl, socket, struct, urllib.request
@@ -35,7 +35,7 @@ def reason_to_skip() -> str:
 
 @dataclass
 class Contained:
-    """A sidecar behind namespaces."""
+    """A sidecar in separate namespaces."""
 
     unshare: subprocess.Popen[bytes]
     log_file: Path
@@ -64,7 +64,7 @@ class Contained:
 
 @contextlib.contextmanager
 def contained(tmp_path: Path, feed: Path) -> Iterator[Contained]:
-    """Run a sidecar in namespaces of its own that reads a shared feed directory."""
+    """Run a sidecar in separate namespaces with a shared feed directory."""
     log, config = tmp_path / "log", tmp_path / "exporter.yml"
     config.write_text(
         "feed: {interval: 500ms}\ncollectors: {processes: {interval: 1s, deadline: 900ms}}\n"
@@ -79,5 +79,5 @@ def contained(tmp_path: Path, feed: Path) -> Iterator[Contained]:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None)
         yield running
     finally:
-        process.kill()  # and with it, by --kill-child, the sidecar
+        process.kill()  # --kill-child ends the sidecar too
         process.wait(15)

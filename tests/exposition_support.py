@@ -1,4 +1,4 @@
-"""What the tests of the exposition share: families, strategies, and the official parsers' reading of a body."""
+"""Families, strategies and the official parsers, for the tests of the exposition."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def gauge(name: str, values: dict[str, float], label: str = "rank") -> Metric:
 
 
 def many(name: str, series: int, **labels: str) -> Metric:
-    """A gauge of so many series."""
+    """Return a gauge with a number of series."""
     spec = Family(name=name, type="gauge", help="Many.", labels=(*labels, "rank"))
     return spec.family({(*labels.values(), str(each)): float(each) for each in range(series)})
 
 
 def read(body: bytes, form: Format) -> dict[Series, float]:
-    """Every series of a body, by the official parser; fails on a duplicate."""
+    """Return every series of a body by the official parser; fails on a duplicate."""
     parse: Callable[[str], Iterable[Metric]] = parse_text if form is Format.TEXT else parse_openmetrics
     found: dict[Series, float] = {}
     for sample in itertools.chain.from_iterable(metric.samples for metric in parse(body.decode())):
@@ -54,13 +54,13 @@ def read(body: bytes, form: Format) -> dict[Series, float]:
 
 
 def value(page: Page, name: str, **labels: str) -> float | None:
-    """One series of a page, None when it is not there."""
+    """Return the value of a series of a page; None if absent."""
     body = page.render(Format.OPENMETRICS)
     return read(body, Format.OPENMETRICS).get((name, tuple(sorted(labels.items()))))
 
 
 def dropped(page: Page, family: str, reason: str) -> float:
-    """How many series of a family the page left out."""
+    """Return how many series of a family the page left out."""
     samples = next(each.samples for each in page.families() if each.name == "exporter_series_dropped")
     wanted = {"family": family, "reason": reason}
     return next((sample.value for sample in samples if sample.labels == wanted), 0.0)
@@ -75,14 +75,14 @@ class _Families(Collector):
 
 
 def library_body(families: Sequence[Metric], form: Format) -> bytes:
-    """What prometheus_client writes for the same families."""
+    """Return the bytes that prometheus_client writes for the same families."""
     if form is Format.TEXT:
         return exposition.generate_latest(_Families(families))
     body: bytes = openmetrics_exposition.generate_latest(_Families(families))  # type: ignore[no-untyped-call]  # theirs
     return body
 
 
-# No colons: the library writes them in the metadata, and underscores in the samples below it.
+# No colons: the library keeps colons in the metadata and writes underscores in the samples.
 _WORDS = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
 _LABELS = st.from_regex(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,6}", fullmatch=True).filter(
     lambda name: name not in ("le", "quantile")
@@ -112,7 +112,7 @@ def _distributions(draw: st.DrawFn, *, buckets: bool) -> Distribution:
 def _families(draw: st.DrawFn, place: int) -> Metric:
     kind: FamilyType = draw(st.sampled_from(["counter", "gauge", "histogram", "summary", "info"]))
     unit = draw(st.sampled_from(["", "seconds", "bytes", "x"])) if kind != "info" else ""
-    # The place makes names that no other family of the example has, whatever follows.
+    # The number makes the name unique within the example.
     name = f"{draw(_WORDS)}{place}" + (f"_{unit}" if unit else "")
     name += {"counter": "_total", "info": "_info"}.get(kind, "")
     labels = tuple(draw(st.lists(_LABELS, unique=True, max_size=4)))
@@ -130,7 +130,7 @@ def _families(draw: st.DrawFn, place: int) -> Metric:
 
 
 def valid_families() -> st.SearchStrategy[list[Metric]]:
-    """Any families that both formats can carry, with names that do not meet."""
+    """Return families that both text formats can hold, with distinct names."""
     return st.integers(0, 4).flatmap(
         lambda size: st.tuples(*[_families(place) for place in range(size)]).map(list)
     )

@@ -1,6 +1,6 @@
-"""A filesystem whose daemon takes a question and never answers, and who asks it: run by test_collectors_filesystem.
+"""FUSE filesystem with a daemon that never answers statfs, and the programs that call statfs.
 
-Runs in a mount namespace of its own. Exit status 77: this machine does not let us.
+test_collectors_filesystem runs this program in a mount namespace. Exit status 77: FUSE is not permitted on this machine.
 
     fuse_child.py collect DIRECTORY        a collector in this process
     fuse_child.py run DIRECTORY            the sidecar of a job
@@ -29,7 +29,7 @@ CANNOT = 77
 
 
 def be_daemon(descriptor: int) -> None:
-    """Let itself be mounted, and say when it was asked for its size."""
+    """Complete the mount, and print a line for each statfs."""
     while True:
         _, operation, unique, _ = HEADER.unpack_from(os.read(descriptor, 1 << 17))
         if operation == INIT:
@@ -40,7 +40,7 @@ def be_daemon(descriptor: int) -> None:
 
 
 def mount(descriptor: int, directory: Path) -> None:
-    """Mount it, or end."""
+    """Mount the filesystem, or exit."""
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0".encode()
     if libc.mount(b"dead:/export", os.fsencode(directory), b"fuse.dead", 0, options) != 0:
@@ -48,7 +48,7 @@ def mount(descriptor: int, directory: Path) -> None:
 
 
 def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
-    """Ask three times, and tell what is shown."""
+    """Collect three times and return the results."""
     pool = StatvfsPool(deadline_seconds=0.5)
     collector = FilesystemCollector(pool=pool, mount_points_include=[str(directory), "/"])
     found = []
@@ -64,13 +64,13 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
         reasons = [reason for reason, _ in collected.problems]
         found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - began})
     assert daemon.stdout is not None
-    first = daemon.stdout.readline()  # on a busy machine it comes to the question later
-    daemon.kill()  # ends the connection, and with it the call: nothing else can
+    first = daemon.stdout.readline()  # later on a busy machine
+    daemon.kill()  # the end of the connection ends the call
     return {"passes": found, "asked": (first + daemon.communicate()[0]).count("asked")}
 
 
 def run(_: Path, daemon: subprocess.Popen[str]) -> object:
-    """End a job whose sidecar cannot end, and tell how."""
+    """End a job with a sidecar that cannot end, and return the outcome."""
     flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tempfile.mkdtemp()}", "--run.linger=0s"]
     command = [sys.executable, "-m", "exporter", "run", *flags, "--", "sh", "-c", "read line; exit 3"]
     with tempfile.NamedTemporaryFile("w+") as log:
@@ -81,7 +81,7 @@ def run(_: Path, daemon: subprocess.Popen[str]) -> object:
         running.stdin.close()
         while running.poll() is None and "the job has ended" not in Path(log.name).read_text():
             time.sleep(0.05)
-        running.send_signal(signal.SIGTERM)  # does not want to wait for the sidecar
+        running.send_signal(signal.SIGTERM)  # end without waiting for the sidecar
         began = time.monotonic()
         status = running.wait(12)
         return {"status": status, "seconds": time.monotonic() - began, "log": Path(log.name).read_text()}

@@ -1,9 +1,8 @@
-"""A plug-in of pytest that runs one-logger's own tests with its names taken from `exporter.training`.
+"""Pytest plug-in that runs one-logger's own tests with `exporter.one_logger` in place of `nv_one_logger`.
 
-`pytest -p one_logger_suite_plugin`, in a process of its own. What those tests take for granted and no user can see is
-adapted here, and nothing else: how they reset the providers, a clock that they stop (`patch("time.time")`), exporters that
-are asked on the calling thread with the span itself and not a copy of it, and private attributes that have an equal here.
-Any other private name is there, so that the rest of its file runs, and fails whatever uses it.
+Use: `pytest -p one_logger_suite_plugin`, in a separate process. The plug-in adapts only what users cannot see: the reset of
+the providers, a clock that a test stops (`patch("time.time")`), exporters called on the calling thread with the span itself
+instead of a copy, and private attributes that have an equivalent. Any other private name exists and fails when used.
 """
 
 from __future__ import annotations
@@ -34,18 +33,17 @@ def _monotonic() -> float:
     return _MONOTONIC() if time.perf_counter is _COUNTER else time.perf_counter()
 
 
-# What `exporter.training` binds are the clocks that a test has put in force.
+# The modules of the training bind these clocks, which follow a test's patches.
 time.time, time.monotonic = _wall, _monotonic
 
-import exporter.training  # noqa: E402  # under these clocks
+from exporter import one_logger  # noqa: E402  # with these clocks
 from exporter.one_logger import provider  # noqa: E402
-from exporter.one_logger.delivery import Delivery  # noqa: E402
+from exporter.one_logger.delivery import Delivery, ExportCall  # noqa: E402
 from exporter.one_logger.exporters import FileExporter  # noqa: E402
-from exporter.one_logger.recorder import DefaultRecorder, TrainingRecorder  # noqa: E402
+from exporter.one_logger.recorders import DefaultRecorder  # noqa: E402
+from exporter.one_logger.training_recorder import TrainingRecorder  # noqa: E402
 from exporter.recording.handlers import LinesFile  # noqa: E402
-from exporter.training import buffers  # noqa: E402
-from exporter.training.buffers import Hooks  # noqa: E402
-from exporter.training.recording import TRAINING, TrainingRecording  # noqa: E402
+from exporter.training.recorder import TRAINING  # noqa: E402
 from exporter.training.spans import Span, TelemetryDataError  # noqa: E402
 
 PEER = "nv_one_logger"
@@ -54,7 +52,7 @@ ADAPTED = ("exporter.training.", "exporter.one_logger.")
 
 
 class Private(type):
-    """A private name of one-logger's: any use of it fails."""
+    """Private name of one-logger; every use fails."""
 
     def __call__(cls, *_given: object, **_named: object) -> Any:
         raise NotImplementedError(f"{cls.__name__} is private to one-logger")
@@ -66,38 +64,37 @@ class Private(type):
 
 
 class Instances:
-    """The providers of this process, as those tests forget them."""
+    """Providers of this process, with the method by which the tests reset them."""
 
     def pop(self, *_given: object) -> None:
         provider.forget()
         TRAINING.after_fork()
-        buffers.limit = -1
 
 
 class SingletonMeta(type):
-    """Stands for the private class by which those tests begin anew."""
+    """Private class by which the tests reset the providers."""
 
     _lock = threading.Lock()
     _instances = Instances()
 
 
 class Swapped(ModuleType):
-    """Any module of one-logger's: the names of `exporter.training`."""
+    """Module of one-logger, with the names of `exporter.one_logger`."""
 
-    __path__: list[str] = []  # noqa: RUF012  # every package has it
+    __path__: list[str] = []  # noqa: RUF012  # of every package
 
     @property
     def entry_points(self) -> Any:
-        """The standard library's, which a test may replace."""
+        """Function of the standard library, which a test can replace."""
         return metadata.entry_points
 
     @entry_points.setter
     def entry_points(self, replaced: Any) -> None:
-        def asked(group: str) -> Any:
+        def called(group: str) -> Any:
             found = replaced()
             return found.get(group, []) if hasattr(found, "get") else found
 
-        metadata.entry_points = asked  # type: ignore[assignment]  # as a test would
+        metadata.entry_points = called  # type: ignore[assignment]  # as a test would
 
     @entry_points.deleter
     def entry_points(self) -> None:
@@ -108,14 +105,14 @@ class Swapped(ModuleType):
             raise AttributeError(name)
         if name == "SingletonMeta":
             return SingletonMeta
-        found = getattr(exporter.training, name, None)
+        found = getattr(one_logger, name, None) if name in one_logger.__all__ else None
         if found is None and self.__name__.rpartition(".")[2] in PACKAGES:
-            raise AttributeError(name)  # a module, to be imported
+            raise AttributeError(name)  # a module
         return Private(name, (), {}) if found is None else found
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives such a module for every one of one-logger's."""
+    """Importer of such a module for every module of one-logger."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> Any:
         if fullname.partition(".")[0] != PEER or fullname.rpartition(".")[2][:1].isupper():
@@ -126,11 +123,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return Swapped(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Leave it as it is."""
+        """Do nothing."""
 
 
-def leave_the_clocks_of_others() -> None:
-    """Give real clocks back to all modules but those that note times."""
+def restore_clocks() -> None:
+    """Restore the real clocks in all modules that do not measure the training."""
     time.monotonic = _MONOTONIC
     for name, module in list(sys.modules.items()):
         if name.startswith("exporter.") and not name.startswith(ADAPTED):
@@ -139,50 +136,41 @@ def leave_the_clocks_of_others() -> None:
                     setattr(module, each, real)
 
 
-def ask_exporters_at_once() -> None:
-    """Ask exporters on the calling thread, with the span itself."""
+def call_exporters_directly() -> None:
+    """Call exporters on the calling thread, with the span itself."""
 
     def itself(span: Span, _exported_parent: Span | None) -> Span:
         return span
 
-    def begin(self: Delivery) -> None:
-        for outlet in self.outlets:
-            outlet.exporter.initialize()
+    def start_exporters(self: Delivery) -> None:
+        for queue in self.queues:
+            queue.exporter.initialize()
 
-    def put(self: Delivery, method: str, *given: Any) -> None:
-        for outlet in self.outlets:
-            arguments = list(given)
-            if method == "export_telemetry_data_error":
-                kinds = TelemetryDataError.ErrorType
-                kind = kinds.INCOMPLETE_TELEMETRY_DATA if outlet._arrived else kinds.NO_TELEMETRY_DATA
-                arguments = [TelemetryDataError(given[2], kind, *given[:2])]
-            getattr(outlet.exporter, method)(*arguments)
-            outlet._arrived = True
+    def put(self: Delivery, method: str, *arguments: Any) -> None:
+        for queue in self.queues:
+            call = ExportCall(method, arguments)
+            if method == "export_telemetry_data_error" and not queue._delivered_any:
+                (error,) = arguments
+                kind = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
+                error = TelemetryDataError(error.timestamp, kind, error.error_message, error.attributes)
+                call = ExportCall(method, (error,))
+            getattr(queue.exporter, method)(*call.arguments)
+            queue._delivered_any = True
 
     def close(self: Delivery, timeout_seconds: float = 0.0) -> None:
-        for outlet in self.outlets:
-            outlet.exporter.close()
+        for queue in self.queues:
+            queue.exporter.close()
 
     Span.as_started = Span.as_it_is = itself  # type: ignore[method-assign,assignment]
-    Delivery.begin, Delivery._put, Delivery.close = begin, put, close  # type: ignore[method-assign]
+    Delivery.start_exporters, Delivery._put = start_exporters, put  # type: ignore[method-assign]
+    Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign]
     Delivery.flush = lambda self, timeout_seconds=0.0: True  # type: ignore[method-assign]
 
 
-def interpret_at_once() -> None:
-    """Interpret each call before it returns; raise misuse only where the job asked for that."""
-    strict = TrainingRecording._strict
-
-    def at_once(self: TrainingRecording, *, failing: bool) -> None:
-        strict(self, failing=failing or not Hooks.telemetry.propagates)
-
-    TrainingRecording._strict = at_once  # type: ignore[method-assign]
-    buffers.raise_misuse = lambda *, on: setattr(buffers, "limit", -1)
-
-
 def show_private_attributes() -> None:
-    """Give what is known here too by the private names that those tests ask for."""
+    """Add the private names of the tests that have an equivalent."""
     shown: dict[type, dict[str, Any]] = {
-        DefaultRecorder: {"_exporters": lambda self: [each.exporter for each in self.delivery.outlets]},
+        DefaultRecorder: {"_exporters": lambda self: [each.exporter for each in self.delivery.queues]},
         TrainingRecorder: {"_spans": lambda self: {span.id: span for span in self._active()}},
         FileExporter: {"_filepath": lambda self: self._path},
     }
@@ -195,10 +183,10 @@ def show_private_attributes() -> None:
 
 
 def swap_pydantics_error() -> None:
-    """Have configurations refused with our error where pydantic's is expected."""
+    """Raise OneLoggerError where a test expects the error of pydantic."""
     for name in ("pydantic_core", "pydantic_core._pydantic_core"):
         module = sys.modules[name] = ModuleType(name)
-        module.ValidationError = exporter.training.OneLoggerError  # type: ignore[attr-defined]
+        module.ValidationError = one_logger.OneLoggerError  # type: ignore[attr-defined]
 
 
 FAILED: set[str] = set()
@@ -222,9 +210,7 @@ def pytest_sessionfinish() -> None:
 
 
 sys.meta_path.insert(0, Finder())
-assert exporter.training.__all__  # every module is loaded
-leave_the_clocks_of_others()
-ask_exporters_at_once()
-interpret_at_once()
+restore_clocks()
+call_exporters_directly()
 show_private_attributes()
 swap_pydantics_error()

@@ -13,7 +13,7 @@ import pytest
 from energy_support import SidecarNode
 from gpu_support import DATA
 from ledger_support import Page, a_process, a_snapshot
-from training_support import ByHand, entered, left
+from training_support import SimulatedTraining
 
 from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.nvml.device import NvmlDevice
@@ -22,7 +22,7 @@ from exporter.collectors.gpu.nvml.library import NvmlLibrary
 from exporter.collectors.gpu.nvml.readings import ENERGY, PassReadings
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.job import EnergyReading, GpuProcessUse
-from exporter.training.span_kinds import kind_named
+from exporter.training.kinds import named_kind
 
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
 EPOCH = 1_700_000_000.0
@@ -104,7 +104,7 @@ class Node(SidecarNode):
 
     def __init__(self, directory: Path, *, strangers: int = 0, did: Sequence[Window] = WINDOWS) -> None:
         self.card, self.strangers = Card(), strangers
-        self.job = ByHand(began=MONOTONIC)
+        self.job = SimulatedTraining(began=MONOTONIC)
         self.process = a_process(started=EPOCH)
         ends = [(end, False, phase) for phase, _, end in did]
         self.marks = sorted([*((begin, True, phase) for phase, begin, _ in did), *ends])
@@ -124,8 +124,11 @@ class Node(SidecarNode):
         """Have the job write its feed, and the sidecar read it."""
         while self.marks and self.marks[0][0] <= self.now:
             at, begins, phase = self.marks.pop(0)
-            self.job.take((entered if begins else left)(kind_named(phase, phase=True), MONOTONIC + at))
-        self.job.job.publish(MONOTONIC + self.now)
+            if begins:
+                self.job.enter(named_kind(phase, phase=True), MONOTONIC + at)
+            else:
+                self.job.leave(MONOTONIC + at)
+        self.job.publish(MONOTONIC + self.now)
         self.sequence += 1
         snapshot = a_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
         told = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))

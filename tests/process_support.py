@@ -1,4 +1,4 @@
-"""A /proc whose processes are made, changed and ended by hand, for what real ones cannot be made to do."""
+"""Simulated /proc, for states that real processes cannot be brought to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERTZ = 100
 
 @dataclass
 class FakeProcess:
-    """One process; what is changed shows at the next `Proc.write`."""
+    """A process; changes appear at the next `Proc.write`."""
 
     pid: int
     parent: int = 1
@@ -110,7 +110,7 @@ class Proc:
 
 @dataclass
 class Watch:
-    """A collector on such a tree, with the feed and the GPUs as lists."""
+    """A collector on a simulated /proc, with the feed and the GPUs as lists."""
 
     proc: Proc
     job: list[JobProcess] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         wall, self.proc.wall = self.proc.wall, START - 60.0  # before the processes of the job
-        psutil.PROCFS_PATH = str(self.proc.root)  # until the test is over: see the fixture
+        psutil.PROCFS_PATH = str(self.proc.root)  # the fixture of the tests restores the path
         self.collector = ProcessCollector(
             job=lambda: self.job,
             gpu_use=lambda: self.gpus,
@@ -130,7 +130,7 @@ class Watch:
         self.proc.wall = wall
 
     def records(self, process: FakeProcess, *, rank: int | None = 0) -> JobProcess:
-        """Let a process record, whose first Stat came 10 s after its start."""
+        """Add a recording process; the first Stat is 10 s after the start."""
         role = "trainer" if rank is not None else "agent"
         identity = a_process(run="r", rank=rank, role=role, started=process.started + 10.0)
         own_pid = process.own_pid or process.pid
@@ -139,7 +139,7 @@ class Watch:
         return each
 
     def dies(self) -> None:
-        """Let the first one that records end, and the feed notice it."""
+        """End the first recording process, and its recording in the feed."""
         first = self.job[0]
         self.proc.end(first.process.pid)
         self.job[0] = JobProcess(first.process, alive=False)

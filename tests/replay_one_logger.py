@@ -1,12 +1,12 @@
-"""Replays golden vectors of one-logger through `exporter.training`, each in a fresh process under a fake clock.
+"""Replay of golden vectors of one-logger, each in a fresh process with a fake clock.
 
     python tests/replay_one_logger.py FILE...
 
-prints each difference between what a vector asks for and what this package gives, and exits 0 only when there is none,
-2 where a file cannot be replayed.
-A vector asks for its `right` records, or where it has none for the reference's; the misuse counter is to rise by one at
-each step that it names, and nothing may be raised. Its strategy, where it is the library's default, is left out: here
-an exception is raised only where a job asks for it, and the vectors forbid any.
+prints each difference between the expected and the actual records. Exit status: 0 without differences, 1 with differences,
+2 if a file cannot be replayed.
+
+The expected records are `right`, or those of `reference` if `right` is null. The misuse counter must rise by one at each
+step in `misuse`, and no call may raise. The default strategy of the library, which raises, is not configured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 600
 DIFFERENT = 3
-"""Exit status of a replay that found differences: 1 is that of one that failed itself."""
+"""Exit status of a replay with differences; an unhandled exception gives 1."""
 LEFT_OUT = {"node_name", "one_logger_training_telemetry_version"}
 SCHEMA = "one-logger-golden/1"
 TOLERANCE = {"float_relative": 1e-6, "timestamp_sec_absolute": 1e-5, "msec_absolute": 1}
@@ -33,7 +33,7 @@ QUIET = "disable_quietly_and_report_metric_error"
 
 
 class Clock:
-    """Stands still but for `set`.
+    """Clock that changes only by assignment.
 
     Args:
         wall: Unix time at the start.
@@ -54,7 +54,7 @@ class Clock:
         return self._monotonic + self.now
 
     def install(self) -> None:
-        """Replace the clocks of this process; what is imported from now on knows no others."""
+        """Replace the clocks of this process for all modules that are imported later."""
         time.time = self.wall
         time.monotonic = time.perf_counter = self.monotonic
         time.time_ns = lambda: round(self.wall() * 1e9)
@@ -62,42 +62,43 @@ class Clock:
 
 
 class Replay:
-    """One vector, in this process.
+    """Replay of one vector in this process.
 
     Args:
-        vector: Of the file.
-        clock: The fake one.
-        tolerance: Of the file.
+        vector: The vector.
+        clock: The fake clock.
+        tolerance: Tolerances of the file.
     """
 
     def __init__(self, vector: Mapping[str, Any], clock: Clock, tolerance: Mapping[str, float]) -> None:
-        from exporter import training  # under the fake clock
+        from exporter import one_logger, training  # with the fake clock
 
         self.training = training
+        self.one_logger = one_logger
         self.vector = vector
         self.clock = clock
         self.records: list[dict[str, Any]] = []
-        self.wanted = wanted(vector)
+        self.expected = expected_records(vector)
         self.tolerance = tolerance
         self.problems: list[str] = []
-        self.values: dict[str, Any] = {}  # by the latest configuration and `set_value`
-        self.said: list[dict[str, Any]] = []  # by the callables of each configuration
+        self.values: dict[str, Any] = {}  # of `set_value`
+        self.returned: list[dict[str, Any]] = []  # values that the callables of each configuration return
         self.entered: list[tuple[str, Any]] = []
         self.step = 0
 
     def run(self) -> Iterator[str]:
-        """Replay all steps; gives the differences."""
-        import exporter  # under the fake clock
+        """Replay all steps, and return the differences."""
+        import exporter  # with the fake clock
 
         self._configure()
         exporter.flush(timeout_seconds=60)
-        before = self._misuse()  # what the configuration says wrongly is of no step
+        before = self._misuse()  # of the configuration
         for step, (now, call, arguments) in enumerate(self.vector["steps"]):
             self.step = step
             self.clock.now = now
             try:
                 self._do(call, arguments)
-            except Exception as error:  # whatever comes out is the difference
+            except Exception as error:  # every exception is a difference
                 yield f"step {self.step} {call}: raised {error!r}"
             if not exporter.flush(timeout_seconds=60):
                 yield f"step {self.step} {call}: was not flushed"
@@ -110,37 +111,34 @@ class Replay:
         yield from self.problems
 
     def _configure(self) -> None:
-        training, config = self.training, dict(self.vector["config"])
+        one_logger, config = self.one_logger, dict(self.vector["config"])
         self.variables = set(config.pop("variables", ()))
         telemetry = config.pop("telemetry", None)
         strategy = config.pop("error_handling_strategy", None)
         if strategy == QUIET:
-            config["error_handling_strategy"] = training.OneLoggerErrorHandlingStrategy(strategy)
+            config["error_handling_strategy"] = one_logger.OneLoggerErrorHandlingStrategy(strategy)
         if telemetry is not None:
             config["telemetry_config"] = self._telemetry(telemetry)
-        settings = training.OneLoggerConfig(
-            **{"application_name": "replay"} | self._fields(config, training.OneLoggerConfig)
+        settings = one_logger.OneLoggerConfig(
+            **{"application_name": "replay"} | self._fields(config, one_logger.OneLoggerConfig)
         )
-        provider = training.TrainingTelemetryProvider.instance()
+        provider = one_logger.TrainingTelemetryProvider.instance()
         provider.with_base_config(settings).with_exporter(_exporter(self)).configure_provider()
 
     def _telemetry(self, given: Mapping[str, Any]) -> Any:
-        kind = self.training.TrainingTelemetryConfig
+        kind = self.one_logger.TrainingTelemetryConfig
         return kind(**self._fields(given, kind))
 
     def _fields(self, given: Mapping[str, Any], kind: type) -> dict[str, Any]:
-        """Spell fields as the class does, those that vary as callables, also where they have no value yet.
-
-        A configuration that is refused changes nothing of what the callables of another one say.
-        """
+        """Return fields by the names of the class, and variables as callables, also if they have no value yet."""
         fields: dict[str, Any] = {}
-        said: dict[str, Any] = {}
-        self.said.append(said)
+        returned: dict[str, Any] = {}
+        self.returned.append(returned)
         for name in sorted({*given, *self.variables}):
             varies = hasattr(kind, f"{name}_or_fn")
             if name in self.variables and varies:
-                said[name] = given.get(name, self.values.get(name))
-                fields[f"{name}_or_fn"] = lambda name=name: said[name]
+                returned[name] = given.get(name, self.values.get(name))
+                fields[f"{name}_or_fn"] = lambda name=name: returned[name]
             elif name in given:
                 fields[f"{name}_or_fn" if varies else name] = given[name]
         return fields
@@ -152,16 +150,16 @@ class Replay:
             block = getattr(training, name)(**{key: arguments[key] for key in arguments if key != "name"})
             span = block.__enter__()
             if span is None:
-                self.problems.append(f"step {self.step} {name}: gave None")
+                self.problems.append(f"step {self.step} {name}: returned None")
             self.entered.append((name, block))
         elif call == "cm_exit":
             self._exit(arguments["name"], raising=arguments.get("raise", False))
         elif call == "set_training_telemetry_config":
             settings = self._telemetry(arguments)
-            training.TrainingTelemetryProvider.instance().set_training_telemetry_config(settings)
+            self.one_logger.TrainingTelemetryProvider.instance().set_training_telemetry_config(settings)
         elif call == "set_value":
-            for said in (self.values, *self.said):
-                said.update(arguments)
+            for values in (self.values, *self.returned):
+                values.update(arguments)
         elif call == "set_wall_offset":
             self.clock.offset = arguments["sec"]
         else:
@@ -180,22 +178,22 @@ class Replay:
             self.problems.append(f"step {self.step} {name}: the body's exception did not come out")
 
     def _misuse(self) -> float:
-        """Read the counter where everybody does: in the feed."""
-        from exporter.feed.decoder import decode  # under the fake clock
+        """Return the misuse counter as published in the feed."""
+        from exporter.feed.decoder import decode  # with the fake clock
 
         feeds = list(Path(os.environ["EXPORTER_FEED_DIR"]).glob("*.feed"))
         stats = [stat for feed in feeds for stat in decode(feed.read_bytes()).recording.stats]
         return sum(stat.sum or 0 for stat in stats if stat.definition.name == "training.misuse")
 
     def _compare(self, call: str) -> Iterator[str]:
-        asked = [record for record in self.wanted if record["step"] == self.step]
-        told = [record for record in self.records if record["step"] == self.step]
-        for mismatch in mismatches(asked, told, self.tolerance):
+        expected = [record for record in self.expected if record["step"] == self.step]
+        actual = [record for record in self.records if record["step"] == self.step]
+        for mismatch in mismatches(expected, actual, self.tolerance):
             yield f"step {self.step} {call}: {mismatch}"
 
 
 def _exporter(replay: Replay) -> object:
-    """Keep all records in memory, in the vectors' form."""
+    """Return an exporter that keeps all records in memory, in the form of the vectors."""
 
     class Memory:
         def initialize(self) -> None:
@@ -241,8 +239,8 @@ def _subject(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return record["type"], record.get("event"), record["span"]
 
 
-def wanted(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give the records that a vector asks for."""
+def expected_records(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the expected records of a vector."""
     right: list[dict[str, Any]] | None = vector.get("right")
     if right is not None:
         return right
@@ -250,11 +248,11 @@ def wanted(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def mismatches(
-    asked: list[dict[str, Any]], told: list[dict[str, Any]], tolerance: Mapping[str, float]
+    expected: list[dict[str, Any]], actual: list[dict[str, Any]], tolerance: Mapping[str, float]
 ) -> list[str]:
-    """Compare the records of a step, or of a vector, in any order within a step."""
-    missing, extra, found = list(asked), [], []
-    for record in told:
+    """Compare records, in any order within a step."""
+    missing, extra, found = list(expected), [], []
+    for record in actual:
         match = next((each for each in missing if not list(differences(each, record, tolerance))), None)
         if match is None:
             extra.append(record)
@@ -287,7 +285,7 @@ def differences(
 
 
 def same(name: str, expected: Any, found: Any, tolerance: Mapping[str, float]) -> bool:
-    """Compare two values; an integer is exact, also where a float says it."""
+    """Compare two values; integers exactly, also with a float."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return expected is found
     if not isinstance(expected, int | float) or not isinstance(found, int | float):
@@ -302,7 +300,7 @@ def same(name: str, expected: Any, found: Any, tolerance: Mapping[str, float]) -
 
 
 def replay_one(path: str, number: int) -> int:
-    """Replay one vector of a file here; the exit status."""
+    """Replay one vector of a file in this process, and return the exit status."""
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     start = content["clock"]
     clock = Clock(start["wall_start_sec"], start["monotonic_start_sec"])
@@ -315,7 +313,7 @@ def replay_one(path: str, number: int) -> int:
 
 
 def replay_all(paths: list[str]) -> int:
-    """Replay all vectors of all files, each in a process of its own; the exit status."""
+    """Replay all vectors of all files, each in a separate process, and return the exit status."""
     contents = {}
     for path in paths:
         try:
@@ -344,7 +342,7 @@ def replay_all(paths: list[str]) -> int:
 
 
 def replay_apart(path: str, number: int) -> str:
-    """Replay one vector of a file in a process of its own; what is different, line by line."""
+    """Replay one vector of a file in a separate process, and return the differences as lines."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -363,10 +361,10 @@ def replay_apart(path: str, number: int) -> str:
                 timeout=SECONDS,
             )
         except subprocess.TimeoutExpired:
-            return f"  it did not end within {SECONDS} seconds\n"
+            return f"  no end within {SECONDS} seconds\n"
     if done.returncode in {0, DIFFERENT}:
         return done.stdout
-    return f"{done.stdout}  it ended with status {done.returncode}:\n{done.stderr}"
+    return f"{done.stdout}  ended with status {done.returncode}:\n{done.stderr}"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ ROOT = Path(exporter.__file__).parent
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "diagnoses": set(),
     "recording": {"errors"},
     "feed": {"errors", "recording.exponential", "recording.limits", "recording.stacks", "recording.values"},
     "recorder": {"errors", "version", "recording", "responder", "feed", "training"},
@@ -24,9 +25,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "monitor": {"errors", "recording"},
     "patching": {"recording.notices"},
     "elastic": {"errors", "patching", "recording"},
-    "training": {"errors", "one_logger", "recording"},  # the other package's names, in its __init__ alone
-    "bridges": {"elastic", "errors", "one_logger", "patching", "recording", "training"},
-    "one_logger": {"errors", "recording", "training", "version"},
+    "training": {"errors", "recording"},
+    "bridges": {"elastic", "errors", "patching", "recording", "training"},
+    "one_logger": {"bridges", "errors", "recording", "training"},
     "autoload": set(),
     "families": {"errors"},
     "config": {"errors"},
@@ -47,14 +48,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hangs": {"collectors.kernel_files", "errors", "families", "feed", "recording.stacks"},
     "exposition": {"families", "recording.exponential", "recording.reserved"},
     "web": {"config", "errors", "exposition", "families"},
-    "status": {"collectors.status", "families", "feed", "training.phases"},
+    "status": {"collectors.status", "diagnoses", "families", "feed", "training.phases"},
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }
 """Folder or file of the package → what of ours it may import. The same table stands in ARCHITECTURE.md."""
 
 THIRD_PARTY: dict[str, set[str]] = {
-    "bridges": {"exporter_auto", "opentelemetry", "torch"},
+    "bridges": {"exporter_auto", "torch"},
+    "one_logger": {"opentelemetry"},
     "config": {"yaml"},
     "families": {"prometheus_client"},
     "collectors": {"prometheus_client", "psutil", "pynvml"},
@@ -110,6 +112,49 @@ def test_imports_run_one_way(path: Path) -> None:
             assert module.split(".")[0] in THIRD_PARTY.get(stage, set()), (
                 f"{stage or 'exporter'} imports {module}"
             )
+
+
+def graph_of_files() -> dict[str, set[str]]:
+    """Module → the modules of the package that it imports, function bodies and type-checking blocks included."""
+    modules = {".".join(("exporter", *module_parts(path))): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = {each for each in imports_of(path) if each in modules}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                parts = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
+                found |= parts
+                if len(parts) == len(node.names):  # submodules only: nothing of the package itself
+                    found.discard(node.module or "")
+        graph[module] = found - {module, "exporter"}
+    return graph
+
+
+def module_parts(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def cycles_of(graph: dict[str, set[str]]) -> list[str]:
+    """The members of cycles: what remains when all that imports nothing else, or is imported by nothing, is removed."""
+    left = {node: set(found) for node, found in graph.items()}
+    while True:
+        imported = {each for found in left.values() for each in found}
+        ends = {node for node, found in left.items() if not found or node not in imported}
+        if not ends:
+            return sorted(left)
+        left = {node: found - ends for node, found in left.items() if node not in ends}
+
+
+def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
+    files = graph_of_files()
+    folders: dict[str, set[str]] = {}
+    for module, found in files.items():
+        stage = module.split(".")[1] if "." in module else ""
+        folders.setdefault(stage, set()).update({each.split(".")[1] for each in found} - {stage})
+
+    assert cycles_of(files) == []
+    assert cycles_of(folders) == []
 
 
 def test_the_table_is_the_one_in_the_architecture_document() -> None:

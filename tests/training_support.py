@@ -1,4 +1,4 @@
-"""What the tests of training share: an interpreter fed by hand, the process's own begun anew, exporters, a process."""
+"""Support for tests of the training: a simulated clock, the process's recorder, and child processes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,64 +17,85 @@ from places import PROJECT
 from waiting import PATIENCE
 
 from exporter import training
-from exporter.one_logger.exporters import BaseExporter
-from exporter.one_logger.provider import forget
-from exporter.one_logger.records import current
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import StatReading, TrainingReading
-from exporter.training import metrics
-from exporter.training.buffers import Anchor, SpanBuffer
-from exporter.training.interpreter import Interpreter
-from exporter.training.job import Job
-from exporter.training.metrics import Families, Misuse
-from exporter.training.recording import TRAINING
-from exporter.training.span_kinds import ENTER, EXIT, FAIL, Kind
+from exporter.training import kinds, misuse
+from exporter.training.clock import PhaseClock, StackEntry
+from exporter.training.kinds import BlockKind
+from exporter.training.numbers import Numbers
+from exporter.training.recorder import TRAINING
+from exporter.training.records import IterationEnded, LoopBegan, Record
+from exporter.training.state import TrainingState
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
-class ByHand:
-    """An interpreter of its own, whose clock begins at a time of choice; `items` are codes and values in turn."""
+class SimulatedTraining:
+    """A phase clock and a training state of their own, at times of choice."""
 
     def __init__(self, began: float = 0.0) -> None:
-        self.families = Families()
-        self.job = Job(self.families, Misuse(self.families), began)
-        self.interpreter = Interpreter(self.job)
-        self._anchor = Anchor()
-        self.buffer = SpanBuffer(self._anchor)
+        self.clock = PhaseClock(began)
+        self.numbers = Numbers()
+        self.state = TrainingState(self.clock, self.numbers)
+        self._open: list[tuple[BlockKind, StackEntry, float, float, float]] = []
+        self._latest: TrainingReading | None = None
 
-    def take(self, items: Sequence[Any]) -> None:
-        """Interpret them."""
-        self.interpreter.take(self.buffer, items)
+    def enter(self, kind: BlockKind, at: float) -> None:
+        """Enter a block; it may stay open."""
+        entry = StackEntry()
+        if kind in kinds.LOOPS:
+            self.clock.begin_training(at)
+            self.apply(LoopBegan(0, None, at, inferred=False))
+        if kind in kinds.ITERATIONS:
+            self.clock.begin_training(at)
+            self.clock.iteration = entry
+        self.clock.enter(entry, kind.phase, at)
+        work, waits = self.clock.work_seconds(), self.clock.wait_seconds()
+        if kind in kinds.ITERATIONS:
+            self.clock.iteration_work = work
+        self._open.append((kind, entry, at, work, waits))
+
+    def leave(self, at: float, *, failed: bool = False) -> None:
+        """Leave the innermost block."""
+        kind, entry, began, work, waits = self._open.pop()
+        self.clock.leave(entry, at)
+        if kind in kinds.ITERATIONS:
+            self.clock.iteration = None
+            spent, waited = self.clock.work_seconds() - work, self.clock.wait_seconds() - waits
+            self.apply(IterationEnded(began, at, spent, waited, failed, None))
+
+    def block(self, kind: BlockKind, began: float, ended: float) -> None:
+        """Enter and leave a block."""
+        self.enter(kind, began)
+        self.leave(ended)
+
+    def apply(self, record: Record) -> None:
+        """Apply a record."""
+        self.state.apply(record)
+
+    def publish(self, until: float) -> list[StatReading]:
+        """Publish everything at a time."""
+        self._latest = self.state.publish(until)
+        return self.state.families.readings()
 
     def values(self, until: float, *, gauges: bool = True) -> dict[Key, Any]:
-        """Everything that is published at a time, with or without gauges."""
-        self.job.publish(until)
-        readings = [each for each in self.families.readings() if gauges or each.definition.kind != "gauge"]
-        return {key_of(each): what(each) for each in readings}
+        """Return everything that is published at a time, with or without gauges."""
+        readings = self.publish(until)
+        return {key_of(each): content(each) for each in readings if gauges or each.definition.kind != "gauge"}
 
     def reading(self) -> TrainingReading:
-        """What goes beside the families."""
-        return self.job.reading()
-
-
-def entered(kind: Kind, at: float) -> list[Any]:
-    return [kind.code + ENTER, at]
-
-
-def left(kind: Kind, at: float, *, failed: bool = False) -> list[Any]:
-    return [kind.code + (FAIL if failed else EXIT), at]
-
-
-def stretch(kind: Kind, began: float, ended: float) -> list[Any]:
-    return entered(kind, began) + left(kind, ended)
+        """Return what was published last beside the series."""
+        assert self._latest is not None
+        return self._latest
 
 
 def key_of(reading: StatReading) -> Key:
+    """Return the name and labels of a series."""
     return reading.definition.name, reading.definition.labels
 
 
-def what(reading: StatReading) -> Any:
+def content(reading: StatReading) -> Any:
+    """Return a gauge's value, a counter's total, or a histogram's count, sum and buckets."""
     if reading.definition.kind == "gauge":
         return reading.value
     if reading.definition.kind == "counter":
@@ -84,7 +104,7 @@ def what(reading: StatReading) -> Any:
 
 
 def published() -> dict[Key, Any]:
-    """What this process's recording has by now: a counter's sum, a gauge's value, a histogram's count."""
+    """Return what this process publishes: a counter's total, a gauge's value, a histogram's count."""
     TRAINING.drain()
     readings = TRAINING.series()
     return {
@@ -94,12 +114,12 @@ def published() -> dict[Key, Any]:
 
 
 def of(name: str, **labels: str) -> Any:
-    """One published value; None where there is none."""
+    """Return one published value; None if it does not exist."""
     return published().get((name, tuple(sorted(labels.items()))))
 
 
 def labelled(name: str) -> dict[Any, Any]:
-    """What the series of a family have, but for zeros, by the value of its label, or those of its labels, sorted by name."""
+    """Return the values of a family but zeros, by the value of its label, or of its labels, sorted by name."""
     found = {labels: value for (each, labels), value in published().items() if each == name and value}
     return {
         labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
@@ -108,20 +128,20 @@ def labelled(name: str) -> dict[Any, Any]:
 
 
 def misuses() -> dict[tuple[str, str], float]:
-    """Misuse so far, by call and rule."""
+    """Return the misuse so far, by call and rule."""
     return labelled("training.misuse")
 
 
 def train(steps: int = 1, seconds: float = 0.0) -> None:
-    """Do some iterations that take so long."""
+    """Train some iterations of a duration."""
     for _ in range(steps):
         with training.training_iteration():
             if seconds:
                 time.sleep(seconds)
 
 
-def told() -> TrainingReading:
-    """The reading of this process, which tells something."""
+def latest_reading() -> TrainingReading:
+    """Return the present reading of this process."""
     TRAINING.drain()
     TRAINING.series()
     reading = TRAINING.reading()
@@ -129,83 +149,21 @@ def told() -> TrainingReading:
     return reading
 
 
-class KeepingExporter(BaseExporter):
-    """Keeps what it is given; refuses what `refuses` says, a method and a name, waits while `gate` is closed.
-
-    Attributes:
-        records: Method, name and span or event of what was kept.
-    """
-
-    def __init__(
-        self,
-        refuses: Callable[[str, str], bool] = lambda method, name: False,
-        error: BaseException | None = None,
-    ) -> None:
-        self.refuses = refuses
-        self.error = error or ConnectionError()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.calls: list[str] = []
-        self.records: list[tuple[str, str, Any]] = []
-        self.threads: set[str] = set()
-
-    def _take(self, method: str, name: str = "", subject: Any = None) -> None:
-        self.calls.append(method)
-        self.threads.add(threading.current_thread().name)
-        self.gate.wait()
-        if self.refuses(method, name):
-            raise self.error
-        self.records.append((method, name, subject))
-
-    def initialize(self) -> None:
-        self._take("initialize")
-
-    def export_start(self, span: Any) -> None:
-        self._take("start", span.name_str, span)
-
-    def export_stop(self, span: Any) -> None:
-        self._take("stop", span.name_str, span)
-
-    def export_event(self, event: Any, span: Any) -> None:
-        self._take("event", event.name_str, event)
-
-    def export_error(self, event: Any, span: Any) -> None:
-        self._take("error", event.error_message, event)
-
-    def export_telemetry_data_error(self, error: Any) -> None:
-        self._take("telemetry_data_error", error.error_message, error)
-
-    def close(self) -> None:
-        self._take("close")
-
-    @property
-    def kept(self) -> list[tuple[str, str]]:
-        return [record[:2] for record in self.records]
-
-    def all_of(self, method: str) -> list[Any]:
-        return [subject for each, _, subject in self.records if each == method]
-
-    def names(self, method: str = "start") -> list[str]:
-        return [name for each, name, _ in self.records if each == method]
-
-    def attributes(self, event: str) -> list[dict[str, Any]]:
-        """Of all events of a name."""
-        return [each.attributes.to_json() for each in self.all_of("event") if each.name_str == event]
-
-
 class _Held(deque[tuple[str, str, str]]):
+    """Misuse that the recording thread does not take."""
+
     def __bool__(self) -> bool:
-        return False  # so that the recording thread leaves them here
+        return False
 
 
 @contextmanager
 def reported() -> Iterator[deque[tuple[str, str, str]]]:
-    """Collect what is reported inside: call, rule and what was expected."""
-    before, metrics.REPORTED = metrics.REPORTED, _Held()
+    """Collect the misuse that is reported inside: call, rule and what was expected."""
+    before, misuse.REPORTED = misuse.REPORTED, _Held()
     try:
-        yield metrics.REPORTED
+        yield misuse.REPORTED
     finally:
-        metrics.REPORTED = before
+        misuse.REPORTED = before
 
 
 def run_python(
@@ -230,48 +188,15 @@ def run_python(
 
 
 @contextmanager
-def begun_anew() -> Iterator[None]:
-    """The recording of this process as after a fork: nothing told, nothing configured."""
-    _begin_anew()
+def fresh_recorder() -> Iterator[None]:
+    """Run a block with the recorder as after a fork: nothing reported, nothing configured."""
+    _reset()
     try:
         yield
     finally:
-        known = current()
-        if known is not None:
-            known.delivery.close()
-        _begin_anew()
+        _reset()
 
 
-def _begin_anew() -> None:
-    forget()
+def _reset() -> None:
     TRAINING.after_fork()
-    RECORDER.process.after_fork()  # it has no rank until it trains
-
-
-def configured(
-    *, telemetry: dict[str, Any] | None = None, export: tuple[Any, ...] = (), **base: Any
-) -> KeepingExporter:
-    """Configure the provider with an exporter in memory; `export` says which spans it is given."""
-    settings: dict[str, Any] = {
-        "application_name": "test",
-        "session_tag_or_fn": "session",
-        "world_size_or_fn": 1,
-        **base,
-    }
-    if telemetry is not None:
-        usual = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
-        settings["telemetry_config"] = training.TrainingTelemetryConfig(**usual | telemetry)
-    memory = KeepingExporter()
-    builder = training.TrainingTelemetryProvider.instance()
-    builder.with_base_config(training.OneLoggerConfig(**settings)).with_exporter(memory)
-    if export:
-        builder.with_export_customization(*export)
-    builder.configure_provider()
-    return memory
-
-
-def exported(memory: KeepingExporter) -> KeepingExporter:
-    """After everything told so far has arrived in it."""
-    TRAINING.drain()
-    assert TRAINING.flush(5)
-    return memory
+    RECORDER.process.after_fork()  # no rank before the process trains

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.scenario import Timeline
-from exporter import log, training
+from exporter import log, one_logger, training
 
 STEP_SECONDS, SYNC_SECONDS, DATA_SECONDS = 0.21, 0.025, 0.012
 STRAGGLE = 1.42
@@ -75,13 +75,13 @@ class Rank:
             self._train(step)
 
     def _configure(self) -> None:
-        training.TrainingTelemetryProvider.instance().with_base_config(
-            training.OneLoggerConfig(
+        one_logger.TrainingTelemetryProvider.instance().with_base_config(
+            one_logger.OneLoggerConfig(
                 application_name="llama-7b",
                 session_tag_or_fn="llama-7b-a" if self._baseline else "llama-7b-b",
                 world_size_or_fn=4,
                 is_baseline_run_or_fn=self._baseline,
-                telemetry_config=training.TrainingTelemetryConfig(
+                telemetry_config=one_logger.TrainingTelemetryConfig(
                     perf_tag_or_fn="llama-7b-bf16",
                     global_batch_size_or_fn=SAMPLES * 4,
                     train_iterations_target_or_fn=STEPS_TARGET,

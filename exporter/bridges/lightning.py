@@ -33,25 +33,37 @@ def callback(package: str | None = None) -> Any:
 
     Raises ImportError: Lightning is not installed.
     """
+    bases = [module.Callback for module in packages(package)]
+    return type("ExporterCallback", (LightningCallback, *bases), {"package": package})()
+
+
+def packages(package: str | None = None) -> list[Any]:
+    """Import Lightning and install the hooks of this bridge.
+
+    Returns the modules of the loaded packages, or of the installed package if none is loaded.
+
+    Raises ImportError: Lightning is not installed.
+    """
     torch_hooks.install()
     found = [each for each in PACKAGES if each == package or (not package and each in sys.modules)]
     found = found or [PACKAGES[0] if find_spec("lightning") else PACKAGES[1]]
-    bases = [import_module(each).Callback for each in found]
+    modules = [import_module(each) for each in found]
     for each in found:
         _watch(each)
-    return type("ExporterCallback", (_Callback, *bases), {"package": package})()
+    return modules
 
 
 def _part(phase: str) -> Callable[..., None]:
     return lambda source, *_: source.part_of_batch(phase)
 
 
-class _Callback(Source):
+class LightningCallback(Source):
     """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
 
     strength = Strength.LEADING
     trainer: Any = None
     package: str | None = None
+    records_sanity_check = False  # True: the sanity check is a validation, as in one-logger
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be made anew there: a Trainer is sent to the processes that it starts."""
@@ -59,6 +71,7 @@ class _Callback(Source):
 
     @never_raises
     def setup(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Begin to report a Trainer, and describe the run."""
         if ACTIVE.source is self or not ACTIVE.take(self):
             return
         self.trainer, self.tracker = trainer, LoopTracker()
@@ -75,6 +88,7 @@ class _Callback(Source):
         )
 
     def teardown(self, *_: Any, **__: Any) -> None:
+        """Report no more."""
         ACTIVE.release(self)
 
     @property
@@ -87,15 +101,18 @@ class _Callback(Source):
     # A batch ----------------------------------------------------------------------------------------------------
 
     def gradient_norm_is(self, norm: Any) -> None:
+        """Record the norm of the gradient."""
         self.tracker.record("grad_norm", norm)
 
     def optimizer_ends(self, *_optimizer: Any) -> None:
+        """End the phase of an optimizer's step."""
         # In manual optimization anything may come next.
         self.part_of_batch("forward" if self._manual else None)
 
     on_after_backward = optimizer_ends
 
     def part_of_batch(self, phase: str | None) -> None:
+        """Begin a phase of the present batch."""
         if self._in_batch:
             self.tracker.phase(phase)
 
@@ -106,9 +123,11 @@ class _Callback(Source):
     # The training loop ------------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
+        """Begin the training loop."""
         self.tracker.begin_loop(self.step, self._target())
 
     def on_train_end(self) -> None:
+        """End the training loop."""
         self._turns_end()
         self.tracker.end_all()
 
@@ -120,6 +139,7 @@ class _Callback(Source):
         ACTIVE.release(self)
 
     def on_train_epoch_start(self) -> None:
+        """Record the epoch."""
         training.record(epoch=int(self.trainer.current_epoch))
 
     def on_train_epoch_end(self) -> None:
@@ -145,6 +165,7 @@ class _Callback(Source):
         self._in_batch = True
 
     def on_train_batch_end(self, outputs: Any, batch: Any, *_: Any) -> None:
+        """Record the loss, the samples and the learning rate of a batch."""
         self._in_batch = False
         self.tracker.phase(None)
         self.tracker.record("loss", self._loss(outputs))
@@ -185,27 +206,34 @@ class _Callback(Source):
             return None
         return int(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
-    # Evaluation: the few batches of the sanity check are no validation -------------------------------------------
+    # Evaluation: the sanity check is no validation, unless one-logger's callback is used ------------------------
 
     def on_validation_start(self, mode: str = "validation") -> None:
+        """Begin a validation or a test."""
         self._turn_ends()
-        if self.trainer.sanity_checking:
+        if self._ignores_evaluation():
             self.tracker.begin(Level.EVALUATION, training.phase("validation"))
         else:
             self.tracker.begin_evaluation(mode)
 
+    def _ignores_evaluation(self) -> bool:
+        return bool(self.trainer.sanity_checking) and not self.records_sanity_check
+
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
+        """Begin a batch of a validation or a test."""
         self.tracker.end(Level.BATCH)  # Lightning does not report the end of every one
-        if not self.trainer.sanity_checking:
+        if not self._ignores_evaluation():
             self.tracker.begin_batch(mode)
 
     def on_validation_end(self) -> None:
+        """End a validation or a test."""
         loss = self.trainer.callback_metrics.get("val_loss")
         if loss is not None and not self.trainer.sanity_checking:
             training.record(loss=loss, mode="validation")
         self.tracker.end(Level.EVALUATION)
 
     def on_validation_batch_end(self, *_: Any) -> None:
+        """End a batch of a validation or a test."""
         self.tracker.end(Level.BATCH)
 
     on_test_start = partialmethod(on_validation_start, "test")
@@ -247,15 +275,15 @@ def _while_active(method: Callable[..., None]) -> Callable[..., None]:
     """Make a hook of Lightning's; the method gets what comes after the Trainer and the module."""
 
     @never_raises
-    def hook(self: _Callback, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
+    def hook(self: LightningCallback, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
         if ACTIVE.source is self:
             method(self, *given, *named.values())
 
     return hook
 
 
-for _name in [each for each in vars(_Callback) if each.startswith("on_")]:
-    setattr(_Callback, _name, _while_active(getattr(_Callback, _name)))
+for _name in [each for each in vars(LightningCallback) if each.startswith("on_")]:
+    setattr(LightningCallback, _name, _while_active(getattr(LightningCallback, _name)))
 
 
 # What no hook reports: saves as a whole, the reading of a checkpoint, and fetches -------------------------------
@@ -272,16 +300,18 @@ def _watch(package: str) -> None:
     patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # likewise
 
 
-def _active(trainer: Any) -> _Callback | None:
+def _active(trainer: Any) -> LightningCallback | None:
     """Return the callback of a Trainer while it reports."""
     source = ACTIVE.source
-    return source if isinstance(source, _Callback) and source.trainer is trainer else None
+    return source if isinstance(source, LightningCallback) and source.trainer is trainer else None
 
 
 def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
     """A save, which may come after the Trainer's run too, if no other source is active then."""
     active = _active(trainer)
-    ours = (each for each in trainer.callbacks if isinstance(each, _Callback) and each.trainer is trainer)
+    ours = (
+        each for each in trainer.callbacks if isinstance(each, LightningCallback) and each.trainer is trainer
+    )
     source = active or next((each for each in ours if ACTIVE.take(each)), None)
     if source is not None:
         yield from source.checkpoint(whole=not kwargs.get("weights_only", weights_only))

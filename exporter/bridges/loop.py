@@ -17,7 +17,7 @@ from exporter.bridges.loss import SampledTensors, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
-from exporter.training.recording import TRAINING
+from exporter.training.recorder import TRAINING
 
 
 class Level(Enum):
@@ -48,8 +48,8 @@ class LoopTracker:
     """
 
     def __init__(self, *, inferred: bool = False) -> None:
-        self._loop: Any = api.guessed_loop if inferred else api.training_loop
-        self._iteration: Any = api.guessed_iteration if inferred else api.training_iteration
+        self._loop: Any = api.inferred_loop if inferred else api.training_loop
+        self._iteration: Any = api.inferred_iteration if inferred else api.training_iteration
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
         self._phase_name: str | None = None

@@ -1,7 +1,7 @@
-"""The bridge from NVIDIA's one-logger: a job that is instrumented with it, as NeMo and Megatron are, is recorded here too.
+"""Bridge from NVIDIA's one-logger: a job instrumented with one-logger, such as NeMo or Megatron, is recorded unchanged.
 
-Used in the training process, on the threads that call one-logger, whose recorder is listened to: exporters are not shown
-iterations. The application and its initialisation are told in any case, the training only while no framework's bridge is.
+Hooks on one-logger's recorder run on the threads that call it, because one-logger's exporters receive no iterations. The
+application and its initialization are always recorded; the training only if no framework's bridge is active.
 """
 
 from __future__ import annotations
@@ -18,129 +18,152 @@ from exporter.bridges.loop import leave
 from exporter.bridges.sources import ACTIVE, Source, Strength
 from exporter.patching import Around, never_raises, patch, when_imported
 from exporter.recording.notices import log_once
-from exporter.training import span_kinds as kinds
+from exporter.training import kinds
+from exporter.training.checkpoints import SavePolicy
+from exporter.training.recorder import TRAINING
 
 _RECORDER = "nv_one_logger.recorder.default_recorder"
 _PROVIDER = "nv_one_logger.api.one_logger_provider"
-_OWN = frozenset({"error_handling_strategy", "logger_config", "telemetry_config"})
-"""Fields about how one-logger itself works, and one that is taken over by itself."""
 LATE_SECONDS = 0.5
-"""A begin or an end that is told later than this is told with its time."""
-_INITS = {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
-_SETUP = frozenset({kinds.APPLICATION} | _INITS)
-"""Kinds of spans of the job, and not of its training."""
-_MANY = kinds.STEPS | frozenset(kinds.SHORT)
-"""Kinds of which there are many: told by blocks, the others by callbacks, which take a time."""
+"""Age from which the time of a start or stop is passed on."""
+_INITIALIZATIONS = frozenset(
+    {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
+)
+_SETUP = _INITIALIZATIONS | {kinds.APPLICATION}
+"""Kinds that belong to the job, and not to its training."""
+_FREQUENT = kinds.STEPS | frozenset(kinds.SHORT)
+"""Kinds recorded by blocks; the others are recorded by callbacks, which take a time."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """A span that has been told."""
+class _RecordedSpan:
+    """Open span of one-logger."""
 
-    kind: kinds.Kind | None  # None for a name of the job's own
-    block: Any  # what was entered; None where callbacks are called
-    handled: BaseException | None  # when it began: no failure of its own
+    kind: kinds.BlockKind | None  # None for a name of the job
+    block: Any  # None if recorded by callbacks
+    handled: BaseException | None  # exception that was handled at the start, and is no failure of the span
 
 
 class _SpanSource(Source):
-    """Tells of what one-logger is told."""
+    """Source that records the spans of one-logger."""
 
     strength = Strength.INSTRUMENTED
 
     def __init__(self) -> None:
-        self._told: dict[Any, _Told] = {}
-        self._configured = self._knows_training = False  # from theirs
+        self._open: dict[Any, _RecordedSpan] = {}
 
     def yields(self) -> None:
-        """A framework's bridge goes on with the training."""
-        for key, told in reversed(list(self._told.items())):
-            if told.kind not in _SETUP:
-                del self._told[key]
-                self._end(told, None, None)
+        """End the spans of the training, which a framework's bridge records from now on."""
+        for key, recorded in reversed(list(self._open.items())):
+            if recorded.kind not in _SETUP:
+                del self._open[key]
+                self._end(recorded, None, None)
 
     def starts(self, span: Any) -> None:
+        """Record the start of a span."""
         if span is None:
             return
-        kind = kinds.BY_NAME.get(_text(span.name))
-        if kind is kinds.APPLICATION:
-            self._take_over()
-        elif kind not in _SETUP and not ACTIVE.take(self):
+        kind = kinds.by_span_name(_text(span.name))
+        if kind is kinds.APPLICATION or kind is kinds.TRAINING_LOOP:
+            _describe()
+        if kind not in _SETUP and not ACTIVE.take(self):
             return
-        self._told[span.id] = _Told(kind, self._begin(kind, span), sys.exc_info()[1])
+        self._open[span.id] = _RecordedSpan(kind, self._begin(kind, span), sys.exc_info()[1])
 
     def stops(self, span: Any, error: BaseException | None) -> None:
-        told = None if span is None else self._told.pop(span.id, None)
-        if told is not None:
-            self._end(told, span, error if error is not told.handled else None)
-            if told.kind is kinds.TRAINING_LOOP:
+        """Record the stop of a span."""
+        recorded = None if span is None else self._open.pop(span.id, None)
+        if recorded is not None:
+            self._end(recorded, span, error if error is not recorded.handled else None)
+            if recorded.kind is kinds.TRAINING_LOOP:
                 ACTIVE.release(self)
 
     def happens(self, event: Any) -> None:
+        """Record an event."""
         name = "" if event is None else _text(event.name)
         if name == "update_training_telemetry_config":
-            self._take_over()
+            _describe()
         elif name == "save_checkpoint_success" and ACTIVE.source is self:
-            training.on_save_checkpoint_success(_value(event, "current_iteration") or 0)
+            training.on_save_checkpoint_success(_attribute(event, "current_iteration") or 0)
 
-    @never_raises
-    def _take_over(self) -> None:
-        """Configure ours as theirs is, at the begin of the application, and what they know of the training once it is known."""
-        module = sys.modules.get(_PROVIDER)
-        theirs = None if module is None else module.OneLoggerProvider.instance()
-        if theirs is None or not theirs.one_logger_ready:
-            return
-        provider = training.TrainingTelemetryProvider.instance()
-        if not provider.one_logger_ready:
-            given = _fields(training.OneLoggerConfig, theirs.config)
-            fields = {name: value for name, value in given.items() if name not in _OWN}
-            provider.with_base_config(training.OneLoggerConfig(**fields)).configure_provider()
-            self._configured = True
-        telemetry = getattr(theirs.config, "telemetry_config", None)
-        if telemetry is not None and self._configured and not self._knows_training:
-            given = _fields(training.TrainingTelemetryConfig, telemetry)
-            provider.set_training_telemetry_config(training.TrainingTelemetryConfig(**given))
-            self._knows_training = True
-
-    def _begin(self, kind: kinds.Kind | None, span: Any) -> Any:
+    def _begin(self, kind: kinds.BlockKind | None, span: Any) -> Any:
         if kind is None:
-            block = training.span(_text(span.name))
-        elif kind in _MANY:
+            block: Any = training.span(_text(span.name))
+        elif kind in _FREQUENT:
             block = getattr(training, kind.call)()
         elif kind is kinds.TRAINING_LOOP:
             block = training.training_loop(
-                train_iterations_start=_value(span, "train_iterations_start") or 0,
-                train_samples_start=_value(span, "train_samples_start"),
-                train_iterations_target_or_fn=_value(span, "train_iterations_target"),
-                train_samples_target_or_fn=_value(span, "train_samples_target"),
+                train_iterations_start=_attribute(span, "train_iterations_start") or 0,
+                train_samples_start=_attribute(span, "train_samples_start"),
+                train_iterations_target_or_fn=_attribute(span, "train_iterations_target"),
+                train_samples_target_or_fn=_attribute(span, "train_samples_target"),
             )
         else:
-            given = {"start_time_msec": _late(span.start_event)}
+            arguments = {"start_time_msec": _late(span.start_event)}
             if kind is kinds.CHECKPOINT_SAVE:
-                given["global_step"] = _value(span, "current_iteration") or 0
-            getattr(training, kind.begin)(**given)
+                arguments["global_step"] = _attribute(span, "current_iteration") or 0
+            getattr(training, kind.begin)(**arguments)
             return None
         block.__enter__()
         return block
 
-    def _end(self, told: _Told, span: Any, error: BaseException | None) -> None:
-        if told.block is not None:
-            leave(told.block, error)
-        elif told.kind is not None:
+    def _end(self, recorded: _RecordedSpan, span: Any, error: BaseException | None) -> None:
+        if recorded.block is not None:
+            leave(recorded.block, error)
+        elif recorded.kind is not None:
             stop = None if span is None else _late(span.stop_event)
-            getattr(training, told.kind.end)(finish_time_msec=stop)
+            getattr(training, recorded.kind.end)(finish_time_msec=stop)
+
+
+@never_raises
+def _describe() -> None:
+    """Pass the facts of one-logger's configuration to the families."""
+    module = sys.modules.get(_PROVIDER)
+    provider = None if module is None else module.OneLoggerProvider.instance()
+    if provider is None or not provider.one_logger_ready:
+        return
+    config = provider.config
+    world_size = _value(config, "world_size") or 1
+    facts = {
+        "application": config.application_name,
+        "session_tag": _value(config, "session_tag"),
+        "is_baseline": _value(config, "is_baseline_run"),
+        "world_size": world_size,
+    }
+    telemetry = getattr(config, "telemetry_config", None)
+    if telemetry is not None:
+        target = _value(telemetry, "train_iterations_target")
+        facts |= {
+            "perf_tag": _value(telemetry, "perf_tag"),
+            "flops_per_sample": _value(telemetry, "flops_per_sample"),
+            "step_target": target if target is not None and target > 0 else None,
+        }
+        samples, length = _value(telemetry, "global_batch_size"), _value(telemetry, "seq_length")
+        if samples:
+            TRAINING.expect(samples / world_size, samples * length / world_size if length else None)
+        strategy = str(getattr(telemetry.save_checkpoint_strategy, "value", "sync"))
+        enabled = _value(telemetry, "is_save_checkpoint_enabled") is not False
+        TRAINING.set_save_policy(lambda: SavePolicy(strategy, enabled))
+    TRAINING.describe({name: value for name, value in facts.items() if value is not None})
+
+
+def _value(config: Any, name: str) -> Any:
+    """Return the present value of a field that may be a callable."""
+    found = getattr(config, f"{name}_or_fn", None)
+    return found() if callable(found) else found
 
 
 def _text(name: Any) -> str:
     return str(getattr(name, "value", name))
 
 
-def _value(owner: Any, name: str) -> Any:
+def _attribute(owner: Any, name: str) -> Any:
     attribute = owner.attributes.get(name)
     return getattr(attribute, "value", attribute)
 
 
 def _late(event: Any) -> float | None:
-    """Milliseconds since the epoch of an event that was told late; None for one of now."""
+    """Return the time of an event that is late, in milliseconds since the epoch; None for an event of now."""
     if event is None:
         return None
     then = float(event.timestamp.seconds_since_epoch)
@@ -151,7 +174,7 @@ SOURCE = _SpanSource()
 
 
 def install() -> None:
-    """Listen to every recorder of one-logger's, from when it is imported."""
+    """Hook every recorder of one-logger, once one-logger is imported."""
     when_imported(_RECORDER, _watch)
 
 
@@ -179,40 +202,43 @@ def _event(*_args: Any, **_kwargs: Any) -> Around:
     SOURCE.happens(event)
 
 
-class _Exporting:
-    """What one-logger calls of an exporter."""
+class _BridgeExporter:
+    """Methods of an exporter of one-logger; `initialize` installs the hooks."""
 
     @never_raises
     def initialize(self) -> None:
         _watch(import_module(_RECORDER))
 
-    def export_start(self, *_told: Any) -> None:
-        """The recorder has told of it."""
+    def export_start(self, span: Any) -> None:
+        """Do nothing, as in the methods below: the hooks record the spans."""
 
-    export_stop = export_event = export_error = close = export_start
+    def export_stop(self, span: Any) -> None:
+        """Do nothing."""
+
+    def export_event(self, event: Any, span: Any) -> None:
+        """Do nothing."""
+
+    def export_error(self, event: Any, span: Any) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
     @never_raises
     def export_telemetry_data_error(self, error: Any) -> None:
-        """One-logger has refused a call: what comes may be incomplete."""
-        why = _value(error, "error_message")
-        log_once("one-logger", f"one-logger tells that its data is not complete: {why}")
+        """Log that one-logger has refused a call, so that spans may be missing."""
+        reason = _attribute(error, "error_message")
+        log_once("one-logger", f"one-logger reports incomplete data: {reason}")
 
 
 def __getattr__(name: str) -> Any:
-    """Make the exporter's class when it is asked for: one-logger may not be installed."""
+    """Create the exporter class on first use: one-logger may not be installed."""
     if name != "OneLoggerExporter":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     base = import_module("nv_one_logger.exporter.exporter").Exporter
-    attributes = {"__module__": __name__, "__doc__": "An exporter for one-logger's provider."}
-    made = globals()[name] = type(name, (_Exporting, base), attributes)
-    return made
 
+    class OneLoggerExporter(_BridgeExporter, base):  # type: ignore[misc,valid-type]  # of the installed package
+        """Exporter for one-logger's provider that installs the bridge."""
 
-def _fields(ours: Any, theirs: Any) -> dict[str, Any]:
-    """Read what is configured there; the fields have the same names here."""
-    given = {name: getattr(theirs, name, None) for name, _ in ours.fields()}
-    return {
-        name: value if callable(value) else getattr(value, "value", value)
-        for name, value in given.items()
-        if value is not None
-    }
+    globals()[name] = OneLoggerExporter
+    return OneLoggerExporter

@@ -143,7 +143,8 @@ class ExitHooks:
 
 
 def _reports_itself() -> bool:
-    return bool(training.OneLoggerProvider.instance().one_logger_ready)
+    module = sys.modules.get("exporter.one_logger.provider")  # not loaded: not configured
+    return module is not None and bool(module.OneLoggerProvider.instance().one_logger_ready)
 
 
 EXIT = ExitHooks()

@@ -24,7 +24,7 @@ from exporter.bridges.pending_batches import PendingBatch, PendingBatches
 from exporter.bridges.sources import Source
 from exporter.patching import Around, never_raises, version_of
 from exporter.recording.notices import log_once
-from exporter.training.recording import TRAINING
+from exporter.training.recorder import TRAINING
 
 UNSEEN_SECONDS = 10.0
 """Backward passes without a step of any optimizer for so long are reported in the log."""
@@ -115,7 +115,6 @@ class LoopSource(Source):
         if self._thread is None:
             if trains:
                 self._thread = get_ident()
-                TRAINING.drain()
             elif threading.current_thread() is not threading.main_thread():
                 return None
         elif self._thread != get_ident():
@@ -127,7 +126,7 @@ class LoopSource(Source):
             training.describe(
                 framework="pytorch", framework_version=version_of("torch"), world_size=world_size
             )
-        if self._defers and TRAINING.job_tells:
+        if self._defers and TRAINING.job_is_instrumented:
             self._silence(tracker, LoopState.INSTRUMENTED)
             return None
         return tracker

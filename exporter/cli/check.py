@@ -1,6 +1,6 @@
-"""`training-exporter check [flags]`: what stands between a training process and a number in Prometheus.
+"""`training-exporter check [flags]`: checks everything between a training process and Prometheus.
 
-Each question has a thread and a deadline. Creates and changes nothing, and opens no device.
+Each check has a thread and a deadline. Creates and changes nothing, and opens no device.
 """
 
 from __future__ import annotations
@@ -8,39 +8,37 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import http.client
 import json
 import os
 import queue
-import ssl
+import re
 import stat
 import sys
 import textwrap
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
-from urllib.parse import urlsplit
 
 import psutil
 
+from exporter import diagnoses
+from exporter.cli.check_server import ports, refused
 from exporter.cli.configuration import Configuration, resolve
+from exporter.cli.findings import Finding, Probe, fail, ok, warn
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
 from exporter.cli.silence import look, remedy
 from exporter.config.options import format_duration
-from exporter.errors import ConfigurationError, FeedDirectoryError, ListenError
+from exporter.errors import ConfigurationError, FeedDirectoryError
 from exporter.feed import runs
-from exporter.feed.directory import check_directory, default_directory, is_trusted
+from exporter.feed.directory import check_directory, default_directory, own_uid
+from exporter.feed.files import holder
 from exporter.feed.reader import FeedEntry, FeedReader
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.feed.writer import RIVAL_SECONDS
+from exporter.ledger.energy.node_lock import NodeLock
 from exporter.version import __version__
-from exporter.web.listen import bind, parse_address
-from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
 Checks everything between a training process and Prometheus. Changes nothing. Exits with 1 if a check fails.
@@ -49,108 +47,81 @@ Checks everything between a training process and Prometheus. Changes nothing. Ex
     training-exporter check --check.python=/opt/conda/bin/python
 """
 DEADLINE_SECONDS = 10.0
-ANSWER_SECONDS = 3.0
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 WIDTH, INDENT = 110, " " * 5
 SMALL_FREE_BYTES = 4 << 20
 SHOWN_ENDED = 3
-"""Processes that have ended, the latest; the others are counted."""
-# Record locks and renames over these depend on their servers.
+"""Ended processes with a line of their own, the latest first; the others are counted."""
+# Record locks and renames on these depend on a server.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
-
-_CLOSED = "this user may not open it: start the job with umask 022, or the exporter as the job's user"
-REFUSED_REMEDIES = {
-    "version": "the job's training-exporter has another format than this one: install the same version for both",
-    "name": "it is a copy of another process's file, whose samples would count twice: remove it",
-    "too_many": "more files than are read: remove what is not of a living process",
-    "too_large": "make fewer Stats",
-    "memory": "the feed files together need more memory than the sidecar uses: make fewer Stats",
-    "owner": "it belongs to another user: share a directory by --feed.dir and EXPORTER_FEED_DIR",
-    **dict.fromkeys(("unreadable", "lock"), _CLOSED),
-    **dict.fromkeys(
-        ("magic", "truncated", "checksum", "content"),
-        "the file is damaged: a living process replaces it; a dead one's can be removed",
-    ),
-    **dict.fromkeys(("symlink", "links", "not_regular"), "the exporter makes no such file: remove it"),
-}
-"""What to do about a feed file, by the reader's reason to refuse it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The answer to one question."""
-
-    status: Literal["ok", "warn", "FAIL"]  # warn: may be meant so; FAIL: keeps numbers from showing up
-    subject: str
-    found: str
-    remedy: str = ""
-
-
-ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "FAIL")
-Probe = Callable[[], Iterable[Finding]]
 
 
 def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether an interpreter can import the package, as a job would: not from the current directory."""
+    """Check that an interpreter imports the package, as a job does: not from the current directory."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
     seen = look(path, first="/", environment=environment)
     if not seen.python:
-        yield fail(subject, seen.error, "point --check.python at a Python 3.10 or later")
+        yield Finding("FAIL", subject, seen.error, "set --check.python to a Python 3.10 or later")
     elif seen.ours and not seen.error:
         yield ok(subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
     elif seen.path and not seen.ours:
-        shadowed = f"imports {seen.path} as exporter, in place of this package"
-        yield fail(subject, shadowed, "rename that file or folder")
+        yield fail(subject, diagnoses.SHADOWED.describe(python=path, path=seen.path))
     else:
-        missing = f"cannot import exporter ({seen.error or 'it is not installed'})"
-        yield fail(subject, missing, remedy(path, seen.site))
+        error = f": {seen.error}" if seen.error else ""
+        install = remedy(path, seen.site)
+        yield fail(subject, diagnoses.NOT_INSTALLED.describe(python=path, error=error, install=install))
 
 
 def feed_directory(configuration: Configuration) -> Iterator[Finding]:
-    """Whether processes can hand over what they record."""
-    tell: partial[Finding]
+    """Check that processes can hand over what they record."""
     path, subject = _feed(configuration), "feed directory"
-    if not is_trusted(path) and not os.path.lexists(path):
+    if not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
-            yield warn(subject, f"{path} does not exist yet", "the first job creates it")
+            yield Finding("warn", subject, f"{path} does not exist yet", "the first job creates it")
         else:
             found = f"{path} cannot be created: {path.parent} is not writable"
-            yield fail(subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
+            yield Finding("FAIL", subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
         return
     try:
         check_directory(path)
     except FeedDirectoryError as error:
-        yield fail(subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
+        yield Finding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
         return
-    free = psutil.disk_usage(str(path)).free
+    free, filesystem, about = psutil.disk_usage(str(path)).free, _filesystem_of(path), path.stat()
+    mode = f"{stat.S_IMODE(about.st_mode):04o}"
+    yield ok(subject, f"{path}, mode {mode}, file system {filesystem}, {free / 2**20:,.0f} MiB free")
+    if not os.access(path, os.W_OK | os.X_OK):
+        yield warn(subject, diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=path))
+    elif free < SMALL_FREE_BYTES:
+        level = warn if free else fail
+        yield level(subject, diagnoses.FEED_DIRECTORY_FULL.describe(directory=path))
+    elif filesystem.startswith(NETWORK_FILESYSTEMS):
+        yield warn(subject, diagnoses.FEED_DIRECTORY_REMOTE.describe(directory=path, filesystem=filesystem))
+    open_for_all = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
+    if open_for_all and about.st_uid not in {0, own_uid()}:
+        yield warn(
+            subject, diagnoses.FEED_DIRECTORY_OPEN.describe(directory=path, uid=about.st_uid, mode=mode)
+        )
+
+
+def _filesystem_of(path: Path) -> str:
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
     real = path.resolve()
-    filesystem = next((mounts[str(each)] for each in (real, *real.parents) if str(each) in mounts), "unknown")
-    mode = f"mode {stat.S_IMODE(path.stat().st_mode):04o}"
-    found, tell, remedy = f"{path}, {mode}, file system {filesystem}, {free / 2**20:,.0f} MiB free", ok, ""
-    if not os.access(path, os.W_OK | os.X_OK):
-        found, tell = f"{found}, not writable", warn
-        remedy = "this user's jobs cannot record here: allow writing, or choose another --feed.dir"
-    elif free < SMALL_FREE_BYTES:
-        tell = warn if free else fail
-        remedy = "what cannot be written is lost: free some space, or choose another --feed.dir"
-    elif filesystem.startswith(NETWORK_FILESYSTEMS):
-        tell = warn
-        remedy = "use a memory-backed directory of the node, such as /dev/shm: its locks are reliable"
-    yield tell(subject, found, remedy)
+    return next((mounts[str(each)] for each in (real, *real.parents) if str(each) in mounts), "unknown")
 
 
 def _feed(configuration: Configuration) -> Path:
-    """The feed directory that the sidecar uses."""
+    """Return the feed directory that the sidecar uses."""
     return configuration.feed.dir or default_directory()
 
 
 def sidecar(configuration: Configuration) -> Iterator[Finding]:
-    """Whether an exporter serves the feed directory."""
+    """Check that an exporter serves the feed directory."""
     owner = runs.owner(_feed(configuration))
     if owner is None:
-        remedy = "start one: training-exporter, or run the job with: training-exporter run COMMAND"
-        yield warn("sidecar", "no exporter serves the feed directory", remedy)
+        yield warn("sidecar", diagnoses.NO_SIDECAR.describe())
         return
     where = f"process {owner}" if owner else "an exporter in another container"
     with contextlib.suppress(psutil.Error):
@@ -159,12 +130,12 @@ def sidecar(configuration: Configuration) -> Iterator[Finding]:
 
 
 def writers(configuration: Configuration) -> Iterator[Finding]:
-    """Which processes record, and which jobs of `run` do not, and why."""
+    """List the processes that record, and the silent jobs of `run` with the reason."""
     feed, stale_seconds = _feed(configuration), configuration.feed.stale_after
     try:
         scan = FeedReader(feed).scan()
     except FeedDirectoryError:
-        return  # told by the probe of the directory
+        return  # reported by the check of the directory
     ended = sorted((each for each in scan.entries if not each.alive), key=lambda each: each.age_seconds)
     for entry in (*(each for each in scan.entries if each.alive), *ended[:SHOWN_ENDED]):
         yield _writer(entry, stale_seconds)
@@ -172,17 +143,18 @@ def writers(configuration: Configuration) -> Iterator[Finding]:
         yield ok("writer", f"{len(ended) - SHOWN_ENDED} more processes ended before these")
     yield from _rivals(each.snapshot.process for each in scan.entries if each.alive)
     for name, reason in scan.refused:
-        yield warn("writer", f"{name} is refused: {reason}", REFUSED_REMEDIES[reason])
+        yield warn("writer", diagnoses.REFUSED_FILES[reason].describe(name=name))
     if not scan.entries:
         remedy = (
             "check that the job's Python has training-exporter (--check.python=PATH), that the job has the same "
             "EXPORTER_FEED_DIR, and that it makes a Stat"
         )
-        yield warn("writer", "no process has recorded anything here", remedy)
+        yield Finding("warn", "writer", "no process has recorded anything here", remedy)
     recording = {entry.snapshot.process.run for entry in scan.entries}
     for job in runs.jobs(feed):
         if job.silence is not None and job.run not in recording:
-            yield fail("run", f'"{job.run}" records nothing: {job.silence.found}', job.silence.remedy)
+            found = f'"{job.run}" records nothing: {job.silence.found}'
+            yield Finding("FAIL", "run", found, job.silence.remedy)
 
 
 def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
@@ -196,12 +168,12 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
         return ok("writer", f"{who}; {how}, {written}")
     if age > stale_seconds:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
-        return warn("writer", f"{who}; {written}", remedy)
+        return Finding("warn", "writer", f"{who}; {written}", remedy)
     return ok("writer", f"{who}; alive, {written}")
 
 
 def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[Finding]:
-    """Who trains as a rank that another process is already; one that is being replaced is gone a while later."""
+    """Report processes that train as the same rank; a process that is being replaced is gone a while later."""
     firsts: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(living, key=lambda each: each.started):
         if process.trains and time.time() - process.started >= RIVAL_SECONDS:
@@ -209,66 +181,16 @@ def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[Finding]:
             if first is not process:
                 found = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
                 remedy = "give each process a rank (its launcher, RANK), or one of the jobs another run name"
-                yield warn("writer", f"{found}, which process {first.pid} is already", remedy)
+                yield Finding("warn", "writer", f"{found}, which process {first.pid} is already", remedy)
 
 
-def ports(configuration: Configuration) -> Iterator[Finding]:
-    """Who answers at the exporter's addresses."""
-    file, tls = configuration.web.config_file, False
-    if file is not None:
-        try:
-            tls = load_web_config(file).tls_server_config is not None
-        except ConfigurationError as error:
-            yield from _refused("web configuration", error)
-            return
-        yield ok("web configuration", f"{file} is valid, TLS is {'enabled' if tls else 'disabled'}")
-    for address in map(parse_address, configuration.web.listen_address):
-        try:
-            bind(address, backlog=1).close()
-        except ListenError as error:  # noqa: PERF203  # each may be taken
-            host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
-            base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{address.port}"
-            yield _taken(f"address {address.text}", base, str(error))
-        else:
-            yield ok(f"address {address.text}", "free")
-
-
-def _refused(subject: str, error: ConfigurationError) -> Iterator[Finding]:
-    for problem in error.problems:
-        yield fail(subject, str(problem), "correct it: the exporter refuses to start")
-
-
-def _taken(subject: str, base: str, refusal: str) -> Finding:
-    """What an address that cannot be had is used for."""
-    try:
-        status, body = _ask(base, "/-/healthy")
-        ready, reason = _ask(base, "/-/ready") if status == 200 else (0, "")
-    except (OSError, http.client.HTTPException, ValueError):
-        found, _, remedy = refusal.partition("; ")
-        who = f"ss -ltnp 'sport = :{urlsplit(base).port}' shows who has it"
-        return fail(subject, f"{found}, and no exporter answers there", f"{who}; {remedy}")
-    if status == 200 and body == "healthy":
-        if ready == 200:
-            return ok(subject, f"an exporter answers at {base}")
-        return warn(subject, f"an exporter answers, but is not ready: {reason}", "wait a moment")
-    if status == 401:
-        return ok(subject, f"a server with passwords answers at {base}, probably the exporter")
-    found = f"taken by another server, whose answer to /-/healthy is {status}"
-    return fail(subject, found, "choose another address with --web.listen-address=HOST:PORT")
-
-
-def _ask(base: str, path: str) -> tuple[int, str]:
-    """Status and beginning of the body of a GET, whoever answers; not redirected nor sent to a proxy."""
-    context = ssl._create_unverified_context()  # noqa: S323, SLF001  (nothing secret is asked)
-    opener = urllib.request.OpenerDirector()
-    for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
-        opener.add_handler(handler)
-    with opener.open(base + path, timeout=ANSWER_SECONDS) as answer:
-        return answer.status, answer.read(200).decode(errors="replace").strip()
+def addresses(configuration: Configuration) -> Iterator[Finding]:
+    """Check which program uses the exporter's addresses."""
+    yield from ports(configuration, _feed(configuration))
 
 
 def state_directory(configuration: Configuration) -> Iterator[Finding]:
-    """Whether totals can outlive restarts."""
+    """Check that totals can outlive restarts."""
     chosen, subject = configuration.state.dir, "state directory"
     path = chosen or _feed(configuration)
     if path.is_dir():
@@ -276,45 +198,83 @@ def state_directory(configuration: Configuration) -> Iterator[Finding]:
             yield ok(subject, f"{path} is writable")
         else:
             remedy = "totals would restart from 0: give the exporter's user write access"
-            yield fail(subject, f"{path} is not writable", remedy)
-    elif chosen is not None:  # else told by the probe of the feed directory
-        yield fail(subject, f"{path} is no directory", "create it, or choose another --state.dir")
+            yield Finding("FAIL", subject, f"{path} is not writable", remedy)
+    elif chosen is not None:  # else reported by the check of the feed directory
+        if os.access(path.parent, os.W_OK | os.X_OK) and not path.exists():
+            yield ok(subject, f"{path} does not exist yet; the exporter creates it")
+        else:
+            yield Finding(
+                "FAIL", subject, f"{path} is not a directory", "create it, or choose another --state.dir"
+            )
 
 
 def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether the CPU's energy counters can be read."""
+    """Check that the CPU's energy counters are readable."""
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
     if unreadable:
-        found = f"{len(unreadable)} of {len(counters)} energy counters are unreadable"
-        yield warn("rapl", found, f"only root may read them by default: chmod a+r {unreadable[0]}")
+        described = diagnoses.RAPL_UNREADABLE.describe(
+            unreadable=len(unreadable), counters=len(counters), path=unreadable[0]
+        )
+        yield warn("rapl", described)
     elif counters:
         yield ok("rapl", f"{len(counters)} energy counters are readable")
     else:
         yield ok("rapl", "no energy counters on this machine; CPU energy is absent")
 
 
+def energy(configuration: Configuration) -> Iterator[Finding]:
+    """Check that no other exporter counts the energy of this machine."""
+    owner = runs.owner(_feed(configuration))
+    if not configuration.energy.enabled or not BOOT_ID.exists():
+        return
+    lock = NodeLock(configuration.energy.lock_dir, BOOT_ID.read_text(encoding="ascii").strip())
+    try:
+        pid = holder(str(lock.path))
+    except OSError:
+        return
+    if pid is not None and pid != owner:
+        yield warn("energy", diagnoses.ENERGY_COUNTED_ELSEWHERE.describe(pid=pid or "of another container"))
+
+
 def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
-    """Whether there is a driver, and whether it is used; it is not touched."""
+    """Compare the versions of NVIDIA's driver and library; no device is opened."""
     gpu, version = configuration.gpu, root / "proc/driver/nvidia/version"
+    library = _library_version(root)
     if not gpu.enabled:
-        found = "gpu.enabled is false; GPU families are absent"
+        yield ok("nvidia", "gpu.enabled is false; GPU families are absent")
     elif gpu.replay is not None:
-        found = f"gpu.replay plays the described machine {gpu.replay} instead of this machine's GPUs"
+        yield ok(
+            "nvidia", f"gpu.replay plays the described machine {gpu.replay} instead of this machine's GPUs"
+        )
     elif not version.exists():
-        found = "no NVIDIA driver here; GPU families are absent"
+        if library:
+            yield warn("nvidia", diagnoses.DRIVER_NOT_LOADED.describe(library=library))
+        else:
+            yield ok("nvidia", "no NVIDIA driver here; GPU families are absent")
     else:
-        driver = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
-        found = f"driver {driver}"
-    yield ok("nvidia", found)
+        text = version.read_text().partition("\n")[0].removeprefix("NVRM version:").strip()
+        driver = re.search(r"\d+\.\d+(\.\d+)?", text)
+        if library and driver is not None and driver[0] != library:
+            yield fail("nvidia", diagnoses.DRIVER_MISMATCH.describe(driver=driver[0], library=library))
+        else:
+            yield ok("nvidia", f"driver {text}")
 
 
-PROBES = (feed_directory, sidecar, writers, ports, state_directory, rapl, nvidia)
-"""In the order in which a person would look."""
+def _library_version(root: Path) -> str:
+    """Return the version in the file name of libnvidia-ml; "" if none is found."""
+    for directory in LIBRARY_DIRECTORIES:
+        for path in sorted((root / directory).glob("libnvidia-ml.so.*.*")):
+            return path.name.removeprefix("libnvidia-ml.so.")
+    return ""
+
+
+PROBES = (feed_directory, sidecar, writers, addresses, state_directory, energy, rapl, nvidia)
+"""In the order of the data flow."""
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Ask, and print the answers; 0 when nothing failed, otherwise 1."""
+    """Run all checks and print the findings; returns 1 if one failed."""
     parser = Parser(f"{PROGRAM} check", DESCRIPTION)
     add_flags(parser)
     own, text = parser.add_argument_group("check"), "output format (default text)"
@@ -324,8 +284,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     findings = list(_examine(given, environ))
     failed = any(finding.status == "FAIL" for finding in findings)
     if value_of(given, "--check.format") == "json":
-        told = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"version": __version__, "ok": not failed, "findings": told}, indent=2))
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        print(json.dumps({"version": __version__, "ok": not failed, "findings": rows}, indent=2))
         return 1 if failed else 0
     for finding in findings:
         print(f"{finding.status:<{len(INDENT)}}{finding.subject}: {finding.found}")
@@ -336,12 +296,12 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Everything that can be found out, in the order in which a person would look."""
+    """Run the checks in the order of the data flow."""
     configurations: list[Configuration] = []
     yield from ask({"configuration": partial(_configuration, given, environ, configurations)})
     if (disabled := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
-        told = "is set here" if disabled == "1" else "turns nothing off: only 1 does"
-        yield warn("environment", f"EXPORTER_DISABLED={disabled} {told}", "unset it for the job")
+        effect = "is set here" if disabled == "1" else "turns nothing off: only 1 does"
+        yield Finding("warn", "environment", f"EXPORTER_DISABLED={disabled} {effect}", "unset it for the job")
     probes: dict[str, Probe] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(given, "--check.python")))):
         probes[f"python {path}"] = partial(python, path, environ)
@@ -353,11 +313,11 @@ def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
 def _configuration(
     given: argparse.Namespace, environ: Mapping[str, str], made: list[Configuration]
 ) -> Iterator[Finding]:
-    """Whether the configuration is valid, and where it came from; what it is goes into `made`."""
+    """Check the configuration and append it to `made`."""
     try:
         made.append(resolve(given, environ))
     except ConfigurationError as error:
-        yield from _refused("configuration", error)
+        yield from refused("configuration", error)
         return
     sources = [f"${FEED_DIRECTORY_VARIABLE}"] if environ.get(FEED_DIRECTORY_VARIABLE) else []
     chosen = {flag: value_of(given, flag) for flag in FLAGS}
@@ -366,7 +326,7 @@ def _configuration(
 
 
 def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Finding]:
-    """Ask all at once and give the answers in order; one that does not come is a finding too."""
+    """Run all checks at once and return the findings in order; a missing answer is a finding, too."""
     answers: dict[str, queue.SimpleQueue[list[Finding]]] = {
         subject: queue.SimpleQueue() for subject in probes
     }
@@ -379,14 +339,14 @@ def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS)
             yield from found.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:  # noqa: PERF203  # each may be late
             remedy = "a file system or a server may hang: try this step by hand"
-            yield fail(subject, f"no answer within {deadline_seconds:g} s", remedy)
+            yield Finding("FAIL", subject, f"no answer within {deadline_seconds:g} s", remedy)
 
 
 def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[Finding]]) -> None:
     try:
         found = list(probe())
     except OSError as error:
-        found = [fail(subject, str(error), "make it readable")]
-    except Exception as error:  # noqa: BLE001  # one broken question must not hide the others
-        found = [fail(subject, f"the check itself failed: {error!r}", "please report this")]
+        found = [Finding("FAIL", subject, str(error), "make it readable")]
+    except Exception as error:  # noqa: BLE001  # one broken check must not hide the others
+        found = [Finding("FAIL", subject, f"the check itself failed: {error!r}", "please report this")]
     answer.put(found)

@@ -6,10 +6,11 @@ A flag wins over the environment, that over the file. A relative path in a file 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
 from exporter.cli.sections import Exposition, Feed, GpuSection, Log, State, Web
@@ -23,6 +24,7 @@ from exporter.config.options import (
     Keys,
     Notation,
     Range,
+    format_duration,
     option,
     options_of,
 )
@@ -57,6 +59,20 @@ class CollectorSettings:
     deadline: Interval = option(
         REQUIRED, "A collection that takes longer has failed. Nothing else waits for it."
     )
+    default_deadline: ClassVar[float] = math.inf
+
+    @property
+    def effective_deadline(self) -> float:
+        """The deadline, or the interval if that is shorter than the default deadline."""
+        return min(self.deadline, self.interval)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Report a chosen deadline that is longer than the interval."""
+        if self.interval < self.deadline != self.default_deadline:
+            message = (
+                f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
+            )
+            yield "deadline", message
 
     def own_options(self) -> dict[str, Any]:
         """What the collector's factory is given."""
@@ -78,7 +94,12 @@ def _settings(entry: CollectorEntry) -> CollectorSettings:
         for each in entry.settings
     ]
     made: type[CollectorSettings] = make_dataclass(
-        f"{entry.name}_settings", own, bases=(CollectorSettings,), frozen=True, slots=True
+        f"{entry.name}_settings",
+        own,
+        bases=(CollectorSettings,),
+        namespace={"default_deadline": entry.timing.deadline},
+        frozen=True,
+        slots=True,
     )
     return made(True, entry.timing.interval, entry.timing.deadline)
 
@@ -220,16 +241,27 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
 
 
 def _relative_to(directory: Path, configuration: Configuration) -> Configuration:
-    """Resolve the paths of a file against the file's own directory."""
-    changes: dict[str, Any] = {}
-    for section in fields(configuration):
-        value = getattr(configuration, section.name)
-        if is_dataclass(value) and not isinstance(value, type):
-            given = {each.name: getattr(value, each.name) for each in fields(value)}
-            paths: dict[str, Any] = {
-                name: directory / path for name, path in given.items() if isinstance(path, Path)
-            }
-            if value is configuration.gpu and value.replay is not None and is_machine_file(value.replay):
-                paths["replay"] = str(directory / value.replay)
-            changes[section.name] = replace(value, **paths)
+    """Resolve the relative paths of a file against the file's directory."""
+    changes: dict[str, Any] = {
+        section.name: _resolved(directory, getattr(configuration, section.name))
+        for section in fields(configuration)
+    }
+    gpu = changes["gpu"]
+    if gpu.replay is not None and is_machine_file(gpu.replay):
+        changes["gpu"] = replace(gpu, replay=str(directory / gpu.replay))
     return replace(configuration, **changes)
+
+
+def _resolved(directory: Path, value: Any) -> Any:
+    """Return a value whose paths are absolute, in dataclasses, mappings and tuples too."""
+    if isinstance(value, Path):
+        return directory / value
+    if isinstance(value, tuple):
+        return tuple(_resolved(directory, item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _resolved(directory, item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{each.name: _resolved(directory, getattr(value, each.name)) for each in fields(value)}
+        )
+    return value

@@ -96,10 +96,9 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     linger_seconds = parse_duration_flag("--run.linger", given["run.linger"])
     configuration = resolve(flags, environ)
     if given["config.check"]:
-        if configuration.web.config_file is not None:
-            from exporter.web.webconfig import load_web_config  # noqa: PLC0415  (as above)
+        from exporter.cli.config_check import check_configuration  # noqa: PLC0415  (as above)
 
-            load_web_config(configuration.web.config_file)
+        check_configuration(configuration)
         print("ok")
         return 0
     from exporter.cli.serve import serve  # noqa: PLC0415  (--config.check and --version need none of it)

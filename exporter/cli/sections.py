@@ -13,7 +13,7 @@ from typing import Annotated
 from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.logs import Form, Level
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.config.options import Duration, Notation, Range, option
+from exporter.config.options import Duration, Notation, Range, format_duration, option
 from exporter.replay.machines import is_machine_file, unknown_machine
 from exporter.web.listen import ADDRESS, parse_address
 
@@ -106,6 +106,9 @@ class Exposition:
     )
 
 
+GPU_DEADLINE_SECONDS = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class GpuSection(GpuOptions):
     """Which GPUs to watch, and how closely."""
@@ -116,11 +119,21 @@ class GpuSection(GpuOptions):
         "Longest time between two publications. Each pass over the GPUs is published at once.",
     )
     deadline: Annotated[Duration, Range(0.1, 3600)] = option(
-        5.0, "A publication that takes longer has failed. Nothing else waits for it."
+        GPU_DEADLINE_SECONDS, "A publication that takes longer has failed. Nothing else waits for it."
     )
 
+    @property
+    def effective_deadline(self) -> float:
+        """The deadline, or the interval if that is shorter than the default deadline."""
+        return min(self.deadline, self.interval)
+
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Whether there is such a machine to replay; what is in a file is seen when it is read."""
+        """Report an unknown machine, and a chosen deadline that is longer than the interval."""
+        if self.interval < self.deadline != GPU_DEADLINE_SECONDS:
+            message = (
+                f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
+            )
+            yield "deadline", message
         if self.replay is not None and not is_machine_file(self.replay):
             problem = unknown_machine(self.replay)
             if problem:

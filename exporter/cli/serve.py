@@ -20,6 +20,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from exporter import diagnoses
 from exporter.cli.configuration import Configuration
 from exporter.cli.endpoints import StatusSources, sidecar_endpoints
 from exporter.cli.flags import JOINED
@@ -254,8 +255,8 @@ class Sidecar:
                 self._written_rules, self._rules_refused = wanted, False
             except FeedError as error:
                 if not self._rules_refused:
-                    about = {"error": error}
-                    _log.warning("recording rules do not reach the training processes", extra=about)
+                    described = diagnoses.RULES_NOT_WRITTEN.describe(error=error)
+                    _log.warning(described.found, extra={"remedy": described.remedy})
                 self._rules_refused = True
 
     def _not_ready(self) -> str | None:

@@ -1,6 +1,6 @@
-"""Why a Python job under `run` has recorded nothing: a program of its own, asked once, that says it in one line.
+"""Diagnosis of a Python job under `run` that has recorded nothing: a program that runs once and logs one line.
 
-It asks the job's interpreter, in the job's environment; its answer goes to stderr and into the run's file.
+The program starts the job's interpreter in the job's environment; the diagnosis is written to the run's file, too.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
+from exporter import diagnoses
 from exporter.cli.flags import say
+from exporter.diagnoses import Described
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.files import replace_file
@@ -26,6 +28,7 @@ from exporter.feed.reader import FeedReader
 from exporter.feed.runs import SILENT_SECONDS, Job, Silence
 
 PYTHON_SECONDS = 8.0
+CALLS = "docs/bridges.md says what is recorded automatically and what needs a call"
 PACKAGE = Path(__file__).parents[1]
 
 _LOOK = """
@@ -46,19 +49,21 @@ print(json.dumps(found))
 """
 
 
-class Interpreter(NamedTuple):
-    """What `import exporter` finds in an interpreter."""
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """Result of `import exporter` in an interpreter."""
 
-    python: str = ""  # its version; "" where it does not answer
-    path: str | None = None  # the file that is imported; None where there is none
-    ours: bool = False  # whether it is this package
-    version: str = ""  # of this package there
-    site: str = ""  # where its packages lie
-    error: str = ""  # what goes wrong; "" for nothing
+    python: str = ""  # version; "" if the interpreter does not start
+    path: str | None = None  # the imported file
+    ours: bool = False  # the file belongs to this package
+    version: str = ""  # version of the package
+    site: str = ""  # site-packages
+    error: str = ""
 
 
-class Process(NamedTuple):
-    """A process of the job, with what it was started with and where it works."""
+@dataclass(frozen=True, slots=True)
+class JobProcess:
+    """A process of the job: command line, environment and working directory."""
 
     pid: int
     command: Sequence[str]
@@ -67,7 +72,7 @@ class Process(NamedTuple):
 
     @property
     def interpreter(self) -> str | None:
-        """The Python that runs it, as it was called, so that a virtual environment is seen; None for another program."""
+        """Return the Python interpreter as it was called, which names a virtual environment; None for other programs."""
         name = self.command[0] if self.command else ""
         if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # no path of ours
             return None
@@ -77,7 +82,7 @@ class Process(NamedTuple):
 
     @property
     def import_directory(self) -> str:
-        """The first place in which it looks for modules: the script's directory, else its own."""
+        """Return the first directory of the module path: the script's, else the working directory."""
         words = iter(self.command[1:])
         for word in words:
             if not word.startswith("-"):
@@ -90,7 +95,7 @@ class Process(NamedTuple):
 
 
 def look(python: str, *, first: str, environment: Mapping[str, str], directory: str = "/") -> Interpreter:
-    """Ask an interpreter what `import exporter` would find, in `first` and then on its path; imports our version only."""
+    """Return what `import exporter` finds in an interpreter, in `first` and then on the module path."""
     command = [python, "-c", _LOOK, first]
     try:
         answer = subprocess.run(  # the job's own interpreter
@@ -98,11 +103,11 @@ def look(python: str, *, first: str, environment: Mapping[str, str], directory: 
         )
         return Interpreter(**json.loads(answer.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return Interpreter(error=f"it cannot be asked: {error!r}")
+        return Interpreter(error=f"the interpreter does not start: {error!r}")
 
 
 def remedy(python: str, site: str) -> str:
-    """How to give an interpreter this package, without an index and without a build."""
+    """Return the command that installs this package for an interpreter, without an index and without a build."""
     root = PACKAGE.parent
     described = [*root.glob("training_exporter*.egg-info"), *root.glob("training_exporter-*.dist-info")]
     if (root / "pyproject.toml").exists():
@@ -113,7 +118,7 @@ def remedy(python: str, site: str) -> str:
 
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
-    """Why a job records nothing; None when it does or did, and when none of its processes is Python."""
+    """Return why a job records nothing; None if the job has recorded, or has no Python process."""
     processes = _tree(pid)
     if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
         return None
@@ -128,41 +133,47 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
     return None
 
 
-def _tree(pid: int) -> list[Process]:
-    """A process and its descendants, parents first; those that cannot be looked at are left out."""
-    found: list[Process] = []
+def _tree(pid: int) -> list[JobProcess]:
+    """Return a process and its descendants, parents first, without unreadable processes."""
+    found: list[JobProcess] = []
     with suppress(psutil.Error):
         top = psutil.Process(pid)
         for each in (top, *top.children(recursive=True)):
             with suppress(psutil.Error):
-                found.append(Process(each.pid, each.cmdline(), each.environ(), each.cwd()))
+                found.append(JobProcess(each.pid, each.cmdline(), each.environ(), each.cwd()))
     return found
 
 
-def _of_environment(process: Process, python: str, feed_directory: Path) -> Silence | None:
-    given, elsewhere = process.environment, "choose another with --feed.dir"
+def _silence(reason: str, described: Described) -> Silence:
+    return Silence(reason, described.found, described.remedy)
+
+
+def _of_environment(process: JobProcess, python: str, feed_directory: Path) -> Silence | None:
+    given = process.environment
     if given.get("EXPORTER_DISABLED") == "1":
-        return Silence("turned_off", f"EXPORTER_DISABLED=1 is set for {python}", "unset it for the job")
+        return _silence("turned_off", diagnoses.DISABLED.describe(python=python))
     if given.get("EXPORTER_AUTO") == "0":
-        found = f"EXPORTER_AUTO=0 is set for {python}, and its code records nothing"
-        return Silence("turned_off", found, "unset it for the job")
+        return _silence("turned_off", diagnoses.AUTO_DISABLED.describe(python=python))
     if given.get("EXPORTER_FEED_DIR") != str(feed_directory):
-        wanted = f"pass EXPORTER_AUTO=1 and EXPORTER_FEED_DIR={feed_directory} on to it"
-        return Silence("environment", f"{python} was started without the environment of `run`", wanted)
+        described = diagnoses.OTHER_ENVIRONMENT.describe(python=python, directory=feed_directory)
+        return _silence("environment", described)
     try:
         full = os.statvfs(feed_directory).f_bavail == 0
     except OSError as error:
-        return Silence("feed_directory", f"{feed_directory}: {error.strerror}", elsewhere)
+        described = diagnoses.FEED_DIRECTORY_UNREADABLE.describe(
+            directory=feed_directory, error=error.strerror
+        )
+        return _silence("feed_directory", described)
     if full:
-        return Silence("feed_directory", f"{feed_directory} is full", f"free some space, or {elsewhere}")
+        return _silence("feed_directory", diagnoses.FEED_DIRECTORY_FULL.describe(directory=feed_directory))
     if not _may_write(feed_directory, process.pid):
-        found = f"{feed_directory} is not writable for the job's user"
-        return Silence("feed_directory", found, f"give it write access, or {elsewhere}")
+        described = diagnoses.FEED_DIRECTORY_NOT_WRITABLE.describe(directory=feed_directory)
+        return _silence("feed_directory", described)
     return None
 
 
 def _may_write(directory: Path, pid: int) -> bool:
-    """Whether the user of a process may create files there; ours is asked of the kernel, another's of the mode."""
+    """Return True if the user of a process may create files in a directory."""
     with suppress(OSError):
         user, found = Path(f"/proc/{pid}").stat().st_uid, directory.stat()
         if user not in {0, os.geteuid()}:
@@ -170,25 +181,22 @@ def _may_write(directory: Path, pid: int) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
-def _of_interpreter(process: Process, python: str) -> Silence:
+def _of_interpreter(process: JobProcess, python: str) -> Silence:
     first, environment, directory = process.import_directory, process.environment, process.directory
     seen = look(python, first=first, environment=environment, directory=directory)
     if seen.ours and not seen.error:
-        found = (
-            f"{python} has training-exporter, but no optimizer, loader, Stat or training call has come yet"
-        )
-        wanted = "docs/bridges.md says what is recorded automatically and what needs a call"
-        return Silence("nothing_told", found, wanted)
+        return _silence("nothing_told", diagnoses.NOTHING_RECORDED.describe(python=python, calls=CALLS))
     if seen.path and not seen.ours:
-        found = f"{python} imports {seen.path} as `exporter`, in place of training-exporter"
-        return Silence("shadowed", found, "rename that file or folder")
-    why = f": {seen.error}" if seen.error else ""
-    found = f"training-exporter is not installed for {python}{why}"
-    return Silence("not_installed", found, remedy(python, seen.site))
+        return _silence("shadowed", diagnoses.SHADOWED.describe(python=python, path=seen.path))
+    error = f": {seen.error}" if seen.error else ""
+    install = remedy(python, seen.site)
+    return _silence(
+        "not_installed", diagnoses.NOT_INSTALLED.describe(python=python, error=error, install=install)
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Ask about one job, and tell what is found."""
+    """Diagnose one job, and report the result."""
     pid, feed_directory, run, started, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
     if silence is not None and Path(path).exists():  # else the job has ended meanwhile

@@ -1,16 +1,16 @@
-"""The collectors, put together and scheduled as the configuration says, also when another takes its place.
+"""Schedule of the collectors, built from the configuration and rebuilt after a reload.
 
-Each is handed the others' latest values as callables, so that none waits for another.
+Collectors receive the latest values of others as callables, so that no collector waits for another.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.sections import GpuSection
@@ -36,30 +36,50 @@ from exporter.ledger.state.store import StateStore
 from exporter.replay.machines import collector_arguments
 
 FEED, ENERGY = "feed", "energy"
-"""The ledger's own collectors, which are not in the catalogue."""
+"""Collectors of the ledger, which are not in the catalogue."""
 
 LEDGER_DEADLINE_SECONDS = 10.0
 LEDGER_LANE = "ledger"
-"""Both write to the state directory, where both can hang."""
+"""Lane of both, because both write to the state directory and can hang there."""
 
 _C = TypeVar("_C", ProcessCollector, RaplCollector)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Scheduled(NamedTuple):
-    """What is to be scheduled: made anew when its options change, otherwise added again with other times."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Interval and deadline of a collector, in seconds."""
+
+    interval_seconds: float
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEntry:
+    """A row of the schedule: collectors are made again if their options change, and only rescheduled for new times."""
 
     name: str
-    options: Any
-    interval: float
-    deadline: float
     make: Callable[[], Sequence[AnyCollector]]
-    lane: str | None = None  # None for a thread of its own
+    times: Times
+    options: object = None
+    lane: str | None = None  # None means a thread of its own
+
+    def is_unchanged(self, before: ScheduleEntry) -> bool:
+        """Return True if options and times are those of the row before a reload."""
+        return self.options == before.options and self.times == before.times
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEntry:
+    """A row of the schedule with its collectors."""
+
+    entry: ScheduleEntry
+    collectors: Sequence[AnyCollector]
 
 
 class Wiring:
-    """Makes collectors, schedules them, and knows the latest of each kind that others ask; `gpu` is None without GPUs."""
+    """Builder of the schedule, with the sources that collectors read from each other; `gpu` is None without GPUs."""
 
     def __init__(
         self,
@@ -76,7 +96,7 @@ class Wiring:
         self._pages = state
         self._linger_seconds = configuration.feed.linger
         self._had_members = False
-        self._running: dict[str, tuple[Scheduled, Sequence[AnyCollector]]] = {}
+        self._running: dict[str, RunningEntry] = {}
         self._settings = settings = configuration.energy  # at the start
         boot = _BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
@@ -104,59 +124,78 @@ class Wiring:
         )
 
     def follow(self, configuration: Configuration) -> None:
-        """Schedule what is enabled; what stays as it was keeps its block, its verdict and a pass under way."""
-        wanted = {each.name: each for each in self._wanted(configuration)}
+        """Schedule the enabled collectors; an unchanged one keeps its series, its result and its running pass."""
+        wanted = {entry.name: entry for entry in self._wanted(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
-        kept: dict[str, Sequence[AnyCollector]] = {}  # those that only get other times
-        for name, (before, collectors) in list(self._running.items()):
+        rescheduled: dict[str, Sequence[AnyCollector]] = {}
+        for name, running in list(self._running.items()):
             now = wanted.get(name)
-            if now is None or now[:4] != before[:4]:
+            if now is None or not now.is_unchanged(running.entry):
                 del self._running[name]
-                for collector in collectors:
+                for collector in running.collectors:
                     self._scheduler.remove(collector.name)
-                if now is not None and now.options == before.options:
-                    kept[name] = collectors
+                if now is not None and now.options == running.entry.options:
+                    rescheduled[name] = running.collectors
         if GpuCollector.name not in wanted:
             self._replace_gpus(None)
-        for name, each in wanted.items():
+        for name, entry in wanted.items():
             if name not in self._running:
-                made = kept.get(name) or each.make()
-                self._running[name] = each, made
-                for collector in made:
-                    self._scheduler.add(
-                        collector,
-                        interval_seconds=each.interval,
-                        deadline_seconds=each.deadline,
-                        lane=each.lane,
-                    )
+                self._schedule(entry, rescheduled.get(name) or entry.make())
 
-    def _wanted(self, configuration: Configuration) -> Iterator[Scheduled]:
+    def _schedule(self, entry: ScheduleEntry, collectors: Sequence[AnyCollector]) -> None:
+        self._running[entry.name] = RunningEntry(entry, collectors)
+        for collector in collectors:
+            self._scheduler.add(
+                collector,
+                interval_seconds=entry.times.interval_seconds,
+                deadline_seconds=entry.times.deadline_seconds,
+                lane=entry.lane,
+            )
+
+    def _wanted(self, configuration: Configuration) -> Iterator[ScheduleEntry]:
         feed, gpu, energy = configuration.feed, configuration.gpu, configuration.energy
-        yield Scheduled(FEED, None, feed.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._jobs], LEDGER_LANE)
+        yield ScheduleEntry(
+            name=FEED,
+            make=lambda: [self._jobs],
+            times=Times(interval_seconds=feed.interval, deadline_seconds=LEDGER_DEADLINE_SECONDS),
+            lane=LEDGER_LANE,
+        )
         for entry in (*CATALOGUE, EXTRA):
             settings = configuration.collectors[entry.name]
             if settings.enabled:
-                options = settings.own_options()
-                make = partial(self._made, entry, options)
-                yield Scheduled(entry.name, options, settings.interval, settings.deadline, make, entry.lane)
+                yield ScheduleEntry(
+                    name=entry.name,
+                    make=partial(self._made, entry, settings.own_options()),
+                    times=Times(
+                        interval_seconds=settings.interval, deadline_seconds=settings.effective_deadline
+                    ),
+                    options=settings.own_options(),
+                    lane=entry.lane,
+                )
         if gpu.enabled:
-            # Other times need no new child.
-            same = replace(gpu, interval=1.0, deadline=1.0)
-            make = partial(self._made_gpus, gpu)
-            yield Scheduled(GpuCollector.name, same, gpu.interval, gpu.deadline, make)
+            yield ScheduleEntry(
+                name=GpuCollector.name,
+                make=partial(self._made_gpus, gpu),
+                times=Times(interval_seconds=gpu.interval, deadline_seconds=gpu.effective_deadline),
+                options=replace(gpu, interval=1.0, deadline=1.0),  # other times need no new NVML child
+            )
         if energy.enabled:
-            yield Scheduled(
-                ENERGY, energy, energy.interval, LEDGER_DEADLINE_SECONDS, lambda: [self._energy], LEDGER_LANE
+            yield ScheduleEntry(
+                name=ENERGY,
+                make=lambda: [self._energy],
+                times=Times(interval_seconds=energy.interval, deadline_seconds=LEDGER_DEADLINE_SECONDS),
+                options=energy,
+                lane=LEDGER_LANE,
             )
 
     def job_came(self) -> bool:
-        """Whether there are processes of a job since the last question, and were none before."""
+        """Return True at the first call after processes of a job have appeared."""
         had, self._had_members = self._had_members, bool(self._members())
         return self._had_members and not had
 
     def close(self) -> None:
-        """Let go of the GPUs, and let another exporter of this machine count its energy."""
+        """Stop the GPU collector, and release the lock on the machine's energy counters."""
         self._replace_gpus(None)
         self._lock.release()
 
@@ -200,11 +239,10 @@ class Wiring:
         if made is not None:
             made.start()
 
-    # What they ask each other ---------------------------------------------------------------------------
-
     def _of(self, kind: type[_C]) -> _C | None:
-        """The collector of a kind, while it runs."""
-        _, collectors = self._running.get(kind.name, (None, ()))
+        """Return the running collector of a kind, or None."""
+        running = self._running.get(kind.name)
+        collectors = () if running is None else running.collectors
         return next((each for each in collectors if isinstance(each, kind)), None)
 
     def _members(self) -> Sequence[Member]:

@@ -1,4 +1,4 @@
-"""Catalogue of the collectors, with their intervals, lanes and options; the configuration is made from it."""
+"""Catalogue of the collectors, with intervals, lanes and options; the source of the configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from exporter.families import FamilySpec
 LOCAL_LANE = "local"
 """Lane of the collectors of /proc and /sys, which share one thread."""
 BOUNDED_LANE = "bounded"
-"""Lane of collectors that are slow but bound their time themselves, such as by a thread per statvfs call."""
+"""Lane of slow collectors that bound the time of a pass themselves, such as by a thread per statvfs call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Timing:
 
 LOCAL = Timing(10.0, 8.0)
 ENERGY = Timing(5.0, 4.0)
-"""Registers that wrap, and the use by which their energy is divided."""
+"""Energy registers, which wrap, and the use by which the energy is divided."""
 REMOTE = Timing(15.0, 10.0)
-"""Filesystems, whose servers have to answer, and other slow sources."""
+"""Filesystems, which may wait for a server, and other slow sources."""
 RARE = Timing(60.0, 20.0)
 
 
@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class CollectorEntry:
-    """Configurable collector: its name, which is also the label `collector`, its factory and its defaults."""
+    """Configurable collector: name (also the label `collector`), factory and defaults."""
 
     name: str
     factory: Callable[..., Any]
@@ -113,11 +113,13 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(MemoryCollector, "Use of memory, swap, page faults, out-of-memory kills, /dev/shm."),
     _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
     _entry(HardwareCollector, "Number of CPUs.", timing=RARE),
-    _entry(CgroupCollector, "The job's cgroup: its CPU and memory limits, and its use of them."),
+    _entry(
+        CgroupCollector, "CPU and memory limits of the job's cgroup, and the use that counts against them."
+    ),
     _entry(
         DiskCollector,
-        "Reads and writes of the disks, and their time.",
-        Setting("partitions", default=False, help="Also show partitions. Their disk counts the same I/O."),
+        "Reads, writes and busy time of the disks.",
+        Setting("partitions", default=False, help="Also show partitions. The disk counts the same I/O."),
         *_devices(DISKS_EXCLUDE),
     ),
     _entry(

@@ -36,6 +36,32 @@ class GpuProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuListing:
+    """Processes on one GPU at a moment."""
+
+    uuid: str
+    at: float  # monotonic time
+    processes: tuple[GpuProcessUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLife:
+    """Begin and end of a process on the monotonic clock; `ended` is None while the process lives."""
+
+    pid: int
+    began: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyPoint:
+    """Energy of a device at a moment."""
+
+    at: float  # monotonic time
+    joules: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunUse:
     """What the living processes of one run on this machine use."""
 
@@ -80,6 +106,7 @@ class EnergyReading:
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
+    history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; of GPUs only
 
 
 Rows = dict[tuple[str, ...], tuple[float | None, ...]]

@@ -32,9 +32,9 @@ ABSENT = frozenset(
         errno.ENODEV,
         errno.ENXIO,
         errno.EOPNOTSUPP,  # /proc/pressure with psi=0
-        errno.ESRCH,  # an open file of a process that has ended
+        errno.ESRCH,  # an open file of an ended process
         errno.EINVAL,  # drivers without such a counter
-        errno.ENODATA,  # a sensor without a value at the moment
+        errno.ENODATA,  # a sensor without a value now
         errno.EAGAIN,
         errno.EBUSY,
     )
@@ -51,7 +51,7 @@ def procfs() -> Path:
 
 @contextmanager
 def source(collected: Collected, name: Path | str) -> Iterator[None]:
-    """Read one source: a missing source is noted as unsupported, a failure is a problem of this source alone."""
+    """Read a source: a missing source is noted as unsupported, a failure is a problem of this source alone."""
     try:
         yield
     except CollectError as error:
@@ -78,7 +78,7 @@ def malformed(name: Path | str, error: Exception) -> CollectError:
 def parse(name: Path | str, parser: Callable[[str], _T], text: str) -> _T:
     """Return `parser(text)`; raises CollectError (malformed) if the parser raises ValueError or LookupError.
 
-    A parser handles nothing but the text: an exception of either kind is then a fault of the file.
+    A parser handles only the text: an exception of either kind is a fault of the file.
     """
     try:
         return parser(text)
@@ -110,7 +110,7 @@ def read_file(path: Path) -> str:
 
 
 def read_optional(path: Path) -> str | None:
-    """Return the content of a kernel file; None if there is no file or no reading now; raises OSError."""
+    """Return the content of a kernel file; None if the file is missing or has no value now; raises OSError."""
     try:
         return read_file(path)
     except OSError as error:
@@ -120,7 +120,7 @@ def read_optional(path: Path) -> str | None:
 
 
 def list_directory(directory: Path) -> list[str]:
-    """Return the names in a directory, sorted; an empty list if there is no directory; raises OSError."""
+    """Return the names in a directory, sorted; an empty list if the directory is missing; raises OSError."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
@@ -150,7 +150,7 @@ def printable(text: str) -> str:
 
 
 class Selection:
-    """Names that match a shell-style pattern of one list and no pattern of another; `*` also matches `/`."""
+    """Names that match an include pattern and no exclude pattern of the shell's style; `*` also matches `/`."""
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str] = ()) -> None:
         # An empty list matches nothing, not even the empty name.

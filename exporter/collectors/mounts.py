@@ -15,7 +15,7 @@ _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo; names that are not UTF-8 hold surrogates, as system calls need them.
+    """Line of mountinfo; names that are not UTF-8 hold surrogates, as system calls need them.
 
     Source: Documentation/filesystems/proc.rst, "/proc/<pid>/mountinfo".
     """
@@ -36,7 +36,7 @@ class Mount:
 
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
-    """Return the mounts of a mountinfo in the kernel's order, all or those of some types; raises ValueError."""
+    """Return the mounts of a mountinfo in the kernel's order, all or of some types; raises ValueError."""
     wanted = [f" - {fs_type} " for fs_type in fs_types]
     return [
         _mount(line)
@@ -46,10 +46,10 @@ def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
 
 
 def visible(mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the mounts that no other mount covers; a covered path leads to another filesystem.
+    """Return the mounts that no other mount covers; a covered path leads to the covering filesystem.
 
-    Of two mounts with the same parent, the mount further up in the tree covers the mount below it: a mount that was there
-    first would be the parent. A mount on the very path of another mount covers that mount.
+    Of two mounts with the same parent, the mount further up in the tree covers the mount below it: an earlier
+    mount would be the parent. A mount on the path of a mount covers that mount.
     """
     by_id = {mount.id: mount for mount in mounts}
     beside: dict[int, set[str]] = {}
@@ -66,7 +66,9 @@ def visible(mounts: Sequence[Mount]) -> list[Mount]:
             return False
         ancestors: set[int] = set()
         step: Mount | None = mount
-        while step is not None and step.id not in ancestors:  # the root mount may be its own parent
+        while (
+            step is not None and step.id not in ancestors
+        ):  # the parent of the root mount may be the root mount
             ancestors.add(step.id)
             step = by_id.get(step.parent)
         return shadowed.isdisjoint(ancestors)

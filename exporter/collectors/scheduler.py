@@ -1,10 +1,10 @@
-"""Scheduler: calls every collector at its interval, with a deadline, in daemon threads.
+"""Scheduler of the collectors, with intervals, deadlines and daemon threads.
 
-A lane is a thread that runs its collectors one after another. Local collectors of /proc and /sys share a lane; a collector
-that can hang in a server or a driver has a lane of its own. A watchdog reports a pass that is past its deadline, gives the
-other collectors of the lane a new thread, and withdraws a block that was not renewed for `max(3 intervals, interval +
-deadline)`: a gap instead of a frozen value. A collector is never called while its previous call has not returned, not even
-after it was removed and added again.
+A lane is a thread that runs collectors in sequence. Local collectors of /proc and /sys share a lane; collectors that can hang in a
+server or a driver have a lane each. A watchdog reports passes that are past the deadline, starts a new thread for the other
+collectors of the lane, and withdraws blocks that were not renewed for `max(3 intervals, interval + deadline)`: the page has a gap
+instead of a frozen value. A collector is never called before the previous call has returned, not even after the collector was
+removed and added again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from exporter.families import AnyCollector, Collected
 LOG = logging.getLogger("exporter.collectors")
 
 WATCH_SECONDS = 1.0
-"""Longest time between two looks of the watchdog; shorter deadlines shorten it."""
+"""Longest interval of the watchdog; shorter deadlines shorten the interval."""
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One thread and the collectors that it runs; guarded by the scheduler's lock."""
+    """A thread and the collectors of the thread; guarded by the scheduler's lock."""
 
     name: str
     wake: threading.Condition
@@ -47,7 +47,7 @@ class Lane:
 
 @dataclass(slots=True)
 class PassResult:
-    """Families and problems of one pass."""
+    """Families and problems of a pass."""
 
     families: Sequence[Metric] = ()
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Scheduler:
     ) -> None:
         self._publish = publish
         self._withdraw = withdraw
-        self._lock = threading.Lock()  # guards everything below; never held while a collector runs
+        self._lock = threading.Lock()  # guards the fields below; never held while a collector runs
         self._origin = time.monotonic()
         self._tasks: dict[str, CollectorTask] = {}  # by name, removed ones included
         self._lanes: dict[str, Lane] = {}
@@ -102,7 +102,7 @@ class Scheduler:
             place.wake.notify_all()
 
     def remove(self, name: str) -> None:
-        """Unschedule a collector and withdraw its block; the result of a running pass is discarded."""
+        """Remove a collector and withdraw the block; the result of a running pass is discarded."""
         with self._lock:
             task = self._tasks.get(name)
             if task is None:
@@ -112,7 +112,7 @@ class Scheduler:
         self._withdraw_stale(task)
 
     def start(self) -> None:
-        """Start the threads, once; raises StartError if the system has no threads left."""
+        """Start the threads; raises StartError if the system has no threads left."""
         with self._lock:
             started = [self._start_lane(lane) for lane in self._lanes.values() if lane.scheduled()]
             self._started = True
@@ -128,9 +128,9 @@ class Scheduler:
             )
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """Stop the threads; a collector that has not returned after the timeout is left in its daemon thread.
+        """Stop the threads; a collector that has not returned after the timeout remains in a daemon thread.
 
-        Nothing is published or withdrawn afterwards: the last blocks remain for the last scrape.
+        Later results are neither published nor withdrawn: the last blocks remain for the last scrape.
         """
         self._stopping.set()
         with self._lock:
@@ -143,7 +143,7 @@ class Scheduler:
                 thread.join(max(0.0, end - time.monotonic()))
 
     def run_soon(self, name: str) -> None:
-        """Run a collector now, or after its present pass; an unknown name is ignored."""
+        """Run a collector now, or after the present pass; an unknown name is ignored."""
         with self._lock:
             task = self._tasks.get(name)
             if task is not None and task.collector is not None:
@@ -171,7 +171,7 @@ class Scheduler:
         return self._lanes.setdefault(name, Lane(name, threading.Condition(self._lock)))
 
     def _start_lane(self, lane: Lane) -> bool:
-        """Give a lane a new thread; an earlier thread ends when its collector returns."""
+        """Start a new thread for a lane; an earlier thread ends when the collector returns."""
         thread = threading.Thread(
             target=self._serve, args=(lane,), name=f"exporter-{lane.name}"[:15], daemon=True
         )
@@ -186,7 +186,7 @@ class Scheduler:
         return True
 
     def _serve(self, lane: Lane) -> None:
-        """Run the collectors of a lane until the scheduler stops or another thread serves the lane."""
+        """Run the collectors of a lane until the scheduler stops or a new thread serves the lane."""
         thread = threading.current_thread()
         while True:
             with self._lock:
@@ -245,7 +245,7 @@ class Scheduler:
     # Watchdog --------------------------------------------------------------------------------------------
 
     def _withdraw_stale(self, task: CollectorTask) -> None:
-        """Withdraw a stale block, unless a new one is being published."""
+        """Withdraw a stale block, unless a new block is being published."""
         if task.delivery.acquire(blocking=False):
             try:
                 with self._lock:
@@ -273,7 +273,7 @@ class Scheduler:
                     self._withdraw_stale(task)
 
     def _replace_thread(self, lane: Lane, late: CollectorTask) -> None:
-        """Start another thread for the other collectors of the lane of a late one."""
+        """Start a new thread for the other collectors of the lane of a late collector."""
         if late.runner is lane.thread and any(task is not late for task in lane.scheduled()):
             self._start_lane(lane)
 
@@ -283,7 +283,7 @@ class Scheduler:
 
 
 def _collect(collector: AnyCollector) -> PassResult:
-    """Return the result of one call of a collector; any exception is the failure of this collector alone."""
+    """Return the result of a call; an exception is the failure of this collector alone."""
     try:
         collected = collector.collect()
         families = tuple(map(_checked, collected))  # the iteration may be lazy and fail
@@ -303,7 +303,7 @@ def _checked(metric: Metric) -> Metric:
 
 
 def _internal(error: BaseException) -> tuple[str, str]:
-    """Return the problem of an error in the collector's own code; the debug log has the traceback."""
+    """Return the problem of an error in a collector's code; the debug log has the traceback."""
     LOG.debug("internal error of a collector", exc_info=error)
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -1,6 +1,6 @@
-"""Verdict, age and counters of a collector, apart from its data.
+"""Verdict, age and counters of a collector.
 
-The families here remain when the collector's own series disappear.
+The families of this module remain when the collector's own series disappear.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from exporter.families import Collected, FamilySpec
 
 @dataclass(frozen=True, slots=True)
 class CollectorStatus:
-    """State of one collector at one moment."""
+    """State of a collector at one time."""
 
     name: str
-    success: bool | None  # verdict of the last pass; None before the first has ended
+    success: bool | None  # verdict of the last pass; None before the first
     reason: str  # reasons of the failure, joined by commas; "" after a success
     message: str  # the problems in words
     age_seconds: float | None  # of the published block; None if nothing is published
@@ -30,7 +30,7 @@ class CollectorStatus:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters of a collector's name, which continue after its removal: a counter must not step back."""
+    """Counters of a collector name, which continue after a removal: a counter must not step back."""
 
     duration_seconds: float = 0.0
     timeouts: int = 0
@@ -43,7 +43,7 @@ SUCCESS = FamilySpec(
     type="gauge",
     labels=("collector",),
     help=(
-        "1 if the last pass of the collector read all of its sources, else 0. Absent before the end of the first pass."
+        "1 if the last pass of the collector read all sources, 0 after a problem. Absent before the end of the first pass."
     ),
     source="last pass",
 )
@@ -53,7 +53,7 @@ LAST_DURATION = FamilySpec(
     unit="seconds",
     labels=("collector",),
     help=(
-        "Duration of the last pass, or of a pass that is past its deadline. Absent before the end of the first pass."
+        "Duration of the last pass, or of a pass that is past the deadline. Absent before the end of the first pass."
     ),
     source="monotonic clock",
 )
@@ -70,14 +70,14 @@ LAST_SUCCESS = FamilySpec(
     type="gauge",
     unit="seconds",
     labels=("collector",),
-    help="Unix time at which the last pass that read all of its sources ended. Absent before the first such pass.",
+    help="Unix time of the end of the last pass that read all sources. Absent before the first such pass.",
     source="wall clock",
 )
 TIMEOUTS = FamilySpec(
     name="exporter_collector_timeouts_total",
     type="counter",
     labels=("collector",),
-    help="Passes that had not returned at their deadline; a pass that hangs for hours counts once.",
+    help="Passes that had not returned at the deadline; a pass that hangs for hours counts once.",
     source="scheduler",
 )
 INTERVAL = FamilySpec(

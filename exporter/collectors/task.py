@@ -1,4 +1,4 @@
-"""State of one scheduled collector: its times, its verdict and its counters."""
+"""Schedule, verdict and counters of one collector."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Problems = Sequence[tuple[str, str]]
 
 @dataclass(slots=True, eq=False)
 class CollectorTask:
-    """The schedule of one collector name, which outlives the collector; guarded by the scheduler's lock."""
+    """Schedule of a collector name, which remains after the collector is removed; guarded by the scheduler's lock."""
 
     name: str
-    lane: str = ""  # name of the lane that runs the collector
+    lane: str = ""  # name of the lane
     collector: AnyCollector | None = None  # None if no collector of this name is scheduled
     interval_seconds: float = 0.0
     deadline_seconds: float = 0.0
@@ -32,7 +32,7 @@ class CollectorTask:
     runner: threading.Thread | None = None  # thread of the present or last pass
     due: float = -math.inf
     running_since: float | None = None
-    expired: bool = False  # the present pass is past its deadline
+    expired: bool = False  # the present pass is past the deadline
     published_at: float | None = None
     published_by: AnyCollector | None = None
     problems: Problems | None = None  # of the last pass; None before the end of the first
@@ -50,16 +50,16 @@ class CollectorTask:
         self.problems = [("timeout", "a previous pass has not returned")] if hangs else None
 
     def next_due(self, origin: float, now: float) -> float:
-        """Return the next moment of the interval's grid, at least half an interval away.
+        """Return the next time on the grid of the interval, at least half an interval later.
 
-        All collectors of one interval share the grid, so that they wake the process together.
+        Collectors with the same interval share the grid and wake the process together.
         """
         interval = self.interval_seconds
         due = origin + (math.floor((now - origin) / interval) + 1) * interval
         return due + interval if due - now < interval / 2 else due
 
     def is_late(self, now: float) -> bool:
-        """Return whether the present pass is past its deadline."""
+        """Return whether the present pass is past the deadline."""
         return self.running_since is not None and now - self.running_since >= self.deadline_seconds
 
     def is_stale(self, now: float) -> bool:
@@ -69,7 +69,7 @@ class CollectorTask:
         return late or self.published_by is not self.collector
 
     def note_unsupported(self, unsupported: Sequence[str]) -> None:
-        """Record the missing sources of a published pass and log each once."""
+        """Record the missing sources of a published pass, and log each source once."""
         self.unsupported = tuple(unsupported)
         for missing in dict.fromkeys(unsupported):
             if missing not in self.logged:
@@ -108,5 +108,5 @@ class CollectorTask:
 
 
 def message_of(problems: Problems) -> str:
-    """Return problems as one line."""
+    """Return the problems as a line of text."""
     return "; ".join(f"{message} ({reason})" for reason, message in problems)

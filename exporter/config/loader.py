@@ -36,6 +36,9 @@ from exporter.errors import ConfigurationError, Problem
 MAX_BYTES = 256 * 1024
 """Size limit of one file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""
 
+MAX_DEPTH = 32
+"""Nested mappings and lists of one file; the configuration has five levels."""
+
 _T = TypeVar("_T")
 _BAD: Any = object()  # what a conversion gives that has reported a problem
 _START = yaml.Mark("", 0, 0, 0, "", 0)
@@ -49,9 +52,10 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            found = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
-            raise ConfigurationError([Problem(source, line, None, found)]) from None
+            before = error.object[: error.start].decode("utf-8")
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            message = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
+            raise ConfigurationError([Problem(source, line, column, message)]) from None
     root = _compose(text.removeprefix("\ufeff"), source)
     if root is None or _is_null(root):
         root = yaml.MappingNode("", [], _START)
@@ -161,15 +165,23 @@ def choices(base: Any) -> dict[Any, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes; without aliases, a file's size bounds the work that it can cause."""
+    """Composer of nodes; without aliases, and with a limited depth, the size of a file bounds the work."""
+
+    depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node; raises MarkedYAMLError for an alias and beyond the largest depth."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML leaves it out
         mark = event.start_mark
         if type(event) is yaml.AliasEvent:
             message = f"alias *{event.anchor}: aliases are not supported, write the value out"
             raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
-        return super().compose_node(parent, index)
+        if self.depth >= MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def _compose(text: str, source: str) -> yaml.Node | None:

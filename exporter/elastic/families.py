@@ -15,7 +15,7 @@ from exporter.elastic.agent import GROUP, PLATFORM, Record
 from exporter.errors import DefinitionError
 from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.stat import Stat, metric
 from exporter.recording.values import Aggregation
 
@@ -127,7 +127,7 @@ class MetricStats:
                 record = self._recorder(named, pair)
             except DefinitionError as error:  # its family is another pair's, another Stat's or the exporter's
                 told = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
-                tell_once(told, f"{told}: {error}")
+                log_once(told, f"{told}: {error}")
                 record = refuse("collision")
         self._records[pair] = record
         return record

@@ -23,7 +23,7 @@ from exporter.monitor.events import STAT_EVENT, Event, check_name, log_event
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS
 from exporter.recording.events import EVENTS
 from exporter.recording.limits import LONGEST_NAME
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat
@@ -302,7 +302,7 @@ def _recorded(
         known = REGISTRY.find(own)
         if known is not None:
             return known.add  # another definition of the same name was first; they share its families
-        tell_once(f"monitor {own}", f"the torch.monitor Stat {name!r} is not published: {error}")
+        log_once(f"monitor {own}", f"the torch.monitor Stat {name!r} is not published: {error}")
         return deque[float](maxlen=0).append
 
 

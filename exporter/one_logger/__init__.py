@@ -1,37 +1,196 @@
-"""One-logger's module, name for name, without its dependencies; `exporter.training` offers all of it too.
+"""Compatibility module for NVIDIA's one-logger, without its dependencies.
 
-What is told goes the way of `exporter.training`, which knows this package only as its telemetry.
+Every public name of every module of `nv_one_logger` is here; the modules have the same names below this package, so that
+replacing `nv_one_logger` with `exporter.one_logger` is sufficient. `exporter.one_logger.migrate` does so for source files.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from exporter.errors import ExportError, OneLoggerError
+from exporter.one_logger.config import LoggerConfig, OneLoggerConfig, TelemetryConfig, TrainingTelemetryConfig
+from exporter.one_logger.export_config import ExporterConfig, ExporterConfigManager
+from exporter.one_logger.exporters import (
+    BaseExporter,
+    BaseJsonExporter,
+    Exporter,
+    FileExporter,
+    LoggerExporter,
+)
+from exporter.one_logger.names import (
+    DEFAULT_SPANS_EXPORT_BLACKLIST,
+    ApplicationType,
+    CheckPointStrategy,
+    CheckPointType,
+    ExportCustomizationMode,
+    NVTXColor,
+    OneLoggerErrorHandlingStrategy,
+    RecordType,
+    StandardEventAttributeName,
+    StandardEventName,
+    StandardSpanAttributeName,
+    StandardSpanName,
+    StandardTrainingJobEventName,
+    StandardTrainingJobSpanName,
+)
+from exporter.one_logger.provider import OneLoggerProvider, TrainingTelemetryProvider
+from exporter.one_logger.recorders import DefaultRecorder, Recorder
+from exporter.one_logger.standard_attributes import (
+    CheckpointSaveSpanAttributes,
+    OneLoggerInitializationAttributes,
+    SaveCheckpointSuccessEventAttributes,
+    SyncCheckpointMetricsUpdateAttributes,
+    TestingMetricsUpdateAttributes,
+    TrainingLoopAttributes,
+    TrainingMetricsUpdateAttributes,
+    TrainingTelemetryAttributes,
+    ValidationMetricsUpdateAttributes,
+)
+from exporter.one_logger.timed_span import timed_span
+from exporter.one_logger.timers import MetricSummarizer, MultiWindowTimer, Timer
+from exporter.one_logger.training_recorder import TrainingRecorder, get_recorder
+from exporter.recording.conversion import AttributeValue
+from exporter.training.api import (
+    application,
+    checkpoint_load,
+    checkpoint_save,
+    dataloader_init,
+    model_init,
+    optimizer_init,
+    testing_loop,
+    training_iteration,
+    training_loop,
+    validation_iteration,
+    validation_loop,
+)
+from exporter.training.attributes import (
+    Attribute,
+    Attributes,
+    EventName,
+    SpanName,
+    TracingTimestamp,
+    assert_that,
+)
+from exporter.training.callbacks import (
+    on_app_end,
+    on_app_start,
+    on_dataloader_init_end,
+    on_dataloader_init_start,
+    on_distributed_init_end,
+    on_distributed_init_start,
+    on_load_checkpoint_end,
+    on_load_checkpoint_start,
+    on_model_init_end,
+    on_model_init_start,
+    on_optimizer_init_end,
+    on_optimizer_init_start,
+    on_save_checkpoint_end,
+    on_save_checkpoint_start,
+    on_save_checkpoint_success,
+    on_testing_end,
+    on_testing_start,
+    on_train_end,
+    on_train_start,
+    on_training_single_iteration_end,
+    on_training_single_iteration_start,
+    on_validation_end,
+    on_validation_single_iteration_end,
+    on_validation_single_iteration_start,
+    on_validation_start,
+)
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
-from exporter.errors import ExportError as ExportError
-from exporter.errors import OneLoggerError as OneLoggerError
-from exporter.one_logger import callbacks as _callbacks
-from exporter.one_logger.callbacks import *  # noqa: F403  # made from the table of kinds
-from exporter.one_logger.config import *  # noqa: F403
-from exporter.one_logger.exporters import *  # noqa: F403
-from exporter.one_logger.names import *  # noqa: F403
-from exporter.one_logger.provider import *  # noqa: F403
-from exporter.one_logger.recorder import *  # noqa: F403
-from exporter.one_logger.timers import *  # noqa: F403
-from exporter.training.attributes import *  # noqa: F403
-from exporter.training.spans import *  # noqa: F403
-
-_NAMES = """
-    ApplicationType Attribute AttributeValue Attributes BaseExporter BaseJsonExporter CheckPointStrategy CheckPointType
-    CheckpointSaveSpanAttributes DEFAULT_SPANS_EXPORT_BLACKLIST DefaultRecorder ErrorEvent Event EventName
-    ExportCustomizationMode ExportError Exporter ExporterConfig ExporterConfigManager FileExporter LoggerConfig
-    LoggerExporter MetricSummarizer MultiWindowTimer NVTXColor OneLoggerConfig OneLoggerError
-    OneLoggerErrorHandlingStrategy OneLoggerInitializationAttributes OneLoggerProvider RecordType Recorder
-    SaveCheckpointSuccessEventAttributes Span SpanName StandardEventAttributeName StandardEventName
-    StandardSpanAttributeName StandardSpanName StandardTrainingJobEventName StandardTrainingJobSpanName
-    SyncCheckpointMetricsUpdateAttributes TelemetryConfig TelemetryDataError TestingMetricsUpdateAttributes Timer
-    TracingTimestamp TrainingLoopAttributes TrainingMetricsUpdateAttributes TrainingRecorder
-    TrainingTelemetryAttributes TrainingTelemetryConfig TrainingTelemetryProvider ValidationMetricsUpdateAttributes
-    assert_that get_recorder timed_span
-"""
-if not TYPE_CHECKING:
-    __all__ = [name for names in (_NAMES.split(), _callbacks.__all__) for name in names]
+__all__ = [
+    "DEFAULT_SPANS_EXPORT_BLACKLIST",
+    "ApplicationType",
+    "Attribute",
+    "AttributeValue",
+    "Attributes",
+    "BaseExporter",
+    "BaseJsonExporter",
+    "CheckPointStrategy",
+    "CheckPointType",
+    "CheckpointSaveSpanAttributes",
+    "DefaultRecorder",
+    "ErrorEvent",
+    "Event",
+    "EventName",
+    "ExportCustomizationMode",
+    "ExportError",
+    "Exporter",
+    "ExporterConfig",
+    "ExporterConfigManager",
+    "FileExporter",
+    "LoggerConfig",
+    "LoggerExporter",
+    "MetricSummarizer",
+    "MultiWindowTimer",
+    "NVTXColor",
+    "OneLoggerConfig",
+    "OneLoggerError",
+    "OneLoggerErrorHandlingStrategy",
+    "OneLoggerInitializationAttributes",
+    "OneLoggerProvider",
+    "RecordType",
+    "Recorder",
+    "SaveCheckpointSuccessEventAttributes",
+    "Span",
+    "SpanName",
+    "StandardEventAttributeName",
+    "StandardEventName",
+    "StandardSpanAttributeName",
+    "StandardSpanName",
+    "StandardTrainingJobEventName",
+    "StandardTrainingJobSpanName",
+    "SyncCheckpointMetricsUpdateAttributes",
+    "TelemetryConfig",
+    "TelemetryDataError",
+    "TestingMetricsUpdateAttributes",
+    "Timer",
+    "TracingTimestamp",
+    "TrainingLoopAttributes",
+    "TrainingMetricsUpdateAttributes",
+    "TrainingRecorder",
+    "TrainingTelemetryAttributes",
+    "TrainingTelemetryConfig",
+    "TrainingTelemetryProvider",
+    "ValidationMetricsUpdateAttributes",
+    "application",
+    "assert_that",
+    "checkpoint_load",
+    "checkpoint_save",
+    "dataloader_init",
+    "get_recorder",
+    "model_init",
+    "on_app_end",
+    "on_app_start",
+    "on_dataloader_init_end",
+    "on_dataloader_init_start",
+    "on_distributed_init_end",
+    "on_distributed_init_start",
+    "on_load_checkpoint_end",
+    "on_load_checkpoint_start",
+    "on_model_init_end",
+    "on_model_init_start",
+    "on_optimizer_init_end",
+    "on_optimizer_init_start",
+    "on_save_checkpoint_end",
+    "on_save_checkpoint_start",
+    "on_save_checkpoint_success",
+    "on_testing_end",
+    "on_testing_start",
+    "on_train_end",
+    "on_train_start",
+    "on_training_single_iteration_end",
+    "on_training_single_iteration_start",
+    "on_validation_end",
+    "on_validation_single_iteration_end",
+    "on_validation_single_iteration_start",
+    "on_validation_start",
+    "optimizer_init",
+    "testing_loop",
+    "timed_span",
+    "training_iteration",
+    "training_loop",
+    "validation_iteration",
+    "validation_loop",
+]

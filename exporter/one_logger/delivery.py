@@ -1,7 +1,7 @@
-"""Delivery: the way of spans and events from the recording to the exporters, each with its own thread and queue.
+"""Delivery of spans and events to the exporters, each on a thread and a queue of its own.
 
-An exporter that raises is asked again, after growing pauses; one that hangs or is slow costs its own records, which are
-counted. A forked child delivers nothing: what waits is its parent's, and so are the exporters' connections.
+A call that raises is repeated after increasing pauses. An exporter that hangs loses only records of its own, which are
+counted. A forked child delivers nothing: the queues and connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -9,287 +9,338 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from exporter.errors import DefinitionError, OneLoggerError
 from exporter.one_logger.exporters import Exporter
 from exporter.one_logger.names import DEFAULT_SPANS_EXPORT_BLACKLIST, ExportCustomizationMode
+from exporter.recording.conversion import safe_repr, to_name
 from exporter.recording.identity import clean_text
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.stat import metric
 from exporter.recording.worker import Counter, Worker
-from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that, name_of, shown
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that
+from exporter.training.recorder import TRAINING
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
 EXIT_SECONDS = 2.0
-"""The longest that an exiting process waits for the exporters."""
+"""Time that all exporters share when the process exits."""
 QUEUED_RECORDS = 10_000
-"""Records that may wait for one exporter; a job with default settings makes a few per second."""
+"""Capacity of an exporter's queue; a job with default settings produces a few records per second."""
 ATTEMPTS = 5
-"""Times that one record is offered before it is dropped, while others may still arrive."""
+"""Attempts to export one record."""
 FLUSHED_TOGETHER = 256
-"""Records that an exporter is given before `write_out` although more are waiting; else it is when none is."""
+"""Records after which `write_out` is called although the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
+DROP_REASONS = ("queue_full", "failed", "exit")
 
 
-class Filter:
-    """Which spans go to the exporters; `OneLoggerError` where the mode, ours or one-logger's, is none or takes no names."""
+class SpanFilter:
+    """Selection of exported spans by name.
+
+    Raises OneLoggerError: The mode is unknown, or EXPORT_ALL_SPANS is combined with names.
+    """
 
     def __init__(self, mode: ExportCustomizationMode = ALL, names: Iterable[SpanName] | None = None) -> None:
-        try:
+        try:  # by name: one-logger's own member is also accepted
             self.mode = ExportCustomizationMode[getattr(mode, "name", str(mode))]
         except KeyError:
             modes = ", ".join(each.name for each in ExportCustomizationMode)
             raise OneLoggerError(f"export_customization_mode must be one of {modes}, not {mode!r}") from None
-        self.names = frozenset([name_of(name) for name in names or ()])
-        usable = self.mode is not ALL or not self.names
-        assert_that(usable, "EXPORT_ALL_SPANS takes no span_name_filter beside it")
+        self.names = frozenset([to_name(name) for name in names or ()])
+        valid = self.mode is not ALL or not self.names
+        assert_that(valid, "EXPORT_ALL_SPANS takes no span_name_filter beside it")
 
     @classmethod
-    def default(cls) -> Filter:
-        """All but the short and frequent ones."""
+    def default(cls) -> SpanFilter:
+        """Return a filter that excludes short and frequent spans."""
         return cls(ExportCustomizationMode.BLACKLIST_SPANS, DEFAULT_SPANS_EXPORT_BLACKLIST)
 
     def wants(self, name: SpanName) -> bool:
-        """Tell whether a span of this name is exported."""
-        listed = self.mode is ExportCustomizationMode.WHITELIST_SPANS
-        return self.mode is ALL or (name_of(name) in self.names) is listed
+        """Return whether spans of this name are exported."""
+        whitelist = self.mode is ExportCustomizationMode.WHITELIST_SPANS
+        return self.mode is ALL or (to_name(name) in self.names) is whitelist
 
 
 class Delivery:
-    """Takes records to all exporters that are begun; whoever records calls it, from any thread."""
+    """Distribution of records to all exporters of one recorder; called from any thread."""
 
     def __init__(
         self,
         exporters: Iterable[Exporter],
-        filter: Filter | None = None,
+        filter: SpanFilter | None = None,
         *,
         bound: int = QUEUED_RECORDS,
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
     ) -> None:
-        self._filter = filter or Filter()
-        self._left_out: frozenset[str] = frozenset()
+        self._filter = filter or SpanFilter()
+        self._excluded_events: frozenset[str] = frozenset()
         self._process = os.getpid()
-        names: dict[str, int] = {}
-        self.outlets: list[Outlet] = []
+        numbers: dict[str, int] = {}
+        self.queues: list[ExportQueue] = []
         for each in exporters:
             name = clean_text(type(each).__qualname__.replace("<locals>.", ""))[:100]
-            names[name] = number = names.get(name, 0) + 1
+            numbers[name] = number = numbers.get(name, 0) + 1
             label = name if number == 1 else f"{name}-{number}"
-            self.outlets.append(Outlet(each, label, bound, first_pause_seconds))
+            self.queues.append(ExportQueue(each, label, bound, first_pause_seconds))
 
-    def begin(self) -> None:
-        """Start the exporters' threads, which initialise them."""
-        for outlet in self.outlets:
-            outlet.worker.put(("initialize",))
+    def start_exporters(self) -> None:
+        """Start the threads of the exporters, which initialize them."""
+        for queue in self.queues:
+            queue.worker.put(ExportCall("initialize"))
             _OPEN.add(self)
 
-    def leave_out(self, events: Iterable[str]) -> None:
+    def set_application_name(self, name: str) -> None:
+        """Set the application name of all exporters that have one."""
+        for queue in self.queues:
+            if hasattr(queue.exporter, "application_name"):
+                queue.exporter.application_name = name
+
+    def exclude_events(self, names: Iterable[str]) -> None:
         """Export no events of these names from now on."""
-        self._left_out = frozenset(events)
+        self._excluded_events = frozenset(names)
 
     def wants(self, name: SpanName) -> bool:
-        """Tell whether there is anybody to take a span of this name."""
-        return bool(self.outlets) and self._filter.wants(name) and os.getpid() == self._process
+        """Return whether spans of this name reach an exporter."""
+        return bool(self.queues) and self._filter.wants(name) and os.getpid() == self._process
 
     def start(self, span: Span) -> None:
-        """Take the start of a span."""
+        """Export the start of a span."""
         if self.wants(span.name):
             self._put("export_start", span.as_started(self._exported_parent(span)))
 
     def event(self, span: Span, event: Event) -> None:
-        """Take an event of a span."""
-        if event.name_str not in self._left_out:
-            self._tell("export_event", span, event)
+        """Export an event of a span."""
+        if event.name_str not in self._excluded_events and self.wants(span.name):
+            self._put("export_event", event, span.as_it_is(self._exported_parent(span)))
 
     def error(self, span: Span, event: ErrorEvent) -> None:
-        """Take an error of the application."""
-        self._tell("export_error", span, event)
+        """Export an error of the application."""
+        if self.wants(span.name):
+            self._put("export_error", event, span.as_it_is(self._exported_parent(span)))
 
     def stop(self, span: Span) -> None:
-        """Take the stop of a span that has stopped."""
-        self._tell("export_stop", span)
-
-    def _tell(self, method: str, span: Span, *event: Event) -> None:
+        """Export the stop of a span that has stopped."""
         if self.wants(span.name):
-            self._put(method, *event, span.as_it_is(self._exported_parent(span)))
+            self._put("export_stop", span.as_it_is(self._exported_parent(span)))
 
     def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
-        """Take an error of the telemetry itself; its type depends on whether an exporter has had anything."""
+        """Export a notice that records are missing."""
         if os.getpid() == self._process:
-            self._put("export_telemetry_data_error", message, attributes, TracingTimestamp.now())
+            kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+            error = TelemetryDataError(TracingTimestamp.now(), kind, message, attributes)
+            self._put("export_telemetry_data_error", error)
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Wait until the exporters have taken what waits now; says whether they have, within the time."""
-        deadline, here = monotonic() + timeout_seconds, os.getpid() == self._process
-        for outlet in self.outlets if here else ():
-            outlet.worker.put(("write_out",), bounded=False)
-        arrived = [outlet.worker.drain(deadline - monotonic()) for outlet in self.outlets if here]
-        return all(arrived)
+        """Wait until the exporters have processed all queued records; return False after the timeout."""
+        if os.getpid() != self._process:
+            return True
+        deadline = monotonic() + timeout_seconds
+        for queue in self.queues:
+            queue.worker.put(ExportCall("write_out"), bounded=False)
+        drained = [queue.worker.drain(deadline - monotonic()) for queue in self.queues]
+        return all(drained)
+
+    def close_exporters(self) -> None:
+        """Close the exporters after the queued records, without waiting; a later record initializes them again."""
+        if os.getpid() == self._process:
+            for queue in self.queues:
+                queue.worker.put(ExportCall("close"), bounded=False)
 
     def close(self, timeout_seconds: float = EXIT_SECONDS) -> None:
-        """Take nothing any more; what waits has so many seconds, then the exporters are closed."""
+        """Close the exporters once all queued records are processed, or after the timeout; drop later records."""
         _OPEN.discard(self)
         if os.getpid() == self._process:
             deadline = monotonic() + timeout_seconds
-            for wait in [outlet.finish() for outlet in self.outlets]:
+            for wait in [queue.finish() for queue in self.queues]:
                 wait(deadline - monotonic())
 
     def _exported_parent(self, span: Span) -> Span | None:
-        """Give the nearest span around it that is exported too."""
+        """Return the nearest enclosing span that is exported."""
         parent = span.parent_span
         while parent is not None and not self._filter.wants(parent.name):
             parent = parent.parent_span
         return parent
 
-    def _put(self, *record: Any) -> None:
-        for outlet in self.outlets:
-            outlet.put(record)
+    def _put(self, method: str, *arguments: Any) -> None:
+        for queue in self.queues:
+            queue.put(ExportCall(method, arguments))
 
 
 _OPEN: set[Delivery] = set()
-"""Those whose exporters run, also where the job has let go of them: what waits goes out at the end."""
+"""Deliveries with running exporters, including those of recorders that the job has discarded."""
 
 
 def flush_all(timeout_seconds: float = 5.0) -> bool:
-    """Wait until every exporter of this process has taken what waits now."""
+    """Wait until every exporter of this process has processed all queued records; return False after the timeout."""
     deadline = monotonic() + timeout_seconds
-    arrived = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
-    return all(arrived)
+    flushed = [delivery.flush(deadline - monotonic()) for delivery in list(_OPEN)]
+    return all(flushed)
 
 
 def close_all(timeout_seconds: float = EXIT_SECONDS) -> None:
-    """Close every delivery of this process; they share the time. Called when the recording has ended."""
+    """Close every delivery of this process within a shared timeout; called when the process exits."""
     deadline = monotonic() + timeout_seconds
     for delivery in list(_OPEN):
         delivery.close(deadline - monotonic())
 
 
-def _counter(what: str, **labels: str) -> Callable[[float], None]:
+def _counter(name: str, **labels: str) -> Callable[[float], None]:
     try:
-        return metric("counter", f"training.span.exporter.{what}", labels=labels)
-    except DefinitionError as error:  # too many series: the records go out all the same
-        tell_once("span exporter counts", f"an exporter of spans is not counted: {error}")
+        return metric("counter", f"training.span.exporter.{name}", labels=labels)
+    except DefinitionError as error:  # too many series: export without counting
+        log_once("span exporter counts", f"an exporter of spans is not counted: {error}")
         return lambda _value: None
 
 
-class Outlet:
-    """One exporter, counted under a name, and its worker; the pause doubles with each failure in a row."""
+@dataclass(frozen=True, slots=True)
+class ExportCall:
+    """Call of an exporter's method."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+class ExportQueue:
+    """Queue and thread of one exporter, with counters.
+
+    Args:
+        exporter: The exporter.
+        name: Label of the counters.
+        bound: Capacity.
+        first_pause_seconds: Pause after the first failure; doubled after each further failure.
+    """
 
     def __init__(self, exporter: Exporter, name: str, bound: int, first_pause_seconds: float) -> None:
         self.exporter = exporter
         self._name = name
         self._first_pause_seconds = first_pause_seconds
-        self.worker = Worker(self._take, name=f"spans-{name}", bound=bound)
-        self._hurry = threading.Event()  # the process ends: no pauses
-        self._initialized = self._arrived = self._abandoned = False
+        self.worker = Worker(self._process, name=f"spans-{name}", bound=bound)
+        self._closing = threading.Event()  # no pauses any more
+        self._initialized = self._closed = self._delivered_any = self._abandoned = False
         self._accepted, self._missed = Counter(), Counter()
-        self._settled = self._told = self._failures = self._unwritten = 0
-        self._delivered = _counter("records", exporter=name)
-        self._errors = _counter("errors", exporter=name)
-        reasons = ("queue_full", "failed", "exit")
-        self._dropped = {reason: _counter("dropped", exporter=name, reason=reason) for reason in reasons}
+        self._processed = self._reported_missed = self._failures = self._unwritten = 0
+        self._count_delivered = _counter("records", exporter=name)
+        self._count_error = _counter("errors", exporter=name)
+        self._count_dropped = {
+            reason: _counter("dropped", exporter=name, reason=reason) for reason in DROP_REASONS
+        }
 
-    def put(self, record: tuple[Any, ...]) -> None:
-        """Hand over one record, a method and its arguments; never raises, never waits."""
-        if self._hurry.is_set():
-            self._dropped["exit"](1)
-        elif self.worker.put(record):
+    def put(self, call: ExportCall) -> None:
+        """Queue a call; never raises, never waits."""
+        if self._closing.is_set():
+            self._count_dropped["exit"](1)
+        elif self.worker.put(call):
             self._accepted.bump()
         else:
             self._miss("queue_full")
 
     def _miss(self, reason: str) -> None:
         self._missed.bump()
-        self._dropped[reason](1)
+        self._count_dropped[reason](1)
 
     def finish(self) -> Callable[[float], None]:
-        """Ask the thread to end after what waits now; gives what waits for that and counts what was not taken by then."""
-        if not self._hurry.is_set():
-            self._hurry.set()
-            self.worker.put(("close",), bounded=False)
+        """Request the end of the thread after the queued calls; return a function that waits for the end.
+
+        The function counts the records that were not processed within its timeout.
+        """
+        if not self._closing.is_set():
+            self._closing.set()
+            self.worker.put(ExportCall("close"), bounded=False)
         ended = self.worker.finish()
 
         def wait(timeout_seconds: float) -> None:
             ended(timeout_seconds, "exit")
             self._abandoned = True
-            left = self._accepted.read() - self._settled
-            if left > 0:
-                self._settled += left
-                self._dropped["exit"](left)
+            unprocessed = self._accepted.read() - self._processed
+            if unprocessed > 0:
+                self._processed += unprocessed
+                self._count_dropped["exit"](unprocessed)
 
         return wait
 
-    def _take(self, record: tuple[Any, ...]) -> None:
-        method, *arguments = record
+    def _process(self, call: ExportCall) -> None:
+        if self._closed and call.method in {"write_out", "close"}:
+            return
+        self._closed = False
         while not self._initialized:
-            ends = self._hurry.is_set()
-            self._initialized = self._attempt("initialize")
-            if ends:
+            closing = self._closing.is_set()
+            self._initialized = self._attempt(ExportCall("initialize"))
+            if closing:
                 break
             if not self._initialized:
-                self._hurry.wait(self._pause())
-        if method not in {"initialize", "write_out", "close"}:
-            self._send(method, arguments)
-        if method in {"write_out", "close"} or self.worker.idle or self._unwritten >= FLUSHED_TOGETHER:
+                self._closing.wait(self._pause())
+        if call.method not in {"initialize", "write_out", "close"}:
+            self._send(call)
+        if call.method in {"write_out", "close"} or self.worker.idle or self._unwritten >= FLUSHED_TOGETHER:
             self._write_out()
-        if method == "close":
-            self._attempt("close")
+        if call.method == "close":
+            self._attempt(call)
+            self._initialized, self._closed = False, True
 
-    def _send(self, method: str, arguments: list[Any]) -> None:
-        if method == "export_telemetry_data_error":
-            kinds = TelemetryDataError.ErrorType
-            kind = kinds.INCOMPLETE_TELEMETRY_DATA if self._arrived else kinds.NO_TELEMETRY_DATA
-            message, attributes, at = arguments
-            arguments = [TelemetryDataError(at, kind, message, attributes)]
-        taken = self._initialized and self._persist(method, *arguments)
+    def _send(self, call: ExportCall) -> None:
+        if call.method == "export_telemetry_data_error" and not self._delivered_any:
+            (error,) = call.arguments
+            kind = TelemetryDataError.ErrorType.NO_TELEMETRY_DATA
+            error = TelemetryDataError(error.timestamp, kind, error.error_message, error.attributes)
+            call = ExportCall(call.method, (error,))
+        delivered = self._initialized and self._retry(call)
         if self._abandoned:
-            return  # it was counted as dropped when nobody could wait any longer
-        self._settled += 1
-        if not taken:
+            return  # already counted as dropped
+        self._processed += 1
+        if not delivered:
             self._miss("failed")
             return
-        self._arrived = True
+        self._delivered_any = True
         self._unwritten += 1
-        self._delivered(1)
-        lost = self._missed.read() - self._told
-        if lost:  # have a consumer know that what it reads is incomplete
-            self._told += lost
+        self._count_delivered(1)
+        missed = self._missed.read() - self._reported_missed
+        if missed:
+            self._reported_missed += missed
             kind = TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
-            error = TelemetryDataError.create(kind, f"{lost} records before this one were dropped")
-            self._attempt("export_telemetry_data_error", error)
+            error = TelemetryDataError.create(kind, f"{missed} records before this one were dropped")
+            self._attempt(ExportCall("export_telemetry_data_error", (error,)))
 
     def _write_out(self) -> None:
-        """Have an exporter that holds records back write them; it keeps those that it cannot."""
         if self._unwritten and hasattr(self.exporter, "write_out"):
             self._unwritten = 0
-            self._persist("write_out")
+            self._retry(ExportCall("write_out"))
 
-    def _persist(self, method: str, *arguments: Any) -> bool:
-        """Try several times, with pauses; once only where the process is ending."""
+    def _retry(self, call: ExportCall) -> bool:
+        """Call a method up to five times, with pauses; once while closing."""
         for attempt in range(ATTEMPTS):
             if attempt:
-                self._hurry.wait(self._pause())
-            if self._attempt(method, *arguments):
+                self._closing.wait(self._pause())
+            if self._attempt(call):
                 return True
-            if self._hurry.is_set():
+            if self._closing.is_set():
                 break
         return False
 
     def _pause(self) -> float:
         return min(self._first_pause_seconds * 2.0 ** min(self._failures - 1, 20), LONGEST_PAUSE_SECONDS)
 
-    def _attempt(self, method: str, *arguments: Any) -> bool:
+    def _attempt(self, call: ExportCall) -> bool:
         try:
-            getattr(self.exporter, method)(*arguments)
-        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
+            getattr(self.exporter, call.method)(*call.arguments)
+        except BaseException as error:  # noqa: BLE001  # of any class: SystemExit would end the thread
             self._failures += 1
-            self._errors(1)
-            message = f"the exporter {self._name} failed in {method}: {shown(error)}"
-            tell_once(f"span exporter {self._name} {method}", message)
+            self._count_error(1)
+            message = f"the exporter {self._name} failed in {call.method}: {safe_repr(error)}"
+            log_once(f"span exporter {self._name} {call.method}", message)
             return False
         self._failures = 0
         return True
+
+
+def _register() -> None:
+    """Have the exporters flushed and closed with the recording of the process."""
+    TRAINING.add_exporter_lifecycle(flush_all, close_all)
+
+
+_register()
+TRAINING.on_reset(_register)  # in a forked child

@@ -1,7 +1,7 @@
-"""Exporters of spans: where a job's spans, events and errors go besides Prometheus, by code or by configuration.
+"""Exporters of spans: base classes, JSON files and loggers.
 
-Records are JSON objects of one-logger's shapes; the start of a span is held back until the next record, so that one without
-children, events or errors is a single `complete`.
+Records are JSON objects as written by one-logger. The start of a span is held back until the next record, so that a span
+without children, events or errors is a single record of the type `complete`.
 """
 
 from __future__ import annotations
@@ -10,63 +10,62 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exporter.errors import ExportError
 from exporter.one_logger.names import RecordType
 from exporter.recording.handlers import LinesFile, filled
 from exporter.recording.recorder import RECORDER
-from exporter.training.attributes import Attributes, shown
-from exporter.training.buffers import Hooks
-from exporter.training.metrics import report
+from exporter.training.attributes import Attributes
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+__all__ = ["BaseExporter", "BaseJsonExporter", "Exporter", "FileExporter", "LoggerExporter"]
 
 
 class BaseExporter:
-    """Takes what a job tells, as copies that nobody changes any more; this one only refuses it where it is not `ready`.
+    """Interface of exporters of spans; the methods receive copies, which no other thread changes.
 
-    A method that cannot do its work raises `ExportError`, and is called again. One that holds records back may have a
-    method `write_out()` too, called when its queue has run empty and at the latest after every 256 records; what it cannot
-    write then it has to keep, within bounds. `Exporter` is the same class.
+    A method that fails raises `ExportError` and is called again. An exporter that buffers records can also have a method
+    `write_out()`, called when the queue is empty and after every 256 records; records that cannot be written then remain
+    in the buffer, which must be bounded. `Exporter` is the same class.
+
+    Attributes:
+        application_name: Set when the exporter belongs to the recorder of a configured provider.
     """
 
     ready = closed = False
+    application_name: str | None = None
 
     def initialize(self) -> None:
-        """Get ready; asked again after a failure."""
+        """Prepare for records; called again after a failure."""
         self.ready, self.closed = True, False
 
-    def export_start(self, span: Span) -> None:  # noqa: ARG002  # the interface's, as in all of these
-        """Take a span as it was at its start."""
+    def export_start(self, span: Span) -> None:  # noqa: ARG002  # part of the interface, as below
+        """Export the start of a span."""
         self._check()
 
     def export_stop(self, span: Span) -> None:  # noqa: ARG002
-        """Take a span as it was when it stopped."""
+        """Export the stop of a span."""
         self._check()
 
     def export_event(self, event: Event, span: Span) -> None:  # noqa: ARG002
-        """Take what happened in between."""
+        """Export an event of a span."""
         self._check()
 
     def export_error(self, event: ErrorEvent, span: Span) -> None:  # noqa: ARG002
-        """Take an error of the application."""
+        """Export an error of the application."""
         self._check()
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:  # noqa: ARG002
-        """Take the news that the telemetry is incomplete."""
+        """Export a notice that records are missing."""
         self._check()
 
     def close(self) -> None:
-        """Write out what is held back, and let go of every resource."""
+        """Write all buffered records and release all resources."""
         self.ready, self.closed = False, True
 
     def _check(self) -> None:
@@ -78,20 +77,36 @@ class BaseExporter:
 
 Exporter = BaseExporter
 
+METHODS = (
+    "initialize",
+    "export_start",
+    "export_stop",
+    "export_event",
+    "export_error",
+    "export_telemetry_data_error",
+    "close",
+)
+
 
 def missing_methods(exporter: object) -> list[str]:
-    """Tell what an object lacks to be an exporter: any with these methods will do, such as one-logger's own."""
-    methods = [name for name, value in vars(BaseExporter).items() if callable(value) and name[0] != "_"]
-    return [name for name in methods if not callable(getattr(exporter, name, None))]
+    """Return the methods that an object lacks to be used as an exporter; one-logger's exporters have all."""
+    return [name for name in METHODS if not callable(getattr(exporter, name, None))]
 
 
 class BaseJsonExporter(BaseExporter):
-    """Makes the records; a class that derives from it says where they go, by `_write`."""
+    """Exporter of JSON records; a derived class implements `_write`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._record_count = 0
         self._held_back: Span | None = None
+        # Every record of a job has the rank, or none: a process without a rank becomes rank 0 when training begins.
+        self._rank = RECORDER.process.identity().rank
+
+    def initialize(self) -> None:
+        """Prepare for records, with the rank of the process if the job has set one since."""
+        super().initialize()
+        self._rank = RECORDER.process.identity().rank or self._rank
 
     def export_start(self, span: Span) -> None:
         """Hold the start back until the next record."""
@@ -100,7 +115,7 @@ class BaseJsonExporter(BaseExporter):
         self._held_back = span
 
     def export_stop(self, span: Span) -> None:
-        """Write the stop, or the whole span where nothing came between."""
+        """Write the stop, or the complete span if no record came in between."""
         super().export_stop(span)
         if span.stop_event is None:
             raise ExportError(f"Span {span.id} has no stop event")
@@ -112,21 +127,22 @@ class BaseJsonExporter(BaseExporter):
         self._record_span(span, RecordType.STOP)
 
     def export_event(self, event: Event, span: Span) -> None:
-        """Write the event, or the error."""
+        """Write an event."""
         super().export_event(event, span)
-        self._write_held_back()
-        kind = RecordType.APPLICATION_ERROR if isinstance(event, ErrorEvent) else RecordType.EVENT
-        self._record(kind, span_id=str(span.id), event=_json_of(event))
+        self._record_event(RecordType.EVENT, event, span)
 
-    export_error = export_event
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Write an error of the application."""
+        super().export_error(event, span)
+        self._record_event(RecordType.APPLICATION_ERROR, event, span)
 
     def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
-        """Write the error."""
+        """Write a notice that records are missing."""
         super().export_telemetry_data_error(error)
-        self._record(RecordType.TELEMETRY_DATA_ERROR, error=_json_of(error))
+        self._record(RecordType.TELEMETRY_DATA_ERROR, error=_event_as_json(error))
 
     def close(self) -> None:
-        """Write what is held back."""
+        """Write the record that is held back."""
         try:
             if self.ready:
                 self._write_held_back()
@@ -134,13 +150,17 @@ class BaseJsonExporter(BaseExporter):
             super().close()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
-        """Write one record, or raise `ExportError`; it is offered again then."""
+        """Write one record; raises ExportError, after which the same record follows again."""
         raise NotImplementedError
 
     def _write_held_back(self) -> None:
         if self._held_back is not None:
             self._record_span(self._held_back, RecordType.START)
             self._held_back = None
+
+    def _record_event(self, kind: RecordType, event: Event, span: Span) -> None:
+        self._write_held_back()
+        self._record(kind, span_id=str(span.id), event=_event_as_json(event))
 
     def _record_span(self, span: Span, kind: RecordType) -> None:
         parent, attributes = span.exported_parent, _values(span.attributes)
@@ -149,22 +169,23 @@ class BaseJsonExporter(BaseExporter):
             "name": span.name_str,
             "parent_id": None if parent is None else str(parent.id),
             "attributes": attributes or None,
-            "start_event": None if kind is RecordType.STOP else _json_of(span.start_event),
-            "stop_event": None if kind is RecordType.START else _json_of(span.stop_event),
+            "start_event": None if kind is RecordType.STOP else _event_as_json(span.start_event),
+            "stop_event": None if kind is RecordType.START else _event_as_json(span.stop_event),
         }
         self._record(kind, **{name: value for name, value in fields.items() if value is not None})
 
     def _record(self, kind: RecordType, **fields: Any) -> None:
-        who, name = RECORDER.process.identity(), Hooks.telemetry.application_name
-        whose: dict[str, Any] = {} if who.rank is None else {"rank": who.rank, "node_name": who.node}
-        if name is not None:
-            whose["application_name"] = name
-        count = self._record_count + 1
-        self._write({"type": kind.value, **fields, "count": count, "pid": os.getpid(), **whose})
-        self._record_count = count  # a record that is offered again keeps its number
+        process, count = RECORDER.process.identity(), self._record_count + 1
+        record = {"type": kind.value, **fields, "count": count, "pid": os.getpid()}
+        if self._rank is not None:
+            record |= {"rank": self._rank, "node_name": process.node}
+        if self.application_name is not None:
+            record["application_name"] = self.application_name
+        self._write(record)
+        self._record_count = count  # a record that is written again keeps the number
 
 
-def _json_of(event: Event | None) -> dict[str, Any] | None:
+def _event_as_json(event: Event | None) -> dict[str, Any] | None:
     return None if event is None else {"name": event.name_str, "attributes": _values(event.attributes)}
 
 
@@ -173,44 +194,46 @@ def _values(attributes: Attributes) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Make text of a number that is not finite: JSON knows none."""
+    """Convert infinities and NaN, which JSON does not have, to text."""
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 class FileExporter(BaseJsonExporter):
-    """Appends records to a file.
+    """Exporter that appends records to a file.
 
     Args:
-        file_path: `{run}`, `{rank}` and `{pid}` in it stand for those of the process. Missing directories are made.
-        max_bytes: A file that would become larger is moved aside (`telemetry.json` becomes `telemetry.json.1`, and so
-            on); 1024 or more.
-        backups: Files moved aside that are kept, up to 1000.
+        file_path: `{run}`, `{rank}` and `{pid}` are replaced. Missing directories are created.
+        max_bytes: Size at which the file is renamed (`telemetry.json` to `telemetry.json.1`, and so on); 1024 or more.
+        backups: Number of renamed files that are kept, up to 1000.
     """
 
     def __init__(self, file_path: str | Path, *, max_bytes: int = 1 << 30, backups: int = 5) -> None:
         super().__init__()
-        self._pattern = os.path.abspath(file_path)  # noqa: PTH100  # before the job changes its directory
+        self._pattern = os.path.abspath(file_path)  # noqa: PTH100  # the job may change the working directory
         self._file = LinesFile(max_bytes=max_bytes, backups=backups)
         self._path = Path()
 
     def initialize(self) -> None:
-        """Make the directory and the file, so that one that cannot be written to is an `ExportError` early."""
-        who = RECORDER.process.identity()
-        self._path = filled(self._pattern, who.run, who.rank)
-        with self._refusals():
+        """Create the directory and the file.
+
+        Raises ExportError: The file cannot be created.
+        """
+        process = RECORDER.process.identity()
+        self._path = filled(self._pattern, process.run, process.rank)
+        with self._export_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()
         super().initialize()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
         line = json.dumps(json_dict, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-        with self._refusals():
+        with self._export_errors():
             self._file.append(self._path, line)
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _export_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -223,9 +246,9 @@ _DECODER = json.JSONDecoder()
 
 
 class LoggerExporter(BaseJsonExporter):
-    """Logs each record as one line, `[key=value | key.key=value]`, at the level INFO; values are JSON.
+    """Exporter that logs each record as a line `[key=value | key.key=value]` at the level INFO; values are JSON.
 
-    A mapping with a key that has a dot or a sign in it is a value as a whole, so that every line reads back.
+    A mapping that has a key with a dot or a sign is written as one value, so that every line can be read back.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -241,12 +264,15 @@ class LoggerExporter(BaseJsonExporter):
 
     @staticmethod
     def deserialize_log(text: str) -> dict[str, Any]:
-        """Read a line back, whatever the logging has put before and after it; `ExportError` where there is none."""
+        """Return the record in a log line; text before and after the record is ignored.
+
+        Raises ExportError: The line contains no record.
+        """
         for start, character in enumerate(text):
             if character == "[":
                 try:
                     return _parsed(text, start + 1)
-                except (ValueError, AttributeError):  # a bracket of the log's own, such as around the level
+                except (ValueError, AttributeError):  # another bracket, such as around the level
                     continue
         raise ExportError(f"no record in square brackets: {text}")
 
@@ -260,7 +286,7 @@ def _items(fields: dict[str, Any], prefix: str) -> Iterator[str]:
 
 
 def _parsed(text: str, position: int) -> dict[str, Any]:
-    """Read `key=value | key.key=value]`; ValueError or AttributeError where it is something else."""
+    """Parse `key=value | key.key=value]`; raises ValueError or AttributeError for any other text."""
     found: dict[str, Any] = {}
     while match := _KEY.match(text, position):
         *path, name = match[1].split(".")
@@ -273,132 +299,3 @@ def _parsed(text: str, position: int) -> dict[str, Any]:
             return found
         position += len(_SEPARATOR) * text.startswith(_SEPARATOR, position)
     raise ValueError(text)
-
-
-# By configuration -----------------------------------------------------------------------------------------
-
-GROUP = "nv_one_logger.exporter_configs"
-"""Of entry points: one-logger's, so that a package made for it serves here too."""
-FILE_VARIABLE = "ONE_LOGGER_EXPORTER_CONFIG_PATH"
-FILE_NAMES = tuple(f"one_logger_exporters_config.{suffix}" for suffix in ("yaml", "yml", "json"))
-OURS = dict.fromkeys(("FileExporter", "LoggerExporter"), __name__)
-OURS["OTelExporter"] = "exporter.bridges.opentelemetry"
-"""Classes by their name alone, or as one-logger's, so that a configuration written for it serves here unchanged."""
-
-
-@dataclass(slots=True)
-class ExporterConfig:
-    """One exporter, to be made by module and class, with dots; of this package's own the class alone will do."""
-
-    class_name: str
-    config: dict[str, Any] = field(default_factory=dict)
-    enabled: bool = True
-
-
-_PARTS = ("class_name", "config", "enabled")
-
-
-class ExporterConfigManager:
-    """Merges the configurations of exporters, and makes them: a file stands in the place of what packages say.
-
-    The packages are entry points; None for those of the installed ones.
-    """
-
-    ENTRY_POINT_NAME = GROUP
-
-    def __init__(self, packages: Iterable[EntryPoint] | None = None) -> None:
-        if packages is None:
-            # Here: with what it imports (email, zipfile) it is a fifth of what a job pays for all of ours.
-            from importlib.metadata import entry_points  # noqa: PLC0415
-
-            packages = entry_points(group=GROUP)
-        self.entry_point_exporter_configs: dict[str, Any] = {}
-        for point in packages:
-            with _left_out("package", f"a configuration from the package entry {point.name}"):
-                self.entry_point_exporter_configs[point.name] = point.load()
-
-    def generate_export_config(
-        self,
-        direct_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
-        config_file_path: str | os.PathLike[str] | None = None,
-    ) -> list[ExporterConfig]:
-        """Merge what the code, a file and the packages say; the arguments of the same class are joined one by one."""
-        base = self._of_file(config_file_path)
-        if base is None:
-            base = _checked(self._of_packages(), "the installed packages")
-        merged = {each.class_name: each for each in base}
-        for each in _checked(direct_config or (), "exporters_config"):
-            before = merged.get(each.class_name, each)
-            merged[each.class_name] = ExporterConfig(
-                each.class_name, before.config | each.config, each.enabled
-            )
-        return list(merged.values())
-
-    def create_exporters_from_config(
-        self,
-        exporters_config: Sequence[ExporterConfig],
-        training_telemetry_config: object = None,  # noqa: ARG002  # one-logger passes it
-    ) -> list[Exporter]:
-        """Make those that are enabled and can be made."""
-        made = []
-        for each in exporters_config:
-            module, _, kind = each.class_name.rpartition(".")
-            if not module or module.startswith("nv_one_logger."):
-                module = OURS.get(kind, module)
-            config = {
-                name: Path(value) if name == "file_path" else value for name, value in each.config.items()
-            }
-            with _left_out("exporter", f"an exporter that can be made: {each.class_name}"):
-                if each.enabled:
-                    made.append(getattr(import_module(module), kind)(**config))
-        return made
-
-    def _of_packages(self) -> Iterator[object]:
-        for name, kind in self.entry_point_exporter_configs.items():
-            with _left_out("package", f"a configuration from the package entry {name}"):
-                yield kind.get_default_config()
-
-    def _of_file(self, stated: str | os.PathLike[str] | None) -> list[ExporterConfig] | None:
-        named = [str(each) for each in (stated, os.environ.get(FILE_VARIABLE)) if each]
-        found = None
-        for name in (*named, *FILE_NAMES):
-            if Path(name).exists():
-                with _left_out("file", f"a file with a list `exporters`: {name}"):
-                    found = _checked(_read(Path(name))["exporters"], name)
-                break
-            if name in named:
-                _report("file", f"a file that exists: {name}")
-        return found
-
-
-def _report(rule: str, expected: str) -> None:
-    report("with_export_config", rule, expected)
-
-
-@contextmanager
-def _left_out(rule: str, expected: str) -> Iterator[None]:
-    """Report what cannot be had, and go on without it: any exception may come out of foreign code."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  # see above
-        _report(rule, f"{expected}: {shown(error)}")
-
-
-def _checked(given: Iterable[object], source: str) -> list[ExporterConfig]:
-    checked = []
-    for each in given:  # one-logger's own class has the names, too
-        fields = each if isinstance(each, Mapping) else {name: getattr(each, name, None) for name in _PARTS}
-        name, config, enabled = (fields.get(part) for part in _PARTS)
-        if isinstance(name, str) and name:
-            config = dict(config) if isinstance(config, Mapping) else {}
-            checked.append(ExporterConfig(name, config, enabled is None or bool(enabled)))
-        else:
-            _report("entry", f"an entry with a class_name in {source}, not {shown(each)}")
-    return checked
-
-
-def _read(path: Path) -> Any:
-    if path.suffix.lower() == ".json":
-        return json.loads(path.read_bytes())
-    yaml = import_module("yaml")  # the job's own; where it has none, JSON will do
-    return yaml.safe_load(path.read_bytes())

@@ -1,7 +1,7 @@
-"""The providers: a job says once who it is, what is exported and to whom, on its own threads.
+"""Providers: configuration of one-logger for a process.
 
-Invalid settings raise `OneLoggerError`, before training begins; calls in the wrong order are misuse. After a fork the
-child is not configured: it must not write under its parent's identity.
+Invalid settings raise OneLoggerError before the training begins; calls in the wrong order are counted as misuse. A forked
+child is not configured, because its records would carry the identity of the parent.
 """
 
 from __future__ import annotations
@@ -9,43 +9,37 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, Settings, TrainingTelemetryConfig
-from exporter.one_logger.delivery import Delivery, Filter, close_all, flush_all
-from exporter.one_logger.exporters import Exporter, ExporterConfig, ExporterConfigManager, missing_methods
+from exporter.one_logger.configured import current, disable, install, misuse
+from exporter.one_logger.delivery import Delivery, SpanFilter
+from exporter.one_logger.export_config import ExporterConfig, ExporterConfigManager
+from exporter.one_logger.exporters import Exporter, missing_methods
 from exporter.one_logger.names import ExportCustomizationMode
-from exporter.one_logger.names import StandardTrainingJobEventName as EventNames
-from exporter.one_logger.recorder import BEFORE, DefaultRecorder, TrainingRecorder, get_recorder
-from exporter.one_logger.records import TRAINING_FIELDS, Records, current, misuse
-from exporter.recording.timing import AnyFunction
-from exporter.training import calls
-from exporter.training.attributes import SpanName, assert_that, shown
-from exporter.training.buffers import Hooks
-from exporter.training.calls import LOOP_FIELDS
-from exporter.training.metrics import report
-from exporter.training.recording import TRAINING
-from exporter.training.spans import NO_TELEMETRY
+from exporter.one_logger.observer import OneLoggerObserver
+from exporter.one_logger.recorders import DefaultRecorder
+from exporter.one_logger.training_recorder import UNCONFIGURED, TrainingRecorder, get_recorder
+from exporter.recording.conversion import safe_repr
+from exporter.recording.notices import NOTICES
+from exporter.training.attributes import SpanName, assert_that
+from exporter.training.misuse import report
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["OneLoggerProvider", "TrainingTelemetryProvider"]
+
 Path = str | os.PathLike[str]
 
-_SWITCHED = {
-    "is_train_iterations_enabled": EventNames.TRAINING_METRICS_UPDATE.value,
-    "is_validation_iterations_enabled": EventNames.VALIDATION_METRICS_UPDATE.value,
-    "is_test_iterations_enabled": EventNames.TESTING_METRICS_UPDATE.value,
-}
-"""A field of the training's configuration → the event that is not exported where it is false."""
-_INSTANCES: dict[type, Any] = {}
-"""Of each provider the object of this process."""
 
+class _Singleton:
+    """Provider with one object per process, returned by `instance()`."""
 
-class _Provider:
-    """What both providers have: one object per process, given by `instance()`."""
+    _instance: _Singleton | None = None
+    _process = 0
 
     def __init__(self) -> None:
         name = type(self).__name__
@@ -53,28 +47,27 @@ class _Provider:
 
     @classmethod
     def instance(cls) -> Self:
-        """Give the object of this process."""
-        return _INSTANCES.setdefault(cls, object.__new__(cls))  # type: ignore[no-any-return]  # of this class
+        """Return the object of this process."""
+        if not isinstance(cls._instance, cls) or cls._process != os.getpid():
+            cls._instance, cls._process = object.__new__(cls), os.getpid()
+        return cls._instance
 
     @property
     def one_logger_ready(self) -> bool:
-        """Whether it was configured."""
+        """Whether the process is configured."""
         return current() is not None
 
     def force_disable_logging(self) -> None:
-        """Tell nothing from now on."""
-        records = current()
-        if records is not None:
-            records.enabled = False
-            TRAINING.configure(records)
+        """Export nothing from now on."""
+        disable()
 
 
-class OneLoggerProvider(_Provider):
-    """The provider of core one-logger's API: a configuration and a recorder, for spans that are not a training's."""
+class OneLoggerProvider(_Singleton):
+    """Provider of one-logger's core: a configuration and a recorder."""
 
     def configure(self, config: OneLoggerConfig, recorder: DefaultRecorder) -> None:
-        """Set both, once per process; a second time is a misuse and changes nothing."""
-        problem = f"config must be a OneLoggerConfig, not {shown(config)}"
+        """Set the configuration and the recorder; a second call has no effect and is counted as misuse."""
+        problem = f"config must be a OneLoggerConfig, not {safe_repr(config)}"
         assert_that(isinstance(config, OneLoggerConfig), problem)
         if current() is not None:
             misuse("OneLoggerProvider.configure", "configured_twice", "to be called once per process")
@@ -83,38 +76,26 @@ class OneLoggerProvider(_Provider):
 
     @property
     def recorder(self) -> DefaultRecorder:
-        """The recorder; before configuration one that exports to nobody."""
+        """The recorder; before configuration, a recorder without exporters."""
         return get_recorder()
 
     @property
     def config(self) -> OneLoggerConfig:
-        """The configuration, which is not to be changed; `OneLoggerError` where there is none yet."""
+        """The configuration, which must not be changed.
+
+        Raises OneLoggerError: The process is not configured.
+        """
         return _configured().settings
 
     @property
     def one_logger_enabled(self) -> bool:
-        """Whether it was configured and tells anything."""
-        records = current()
-        return records is not None and records.enabled
+        """Whether the process is configured and exports."""
+        observer = current()
+        return observer is not None and observer.enabled
 
 
-def _building(method: AnyFunction) -> AnyFunction:
-    """Have a method count as misuse, and change nothing, once the process is configured; it gives the provider."""
-
-    @wraps(method)
-    def step(self: TrainingTelemetryProvider, *args: Any, **kwargs: Any) -> TrainingTelemetryProvider:
-        if current() is None:
-            method(self, *args, **kwargs)
-        else:
-            expected = "to be called before configure_provider, which takes effect once"
-            misuse(method.__name__, "configured_already", expected)
-        return self
-
-    return step  # type: ignore[return-value]  # the same arguments
-
-
-class TrainingTelemetryProvider(_Provider):
-    """The provider of training telemetry, built step by step; what cannot be raises `OneLoggerError`.
+class TrainingTelemetryProvider(_Singleton):
+    """Provider of training telemetry; a method with an invalid argument raises OneLoggerError.
 
     (TrainingTelemetryProvider.instance()
         .with_base_config(config)
@@ -125,175 +106,175 @@ class TrainingTelemetryProvider(_Provider):
     _base: OneLoggerConfig | None = None
     _overrides: Mapping[str, Any] = {}
     _exporters: tuple[Exporter, ...] = ()
-    _filter: Filter | None = None
+    _filter: SpanFilter | None = None
 
-    @_building
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
-        """Set the configuration that the overrides change; once."""
-        problem = f"with_base_config takes a OneLoggerConfig, not {shown(one_logger_config)}"
+        """Set the configuration; a second call has no effect and is counted as misuse."""
+        problem = f"with_base_config takes a OneLoggerConfig, not {safe_repr(one_logger_config)}"
         assert_that(isinstance(one_logger_config, OneLoggerConfig), problem)
+        if not self._configurable("with_base_config"):
+            return self
         if self._base is None:
             self._base = one_logger_config
         else:
-            misuse(
-                "with_base_config", "called_twice", "to be called once; with_config_override changes fields"
-            )
+            expected = "to be called once; with_config_override changes fields"
+            propagates = self._propagates() or one_logger_config.propagates
+            misuse("with_base_config", "called_twice", expected, propagates=propagates)
         return self
 
-    @_building
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
-        """Change fields of the configuration, nested ones by nested mappings; the last call counts."""
-        problem = f"with_config_override takes a mapping of fields, not {shown(partial_config)}"
+        """Change fields of the configuration, nested fields by nested mappings; later calls override earlier ones."""
+        problem = f"with_config_override takes a mapping of fields, not {safe_repr(partial_config)}"
         assert_that(isinstance(partial_config, Mapping), problem)
-        self._overrides = _updated(self._overrides, partial_config)
+        if self._configurable("with_config_override"):
+            self._overrides = _merged(self._overrides, partial_config)
         return self
 
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
-        """Raise `OneLoggerError`: one-logger names it, but does not read the file, either."""
+        """Raise OneLoggerError, as one-logger does not implement this method either."""
         problem = f"read {os.fspath(file_path)} yourself, and pass its fields to with_config_override"
         raise OneLoggerError(problem)
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
-        """Raise `OneLoggerError`: one-logger names it, but there is no configuration server, here or there."""
+        """Raise OneLoggerError, as one-logger does not implement this method either."""
         problem = f"fetch {config_server_url} yourself, and pass its fields to with_config_override"
         raise OneLoggerError(problem)
 
-    @_building
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
-        """Export through one more exporter, of any class that has the methods of `Exporter`."""
+        """Add an exporter, of any class that has the methods of `Exporter`."""
         missing = missing_methods(exporter)
-        assert_that(not missing, f"{shown(exporter)} is no exporter: it has no {', '.join(missing)}")
-        self._exporters += (exporter,)
+        assert_that(not missing, f"{safe_repr(exporter)} is no exporter: it has no {', '.join(missing)}")
+        if self._configurable("with_exporter"):
+            self._exporters += (exporter,)
         return self
 
-    @_building
     def with_export_customization(
         self,
         export_customization_mode: ExportCustomizationMode,
         span_name_filter: Iterable[SpanName] | None = None,
     ) -> TrainingTelemetryProvider:
-        """Choose which spans are exported, once; without it, all but the short and frequent ones."""
+        """Select the exported spans, once; by default, all but short and frequent spans."""
+        if not self._configurable("with_export_customization"):
+            return self
         if self._filter is None:
-            self._filter = Filter(export_customization_mode, span_name_filter)
+            self._filter = SpanFilter(export_customization_mode, span_name_filter)
         else:
-            misuse("with_export_customization", "called_twice", "to be called once")
+            propagates = self._propagates()
+            misuse("with_export_customization", "called_twice", "to be called once", propagates=propagates)
         return self
 
-    @_building
     def with_export_config(
         self,
         exporters_config: Sequence[ExporterConfig | Mapping[str, Any]] | None = None,
         config_file_path: Path | None = None,
     ) -> TrainingTelemetryProvider:
-        """Add the exporters that a configuration names: of installed packages, of a file, and the one given here.
+        """Add the exporters of a configuration: the argument, a file, and installed packages.
 
-        One that cannot be made is reported and left out. The file is YAML or JSON; None for
+        An exporter that cannot be created is counted as misuse and omitted. The file is YAML or JSON; None for
         `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, else `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
         """
-        manager = ExporterConfigManager()
-        found = manager.generate_export_config(exporters_config, config_file_path)
-        self._exporters += tuple(manager.create_exporters_from_config(found))
+        if self._configurable("with_export_config"):
+            manager = ExporterConfigManager()
+            configs = manager.generate_export_config(exporters_config, config_file_path)
+            self._exporters += tuple(manager.create_exporters_from_config(configs))
         return self
 
-    @_building
-    def configure_provider(self) -> None:
-        """Put it into force, once per process; the exporters begin to start, on threads of their own."""
+    def configure_provider(self) -> TrainingTelemetryProvider:
+        """Apply the configuration, once per process, and start the exporters on threads of their own."""
+        if not self._configurable("configure_provider"):
+            return self
         problem = "No configuration was provided. Please provide a base config and/or config overrides."
         assert_that(self._overrides or self._base is not None, problem)
         settings = self._base
         if settings is None or self._overrides:
-            settings = OneLoggerConfig(**_updated(_given(settings), self._overrides))
+            settings = OneLoggerConfig(**_merged(_given(settings), self._overrides))
         exporters = self._exporters if settings.enable_for_current_rank else ()
         _apply_logger_config(settings)
-        chosen = self._filter or Filter.default()
+        chosen = self._filter or SpanFilter.default()
         _configure(settings, TrainingRecorder(settings, exporters, chosen.mode, chosen.names))
+        return self
 
     @property
     def recorder(self) -> TrainingRecorder:
-        """The recorder; before configuration one that exports to nobody."""
+        """The recorder; before configuration, a recorder without exporters."""
         found = get_recorder()
-        return found if isinstance(found, TrainingRecorder) else BEFORE
+        return found if isinstance(found, TrainingRecorder) else UNCONFIGURED
 
     @property
     def config(self) -> OneLoggerConfig:
-        """A copy of the configuration in force; `OneLoggerError` where there is none yet."""
+        """A copy of the configuration.
+
+        Raises OneLoggerError: The process is not configured.
+        """
         return _configured().settings.model_copy()
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
-        """Say what the training job is, once it is known; before the application's start as well as after it.
+        """Set the configuration of the training, once it is known, before or after the start of the application.
 
-        A second time is a misuse and changes nothing; before the provider is configured, nothing happens.
+        A second call has no effect and is counted as misuse. Before `configure_provider`, a call has no effect.
         """
         training = TrainingTelemetryConfig.of(training_telemetry_config)
-        records = current()
-        if records is None:
+        observer = current()
+        if observer is None:
             return
-        if records.training is not None:
-            what = "to be called once: the configuration is set already"
-            misuse("set_training_telemetry_config", "already_set", what)
+        if observer.training is not None:
+            expected = "to be called once: the configuration is set already"
+            misuse("set_training_telemetry_config", "already_set", expected)
             return
-        records.set_training(training)
-        records.settings.telemetry_config = training
-        _apply_training(records)
-        if records.enabled:
-            calls.say("set_training_telemetry_config", training=records.ask(*TRAINING_FIELDS))
+        observer.settings.telemetry_config = training
+        observer.set_training(training)
+
+    @staticmethod
+    def _configurable(call: str) -> bool:
+        """Return whether the process is not configured yet; counts a call that comes too late."""
+        if current() is None:
+            return True
+        misuse(call, "configured_already", "to be called before configure_provider, which takes effect once")
+        return False
+
+    def _propagates(self) -> bool:
+        return self._base is not None and self._base.propagates
 
 
-def _configured() -> Records:
-    records = current()
-    if records is None:
+def _configured() -> OneLoggerObserver:
+    observer = current()
+    if observer is None:
         raise OneLoggerError("configure the provider before: with_base_config(…), then configure_provider()")
-    return records
+    return observer
 
 
 def _configure(settings: OneLoggerConfig, recorder: DefaultRecorder) -> None:
-    delivery = getattr(recorder, "delivery", None)
-    settings = settings.model_copy()  # the training's may be set later
-    records = Records(settings, recorder, delivery if isinstance(delivery, Delivery) else Delivery(()))
-    TRAINING.configure(records)
-    _apply_training(records)
-
-
-def _apply_training(records: Records) -> None:
-    """Leave out the events that are switched off, and have the callables asked at each iteration."""
-    training, settings = records.training, records.settings
-    if training is None or not records.enabled:
-        return
-    records.delivery.leave_out(event for flag, event in _SWITCHED.items() if training.value(flag) is False)
-    varying = tuple(sorted(training.varying() & set(LOOP_FIELDS)))
-    world = "world_size" in settings.varying()
-
-    def values() -> dict[str, Any]:
-        found = {name: training.value(name) for name in varying}
-        return found | {"world_size": settings.value("world_size")} if world else found
-
-    Hooks.values = values if varying or world else None
+    delivery = getattr(recorder, "delivery", None)  # a recorder class of the job may have none
+    if not isinstance(delivery, Delivery):
+        delivery = Delivery(())
+    delivery.set_application_name(settings.application_name)
+    install(OneLoggerObserver(settings.model_copy(), recorder, delivery))
 
 
 def _given(settings: Settings | None) -> dict[str, Any]:
-    """Give what was stated in settings, nested ones as mappings."""
+    """Return the explicit values of settings, with nested settings as mappings."""
     given = {} if settings is None else settings.given
     return {name: _given(value) if isinstance(value, Settings) else value for name, value in given.items()}
 
 
-def _updated(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Change a mapping as another says, mappings inside both in the same way; neither is touched."""
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping with changes applied, nested mappings likewise; the arguments are not changed."""
     merged = dict(base)
     for name, change in changes.items():
         value = _given(change) if isinstance(change, Settings) else change
         before = merged.get(name)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
-            value = _updated(before, value)
+            value = _merged(before, value)
         merged[name] = value
     return merged
 
 
 def _apply_logger_config(settings: OneLoggerConfig) -> None:
-    """Set the level and add the files that were stated; a rank that is disabled opens no file."""
-    stated, logger = settings.logger_config, logging.getLogger("exporter")
-    if "log_level" in stated.given:
-        logger.setLevel(stated.log_level)
-    files = ((stated.log_file_path_for_info, logging.INFO), (stated.log_file_path_for_err, logging.ERROR))
+    """Apply the log level, and add the log files that are given explicitly; a disabled rank opens no file."""
+    config = settings.logger_config
+    if "log_level" in config.given:
+        NOTICES.is_quiet = logging.getLevelName(config.log_level) > logging.WARNING
+    files = ((config.log_file_path_for_info, logging.INFO), (config.log_file_path_for_err, logging.ERROR))
     for path, level in files if settings.enable_for_current_rank else ():
         if path is None:
             continue
@@ -303,17 +284,18 @@ def _apply_logger_config(settings: OneLoggerConfig) -> None:
             report("LoggerConfig", "log_file", f"a file that can be written: {path}: {error}")
             continue
         handler.setLevel(level)
-        handler.setFormatter(logging.Formatter(stated.log_format))
-        logger.addHandler(handler)
+        handler.setFormatter(logging.Formatter(config.log_format))
+        NOTICES.listeners.append(partial(_log_to, handler))
+
+
+def _log_to(handler: logging.Handler, message: str) -> None:
+    """Log a notice to a handler, on the thread that writes notices."""
+    record = logging.LogRecord("exporter", logging.WARNING, __file__, 0, message, None, None)
+    if record.levelno >= handler.level:
+        handler.handle(record)
 
 
 def forget() -> None:
-    """Begin as an unconfigured process; in a forked child, and in tests."""
-    Hooks.telemetry = NO_TELEMETRY
-    _INSTANCES.clear()
-
-
-TRAINING.flush, TRAINING.close = flush_all, close_all
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=forget)
+    """Return to the unconfigured state; for tests."""
+    install(None)
+    OneLoggerProvider._instance = TrainingTelemetryProvider._instance = None  # noqa: SLF001  # of this module

@@ -1,4 +1,4 @@
-"""Timers: one-logger's classes for figures of one's own, each used by one thread at a time."""
+"""Timers and summaries of one-logger; each object is used by one thread at a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from math import inf
 from typing import Generic, TypeVar
 
 from exporter.training.attributes import TracingTimestamp
-from exporter.training.metrics import report
+from exporter.training.misuse import report
+
+__all__ = ["MetricSummarizer", "MultiWindowTimer", "Timer"]
 
 Number = TypeVar("Number", int, float)
 
 
 class Timer:
-    """Adds up the time between starts and stops."""
+    """Sum of the time between starts and stops."""
 
     def __init__(self) -> None:
         self._started: float | None = None
@@ -22,18 +24,18 @@ class Timer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether the timer is started."""
         return self._started is not None
 
     def start(self, start_time: TracingTimestamp | None = None) -> None:
-        """Start it, now or as of the time that is given."""
+        """Start the timer, now or at an explicit time."""
         if self._started is not None:
             report("Timer.start", "running", "to be stopped before it is started again")
             return
         self._started = time.perf_counter() if start_time is None else start_time.perf_counter_seconds
 
     def stop(self, reset: bool = False) -> float:
-        """Stop it, and give the seconds since the last reset; with `reset` the next start begins from 0."""
+        """Stop the timer and return the seconds since the last reset; with *reset*, reset the timer afterwards."""
         if self._started is None:
             report("Timer.stop", "not_running", "to be started before it is stopped")
             return self._seconds
@@ -45,16 +47,16 @@ class Timer:
         return seconds
 
     def reset(self, start: bool = False) -> None:
-        """Set it to 0, and start it if that is asked."""
+        """Set the sum to 0; with *start*, start the timer."""
         self._started = None
         self._seconds = 0.0
         if start:
             self.start()
 
 
-@dataclass(unsafe_hash=True)  # by value, as in one-logger
+@dataclass(unsafe_hash=True)  # hashed by value, as in one-logger
 class MetricSummarizer(Generic[Number]):
-    """The latest, the extremes, the mean and the total of numbers; each is None before the first."""
+    """Latest value, extremes, mean and total of numbers; each is None before the first number."""
 
     latest_value: Number | None = None
     min_value: Number | None = None
@@ -73,14 +75,14 @@ class MetricSummarizer(Generic[Number]):
         self.avg_value = self.total_value / self.count
 
 
-@dataclass(unsafe_hash=True)  # by value, as in one-logger
+@dataclass(unsafe_hash=True)  # hashed by value, as in one-logger
 class MultiWindowTimer:
-    """Statistics of stretches of time that do not overlap; of those that have ended, 0 (the least infinite) before the first."""
+    """Statistics of consecutive time windows; the minimum is infinite before the first window has ended."""
 
     current_window_start: TracingTimestamp | None = None
     first_window_start: TracingTimestamp | None = None
     latest_window_end: TracingTimestamp | None = None
-    total_window_count: int = 0  # begun
+    total_window_count: int = 0  # started windows
     total_time_sec: float = 0.0
     min_window_duration_sec: float = inf
     max_window_duration_sec: float = 0.0
@@ -93,11 +95,11 @@ class MultiWindowTimer:
         return self.current_window_start is not None
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear all statistics."""
         vars(self).update(vars(MultiWindowTimer()))
 
     def start(self, start_time: TracingTimestamp | None = None) -> None:
-        """Begin a window, now or at the time that is given."""
+        """Start a window, now or at an explicit time."""
         if self.current_window_start is not None:
             report("MultiWindowTimer.start", "running", "to be stopped before it is started again")
             return
@@ -106,13 +108,13 @@ class MultiWindowTimer:
         self.total_window_count += 1
 
     def stop(self, stop_time: TracingTimestamp | None = None) -> None:
-        """End the window, now or at the time that is given."""
+        """End the window, now or at an explicit time."""
         if self.current_window_start is None:
             report("MultiWindowTimer.stop", "not_running", "to be started before it is stopped")
             return
-        self.latest_window_end = stop_time or TracingTimestamp.now()
-        began, ended = self.current_window_start, self.latest_window_end
-        seconds = max(ended.perf_counter_seconds - began.perf_counter_seconds, 0.0)
+        started, ended = self.current_window_start, stop_time or TracingTimestamp.now()
+        seconds = max(ended.perf_counter_seconds - started.perf_counter_seconds, 0.0)
+        self.latest_window_end = ended
         self.current_window_start = None
         self.latest_window_duration_sec = seconds
         self.total_time_sec += seconds

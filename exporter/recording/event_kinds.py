@@ -20,7 +20,7 @@ from exporter.recording.conversion import to_message
 from exporter.recording.event_values import LEVELS, LONGEST_TYPE, check_severity, check_type, find_severity
 from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.worker import Counter
 
 MOST_TYPES = 100
@@ -232,7 +232,7 @@ class KindTable:
     def _refuse(self, type: str, what: str) -> None:
         """Count something that an event goes without, and say so once for each type."""
         self.kind(type or OTHER, "info").suppressed["payload"].bump()
-        tell_once(
+        log_once(
             f"event {type[:LONGEST_TYPE]}",
             f"an event {type[:100]!r} is recorded without what cannot be: {what}",
         )

@@ -1,7 +1,7 @@
-"""Exponential buckets: the counts behind a native histogram, kept beside a histogram's classic buckets.
+"""Exponential buckets of native histograms, in Prometheus' schema 3.
 
-Used by the recording thread of the training process, and in the sidecar. Bucket `i` holds what is above 2^((i-1)/8) and
-not above 2^(i/8). That is Prometheus' schema 3, whose bounds are 9 % apart.
+Runs on the recording thread and in the sidecar. Bucket `i` counts numbers above 2^((i-1)/8) and up to 2^(i/8); adjacent bounds
+differ by 9 %.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from math import ceil, log2
 
 SCHEMA = 3
 LEAST = -40 << SCHEMA
-"""The bucket of what is not above 2^-40, about 1e-12."""
+"""Bucket of all numbers up to 2^-40, about 1e-12."""
 MOST = 64 << SCHEMA
-"""The bucket up to 2^64, the last one."""
+"""Last bucket, up to 2^64."""
 BEYOND = MOST + 1
-"""Counts what has no bucket."""
+"""Bucket of all larger numbers."""
 
 _PER_DOUBLING = 1 << SCHEMA
 _LOW, _HIGH = 2.0**-40, 2.0**64
 
 
 def bucket_of(value: float) -> int:
-    """Give the bucket of a number."""
+    """Return the bucket of a number."""
     if value <= _LOW:
         return LEAST
     return ceil(log2(value) * _PER_DOUBLING) if value <= _HIGH else BEYOND
 
 
 def upper_bound(bucket: int) -> float:
-    """Give the largest number of a bucket."""
+    """Return the largest number of a bucket."""
     return float(2.0 ** (bucket / _PER_DOUBLING))
 
 

@@ -1,6 +1,7 @@
-"""Identity: which run and which rank this process is, from its launcher, from `configure` and from what it does.
+"""Identity of a process: run, rank, role and node, from the launcher and from `configure`.
 
-A run is one launch, its name given, or made and shared by `EXPORTER_LAUNCH`. A process that does not train is a `helper`.
+A run is one launch. Its name is given by the user or the launcher, or generated and shared by `EXPORTER_LAUNCH`. A process
+that does not train has the role `helper`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from exporter.recording.values import ProcessIdentity
 
 LONGEST_TEXT = 256
 LAUNCH = "EXPORTER_LAUNCH"
-"""Environment variable with the name that was made for this launch; what `run` sets, and what processes leave to
-their children."""
+"""Environment variable with the generated name of this launch; set by `run`, and by processes for their children."""
 LAUNCH_ID = "EXPORTER_LAUNCH_ID"
 """Environment variable with the random id of a launch of `run`, whatever the name of the run."""
 _RANK_OWNER = "EXPORTER_RANK_OWNER"
-"""Environment variable with the process that a launcher gave the rank to: its children inherit `RANK`, not the rank."""
+"""Environment variable with the process that owns the launcher's rank: children inherit `RANK`, but not the rank."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _MADE_BY_TORCHRUN = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -31,10 +31,10 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Process:
-    """What is known of this process; safe to ask from any thread.
+    """Identity of this process; safe to read from any thread.
 
     Attributes:
-        is_agent: Whether it is torchrun's agent: nothing in its environment says so, only what it does.
+        is_agent: True for torchrun's agent, which is recognized by the calls of its libraries.
     """
 
     def __init__(self, renew: Callable[[], None] | None = None) -> None:
@@ -47,12 +47,12 @@ class Process:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forget what the parent does."""
+        """In a forked child: forget that the parent records."""
         self._records = self._trains = False
         self.is_agent = False
 
     def identity(self) -> ProcessIdentity:
-        """Put together what is known now; without what only a feed file has (`id`, `started`, `version`)."""
+        """Return the present identity, without the fields of a feed file (`id`, `started`, `version`)."""
         run, given = (self._run, True) if self._run is not None else _run_of(self.run_id)
         rank, role = self._rank, "agent"
         if not self.is_agent:
@@ -77,7 +77,7 @@ class Process:
         )
 
     def begin(self) -> None:
-        """Leave a made name, and whose the launcher's rank is, to the children that are started from now on."""
+        """Export a generated run name and the owner of the launcher's rank to child processes."""
         name, given = _run_of(self.run_id)
         if not given:
             os.environ.setdefault(LAUNCH, name)
@@ -85,7 +85,7 @@ class Process:
             os.environ[_RANK_OWNER] = f"{os.getpid()} {_rank_variable()}"
 
     def claim_rank(self, *, trains: bool = True) -> None:
-        """Take the rank that a process has which trains, or only records samples of the job's; idempotent and cheap."""
+        """Claim the rank of a process that trains or records samples of the job; idempotent and cheap."""
         self._records = True
         self._trains = self._trains or trains
 
@@ -110,20 +110,20 @@ class Process:
         self._renew_unless(before)
 
     def seen(self, run_id: str = "") -> None:
-        """Note that this process acts as an agent, unless torchelastic has made its environment for a worker."""
+        """Record that this process acts as an agent, unless its environment is that of a torchelastic worker."""
         is_new = run_id not in {"", self.run_id} if self.is_agent else "TORCHELASTIC_RUN_ID" not in os.environ
         if is_new:
             self.declare(run_id)
 
     def declare(self, run_id: str = "") -> None:
-        """Note it whatever the environment says: an agent may be started by a worker of another."""
+        """Record that this process is an agent, even in the environment of a worker of another agent."""
         before = self._who()
         self.is_agent = True
         self.run_id = run_id or self.run_id
         self._renew_unless(before)
 
     def _who(self) -> ProcessIdentity:
-        # What a process does changes its rank in place; everything else begins another recording.
+        # A claimed rank changes the identity in place; every other change starts a new recording.
         return self.identity().replace(trains=False)
 
     def _renew_unless(self, before: ProcessIdentity) -> None:
@@ -132,7 +132,7 @@ class Process:
 
 
 def launch_name(script: str, now: float, pid: int | None = None) -> str:
-    """Make a name that people can read: the script's stem, the start to the minute, two letters of second and pid."""
+    """Return a readable name: the script's stem, the start to the minute, two letters of second and pid."""
     path = PurePath(script)
     stem = path.parent.name if path.stem == "__main__" else path.stem
     stem = re.sub(r"[^A-Za-z0-9_.]+", "-", stem)[:60].strip("-") or "python"
@@ -142,13 +142,13 @@ def launch_name(script: str, now: float, pid: int | None = None) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Make text fit for a label value: no surrogates, no control characters, a bounded length."""
+    """Return the text as a label value: without surrogates and control characters, of bounded length."""
     kept = (character if character.isprintable() else "?" for character in text[:LONGEST_TEXT])
     return "".join(kept)
 
 
 def _run_of(agent_run_id: str) -> tuple[str, bool]:
-    """Find the run's name, and whether it was given."""
+    """Return the run's name, and True if the user or the launcher chose the name."""
     elastic = agent_run_id or os.environ.get("TORCHELASTIC_RUN_ID", "")
     if _MADE_BY_TORCHRUN.fullmatch(elastic):
         elastic = ""
@@ -167,16 +167,16 @@ def _made_name() -> str:
             names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
             shared = " ".join(environment.get(name, "") for name in names)
             return f"{PurePath(script).stem or 'python'}-{crc32(shared.encode()):08x}"
-        pid = os.getppid()  # the agent, which outlives its workers' restarts
+        pid = os.getppid()  # the agent, which lives through restarts of workers
     else:
         pid = os.getpid() if parent is None else parent.pid or os.getppid()
     return launch_name(script, _started(pid), pid)
 
 
 def _started(pid: int) -> float:
-    """Give the Unix time at which a process began; the time of this import where the system does not say."""
+    """Return the Unix time of a process's start; the time of this import on systems without /proc."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # no need of pathlib's machinery
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # without the import of pathlib
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         with open("/proc/stat", "rb") as file:  # noqa: PTH123  # likewise
             booted = next(int(line.split()[1]) for line in file if line.startswith(b"btime "))
@@ -189,7 +189,7 @@ _IMPORTED = time.time()
 
 
 def _is_rank_owner() -> bool:
-    """Whether the environment's rank was given to this process, and not inherited from the one that it was given to."""
+    """Return True if the launcher set the environment's rank for this process, False if the rank was inherited."""
     variable = _rank_variable()
     pid, _, owned = os.environ.get(_RANK_OWNER, "").partition(" ")
     return bool(variable) and (owned != variable or pid == str(os.getpid()))
@@ -215,7 +215,7 @@ def _first_number(*names: str) -> int | None:
 def number_within(
     environment: Mapping[str, str], name: str, usual: float, least: float, most: float
 ) -> float:
-    """Give a number of the environment, within its bounds; the usual one where it says none."""
+    """Return a number of the environment, clamped to the bounds; the usual number if the variable is unset or invalid."""
     try:
         found = float(environment.get(name, usual))
     except ValueError:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from time import monotonic, sleep
 
 EXIT_SECONDS = 0.5
@@ -25,6 +26,8 @@ class Notices:
 
     Attributes:
         dropped: Notices that were not written: too many, or no thread could be started.
+        is_quiet: Whether notices are not written to standard error.
+        listeners: Functions that the thread also calls with each notice.
     """
 
     def __init__(self) -> None:
@@ -35,8 +38,9 @@ class Notices:
         """Forget the thread and the notices that wait: what a forked child does."""
         self._waiting: deque[str] = deque()
         self._starting = threading.Lock()
-        self._is_writing = False
+        self._is_writing = self.is_quiet = False
         self.dropped = 0
+        self.listeners: list[Callable[[str], object]] = []
 
     def log_once(self, key: str, message: str) -> None:
         """Write a notice unless this key had one; never raises, never waits."""
@@ -70,11 +74,21 @@ class Notices:
     def _write_all(self) -> None:
         while True:
             while self._waiting:
-                self._write(f"exporter: {self._waiting.popleft()}\n")
+                message = self._waiting.popleft()
+                if not self.is_quiet:
+                    self._write(f"exporter: {message}\n")
+                self._call_listeners(message)
             self._is_writing = False
             if not self._waiting:  # else a notice came in between, and its thread saw the writer at work
                 return
             self._is_writing = True
+
+    def _call_listeners(self, message: str) -> None:
+        for listener in self.listeners:
+            try:
+                listener(message)
+            except Exception:  # noqa: BLE001, PERF203  # such as a full disk
+                self.dropped += 1
 
     def _write(self, line: str) -> None:
         stream, original = sys.stderr, sys.__stderr__
@@ -92,4 +106,3 @@ NOTICES = Notices()
 """The notices of this process; reset by the recorder."""
 
 log_once = NOTICES.log_once
-tell_once = log_once

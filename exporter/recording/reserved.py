@@ -1,13 +1,12 @@
-"""The names that no Stat may take: the exporter's own families, from which docs/METRICS.md is made too.
+"""Reserved names: the exporter's own families, which no Stat may use.
 
-Used in the training process, where a Stat is refused before it records anything. The families are listed by
-`make docs` from the specifications in the code; a test holds the two together.
+A Stat of a reserved name is refused at its construction. A test compares the list with the specifications in the code.
 """
 
 from __future__ import annotations
 
 RESERVED_PREFIXES = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "scrape_", "training_process_")
-"""Whole families of names, also those that only a later version fills."""
+"""Prefixes of reserved names, including names of later versions."""
 
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "counter": ("_total", "_created"),
@@ -16,7 +15,7 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
     "summary": ("_sum", "_count", "_created"),
     "info": ("_info",),
 }
-"""What an exposition appends to the name of a family, by its type."""
+"""Suffixes that an exposition appends to the name of a family, by type."""
 
 _FAMILIES = {
     "counter": """
@@ -67,4 +66,4 @@ RESERVED = frozenset(
     for name in names.split()
     for suffix in ("", *SUFFIXES[kind])
 ) | {"ALERTS", "ALERTS_FOR_STATE", "up"}
-"""Every fixed family and sample name, in all forms that an exposition gives it, and what Prometheus itself writes."""
+"""Every fixed family and sample name, in all forms of an exposition, and the names that Prometheus itself writes."""

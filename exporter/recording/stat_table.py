@@ -14,7 +14,7 @@ from time import time
 from exporter.errors import DefinitionError
 from exporter.recording.definition import Rule, apply_rules, check_rules
 from exporter.recording.handle import Handle
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 from exporter.recording.state import StatState
 from exporter.recording.values import Aggregation, StatDefinition, families_of
@@ -60,7 +60,7 @@ class StatTable:
             if is_full:
                 self.refused += 1
                 told = f"{definition.name!r} and those made after it are not"
-                tell_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
+                log_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
             if self._wake is not None:
                 self._wake()
             if is_full or not self.recording:

@@ -1,7 +1,4 @@
-"""Timing: how long a block, a function or a coroutine took, as a sample of a Stat, whether or not it raised.
-
-Used in the training process, on the caller's thread.
-"""
+"""Timing of blocks, functions, coroutines and generators; each duration is a sample of a Stat."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class Timer:
-    """Times one `with` block, or every call of a function that it decorates.
+    """Timer of a `with` block, or of every call of a decorated function, also if the block or the call raises.
 
-    As a decorator it is re-entrant and safe for threads; as a context manager one Timer times one block at a
-    time (`stat.time()` makes a new one). A coroutine function is timed from its first step to its end,
-    waiting included; a generator function from its first `next()` to its end.
+    A decorator is re-entrant and thread-safe; a context manager times a single block at a time (`stat.time()` returns a new
+    Timer). A coroutine function is timed from its first step to its end, waits included; a generator function from its first
+    `next()` to its end.
     """
 
     __slots__ = ("_add", "_began")
@@ -45,9 +42,9 @@ class Timer:
 
 
 def within(block: Callable[[], AbstractContextManager[object]], function: AnyFunction) -> AnyFunction:
-    """Run each call of a function, coroutine function or (asynchronous) generator function in a `with` block of its own.
+    """Run each call of a function, coroutine function or (asynchronous) generator function in a new `with` block.
 
-    What is sent or thrown into a generator reaches it.
+    Values and exceptions that the caller sends or throws into a generator reach the generator.
     """
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(within(block, function.__func__))
@@ -70,10 +67,10 @@ def within(block: Callable[[], AbstractContextManager[object]], function: AnyFun
                     while True:
                         try:
                             sent = yield item
-                        except GeneratorExit:  # noqa: PERF203  # what is thrown in comes out of the yield
+                        except GeneratorExit:  # noqa: PERF203  # the yield raises exceptions of the caller
                             await generator.aclose()
                             raise
-                        except BaseException as error:  # noqa: BLE001  # thrown in by the caller: the generator's matter
+                        except BaseException as error:  # noqa: BLE001  # thrown in by the caller, handled by the generator
                             item = await generator.athrow(error)
                         else:
                             item = await generator.asend(sent)

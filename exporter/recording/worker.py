@@ -1,6 +1,7 @@
-"""Worker: one daemon thread with a bounded queue, for code that is not ours; and the handle of a handler, which is one.
+"""Worker threads with a bounded queue, for code of the job and of libraries.
 
-What it calls may raise, hang or be slow, which costs its own items, counted by reason. A forked child's begins anew.
+A function that raises, hangs or is slow loses only the items of its own queue, counted by reason. A forked child starts with
+an empty queue.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from time import monotonic, time
 from typing import Any
 
 from exporter.recording.conversion import safe_repr
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 
 
 class Counter:
-    """Counts from any number of threads without a lock, exactly.
+    """Exact counter of any number of threads, without a lock.
 
     Attributes:
-        bump: Count one more; gives the number of those before it. One call into C.
+        bump: Increment the counter and return the number before; a single call into C.
     """
 
     def __init__(self) -> None:
@@ -29,18 +30,18 @@ class Counter:
         self.bump: Callable[[], int] = self._count.__next__
 
     def add(self, number: int) -> None:
-        """Count so many more; by one thread at a time."""
+        """Increment by a number; called by one thread at a time."""
         self._many += number
 
     def read(self) -> int:
-        """Give the count."""
-        return int(repr(self._count)[6:-1]) + self._many  # the only way to look without taking a number
+        """Return the count."""
+        return int(repr(self._count)[6:-1]) + self._many  # `count` has no other access without an increment
 
 
 class Marker:
-    """What is put into a queue to learn when all before it was taken; `end` asks the thread to stop there.
+    """Queue item that signals the completion of all items before; with `end`, the thread stops there.
 
-    No `threading.Event`: a signal handler that interrupts its `wait` leaves it locked against `set`.
+    Not a `threading.Event`: a signal handler that interrupts `wait` would block `set`.
     """
 
     def __init__(self, *, end: bool) -> None:
@@ -50,7 +51,7 @@ class Marker:
         self.set = self._waits.release
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Wait until all before it was taken; False where that takes longer."""
+        """Wait until all items before are done; returns False after the time."""
         taken = self._waits.acquire(timeout=max(timeout_seconds, 0.0))
         if taken:
             self._waits.release()
@@ -58,11 +59,11 @@ class Marker:
 
 
 class Worker:
-    """Gives items to a function, on a thread of its own.
+    """Thread that calls a function with each item of a queue.
 
     Attributes:
-        done: Items that were taken.
-        busy_since: Unix time at which the item under way was begun; None while it waits for one.
+        done: Items for which the function returned.
+        busy_since: Unix time at which the present call started; None while the queue is empty.
     """
 
     def __init__(self, handle: Callable[[Any], object], *, name: str, bound: int) -> None:
@@ -70,7 +71,7 @@ class Worker:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Begin anew: what waits belongs to the parent, and so does the thread."""
+        """Start with an empty queue and no thread: both belong to the parent."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -82,21 +83,21 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """True if the queue is empty."""
         return self._queue.empty()
 
     @property
     def over(self) -> bool:
-        """Whether it takes no more, so that its counts are final; once it has been ended."""
+        """True if no item will be processed any more, so that the counts are final."""
         return self._thread is None or self._ended or self._abandoned
 
     def lost(self) -> dict[str, int]:
-        """Items that it missed, by reason; by the thread that publishes."""
+        """Return the lost items by reason; called by the publishing thread."""
         full = self._full.read()
         return self._losses | {"queue_full": full} if full else dict(self._losses)
 
     def put(self, item: object, *, bounded: bool = True) -> bool:
-        """Hand over one item if there is room for it, which it tells; never raises, never waits."""
+        """Queue an item; returns False if the queue is full. Never raises, never waits."""
         if bounded and self._queue.qsize() >= self._bound:
             self._full.bump()
             return False
@@ -106,8 +107,8 @@ class Worker:
         return True
 
     def start(self) -> None:
-        """Start the thread: an interpreter that ends starts no more since CPython 3.12, and exit handlers log, too."""
-        # Whoever holds the lock is starting the thread; a signal handler that interrupts it must not wait for it.
+        """Start the thread. Since CPython 3.12 an exiting interpreter starts no thread, and exit handlers log too."""
+        # A thread that holds the lock is starting the worker; a signal handler that interrupts it must not wait.
         if not self._starting.acquire(blocking=False):
             return
         try:
@@ -117,7 +118,7 @@ class Worker:
             thread.start()
             self._thread = thread
         except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
-            tell_once(f"worker {self._name} thread", f"{self._name} loses what it is to do: {error}")
+            log_once(f"worker {self._name} thread", f"the thread {self._name} cannot start, its items are lost: {error}")
             while not self._queue.empty():
                 self._queue.get_nowait()
                 self._lose("no_thread", 1)
@@ -125,28 +126,28 @@ class Worker:
             self._starting.release()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until everything that waits now was taken; False if that takes longer, and on the worker's own thread."""
+        """Wait until all items of the queue are done; returns False after the time and on the worker's own thread."""
         marker = self.mark()
         return marker is None or (
             threading.current_thread() is not self._thread and marker.wait(timeout_seconds)
         )
 
     def finish(self) -> Callable[[float, str], None]:
-        """Ask the thread to end after what waits now; gives what waits for that and counts what was not taken by then."""
+        """Let the thread end after the queued items; returns the function that waits, and counts the items left then."""
         marker = self.mark(end=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
                 return
             if not marker.wait(timeout_seconds):
-                self._abandoned = True  # the thread takes no more, whenever its function returns
-                # Without the marker, with the one that it hangs in.
+                self._abandoned = True  # the thread ends when its function returns
+                # Without the marker, with the item of the present call.
                 self._lose(reason, max(self._queue.qsize() - 1, 0) + 1)
 
         return wait
 
     def mark(self, *, end: bool = False) -> Marker | None:
-        """Put a marker after what waits now, set when all of that was taken; None where nothing waits."""
+        """Queue a marker, which is set when all items before are done; returns None if there is no thread."""
         if self._thread is None or self._ended:
             return None
         marker = Marker(end=end)
@@ -171,21 +172,21 @@ class Worker:
         self.busy_since = time()
         try:
             self._handle(item)
-            if not self._abandoned:  # else it was counted as lost when nobody could wait any longer
+            if not self._abandoned:  # an abandoned item was counted as lost
                 self.done += 1
-        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread, too
+        except BaseException as error:  # noqa: BLE001  # the user's code: SystemExit would end the thread too
             self._lose("error", 1)
-            tell_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
+            log_once(f"worker {self._name}", f"{self._name} has failed: {safe_repr(error)}")
         finally:
             self.busy_since = None
 
     def _lose(self, reason: str, items: int) -> None:
-        # A new dict each time: the recording thread reads it while this one writes.
+        # A new dict each time: the recording thread reads the old dict meanwhile.
         self._losses = self._losses | {reason: self._losses.get(reason, 0) + items}
 
 
 def end_all(workers: Iterable[Worker], *, seconds: float, reason: str) -> None:
-    """End several of them; they share the time."""
+    """End several workers within one time."""
     waits = [worker.finish() for worker in workers]
     deadline = monotonic() + seconds
     for wait in waits:

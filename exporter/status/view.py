@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from exporter import diagnoses
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
 from exporter.status.elements import duration, share
@@ -290,18 +291,20 @@ def _of_gpus(seen: View) -> Iterator[Concern]:
 
 def _of_the_exporter(seen: View) -> Iterator[Concern]:
     if seen.about.not_ready is not None:
-        yield Concern(True, f"not ready: {seen.about.not_ready}")
+        yield Concern(True, str(diagnoses.NOT_READY.describe(reason=seen.about.not_ready)))
     for job in seen.about.silent_jobs:
         if job.silence is not None:
             told = f"run {job.run} records nothing: {job.silence.found}; remedy: {job.silence.remedy}"
             yield Concern(True, told)
     for status in seen.collectors:
         if status.success is False:
-            yield Concern(False, f"collector {status.name} fails: {status.message or status.reason}")
+            reason = status.message or status.reason
+            described = diagnoses.COLLECTOR_FAILS.describe(collector=status.name, reason=reason)
+            yield Concern(False, described.found)
     value = seen.readings.value
     if dropped := seen.readings.total("exporter_series_dropped_total"):
-        yield Concern(False, f"{dropped:.0f} series did not fit on the metrics page")
+        yield Concern(False, str(diagnoses.SERIES_DROPPED.describe(count=f"{dropped:.0f}")))
     if withheld := value("exporter_ledger_withheld_ranks"):
-        yield Concern(False, f"totals of {withheld:.0f} ranks are withheld: the state cannot be written")
+        yield Concern(False, str(diagnoses.TOTALS_WITHHELD.describe(count=f"{withheld:.0f}")))
     if value("exporter_config_last_reload_successful") == 0:
-        yield Concern(False, "the configuration could not be reloaded; the one before is in force")
+        yield Concern(False, str(diagnoses.NOT_RELOADED.describe()))

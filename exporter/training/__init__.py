@@ -1,34 +1,125 @@
-"""The face of training telemetry: what a job does, told by blocks, callbacks and numbers; one-logger's names and more.
+"""Training telemetry: blocks, callbacks, metrics and run metadata of a training job.
 
-The job's own calls are in `exporter.training.api`; one-logger's names, of `exporter.one_logger`, are offered here too. The
-first use of a name loads what it is in.
+Configuration, exporters and spans of one-logger are in `exporter.one_logger`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from exporter.training.api import (
+    application,
+    background,
+    batches,
+    checkpoint_load,
+    checkpoint_save,
+    checkpoint_saved,
+    data_loading,
+    dataloader_init,
+    describe,
+    distributed_init,
+    interruption,
+    model_backward,
+    model_forward,
+    model_init,
+    optimizer_init,
+    optimizer_update,
+    phase,
+    record,
+    skipped_step,
+    span,
+    step,
+    testing_iteration,
+    testing_loop,
+    training_iteration,
+    training_loop,
+    validation_iteration,
+    validation_loop,
+    zero_grad,
+)
+from exporter.training.callbacks import (
+    on_app_end,
+    on_app_start,
+    on_dataloader_init_end,
+    on_dataloader_init_start,
+    on_distributed_init_end,
+    on_distributed_init_start,
+    on_load_checkpoint_end,
+    on_load_checkpoint_start,
+    on_model_init_end,
+    on_model_init_start,
+    on_optimizer_init_end,
+    on_optimizer_init_start,
+    on_save_checkpoint_end,
+    on_save_checkpoint_start,
+    on_save_checkpoint_success,
+    on_testing_end,
+    on_testing_start,
+    on_train_end,
+    on_train_start,
+    on_training_single_iteration_end,
+    on_training_single_iteration_start,
+    on_validation_end,
+    on_validation_single_iteration_end,
+    on_validation_single_iteration_start,
+    on_validation_start,
+)
 
-if TYPE_CHECKING:
-    from exporter.one_logger import *  # noqa: F403
-    from exporter.training.api import *  # noqa: F403
+__all__ = [
+    "application",
+    "background",
+    "batches",
+    "checkpoint_load",
+    "checkpoint_save",
+    "checkpoint_saved",
+    "data_loading",
+    "dataloader_init",
+    "describe",
+    "distributed_init",
+    "interruption",
+    "model_backward",
+    "model_forward",
+    "model_init",
+    "on_app_end",
+    "on_app_start",
+    "on_dataloader_init_end",
+    "on_dataloader_init_start",
+    "on_distributed_init_end",
+    "on_distributed_init_start",
+    "on_load_checkpoint_end",
+    "on_load_checkpoint_start",
+    "on_model_init_end",
+    "on_model_init_start",
+    "on_optimizer_init_end",
+    "on_optimizer_init_start",
+    "on_save_checkpoint_end",
+    "on_save_checkpoint_start",
+    "on_save_checkpoint_success",
+    "on_testing_end",
+    "on_testing_start",
+    "on_train_end",
+    "on_train_start",
+    "on_training_single_iteration_end",
+    "on_training_single_iteration_start",
+    "on_validation_end",
+    "on_validation_single_iteration_end",
+    "on_validation_single_iteration_start",
+    "on_validation_start",
+    "optimizer_init",
+    "optimizer_update",
+    "phase",
+    "record",
+    "skipped_step",
+    "span",
+    "step",
+    "testing_iteration",
+    "testing_loop",
+    "training_iteration",
+    "training_loop",
+    "validation_iteration",
+    "validation_loop",
+    "zero_grad",
+]
 
-    __all__: list[str]
 
-_HOMES = ("exporter.training.api", "exporter.one_logger")
-
-
-def __getattr__(name: str) -> object:
-    """Load what offers a name, at its first use."""
-    if name == "__all__":
-        return sorted(each for home in _HOMES for each in import_module(home).__all__)
-    # A module of this package is asked for here before it is imported; and the sidecar reads `phases` alone.
-    if not name.startswith("__") and find_spec(f"{__name__}.{name}") is None:
-        for home in _HOMES:
-            module = import_module(home)
-            if name in module.__all__:
-                found: object = getattr(module, name)
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module 'exporter.training' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__

@@ -1,7 +1,6 @@
-"""Values that a job passes: numbers and texts of any library, names, moments, and the attributes of spans and events.
+"""Attributes and timestamps of spans and events, with one-logger's names and signatures.
 
-Used by any thread; a change of a collection is one step in C, so another thread sees it whole or not at all. Nothing here
-raises for a value that cannot be told, runs more of the job's code than a conversion, or waits for a device.
+Each change of a collection is a single operation in C, so another thread sees all of the change or none.
 """
 
 from __future__ import annotations
@@ -9,135 +8,28 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
-from operator import index
 from typing import Any
 
 from exporter.errors import OneLoggerError
-from exporter.training.metrics import report
+from exporter.recording.conversion import AttributeValue as AttributeValue  # noqa: PLC0414  # exported again
+from exporter.recording.conversion import safe_repr, to_attribute, to_name
+from exporter.training.misuse import report
 
-AttributeValue = str | bool | int | float | list[str] | list[bool] | list[int] | list[float]
 SpanName = enum.Enum | str
 EventName = enum.Enum | str
 
 AHEAD_SECONDS = 600.0
-"""How far ahead of now a time that a job gives is believed, as in one-logger: clocks of a cluster differ."""
-LONGEST_SHOWN = 500
-DEEPEST = 4
-"""Collections inside of each other that are told; one may contain itself."""
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-_PRINTED = _PLAIN | {bytes}
+"""Largest distance into the future of a time that a job passes, as in one-logger: clocks of a cluster differ."""
 
 
 class Name(str, enum.Enum):
-    """A member that is its value: equal to it, hashed and printed like it (StrEnum came with Python 3.11)."""
+    """Enumeration whose members are their values, as StrEnum from Python 3.11 on."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]  # the same, with its argument by position
     __hash__ = str.__hash__
-
-
-def name_of(name: object) -> str:
-    """Give the text of a name: an enum's value, a string itself, of anything else its type; never raises."""
-    if type(name) is str:
-        return name
-    found = name.value if isinstance(name, enum.Enum) else name
-    return str.__str__(found) if isinstance(found, str) else f"<{type(found).__name__}>"
-
-
-class Unusable:
-    """What a job has passed where a number or a text belongs, and is neither; `text` is how it is shown."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def shown(value: object) -> str:
-    """Print a value for a message, without running the job's code; of what is no text, number or error, its type."""
-    if type(value) is Unusable:
-        return value.text
-    try:
-        if isinstance(value, BaseException):
-            return f"{type(value).__name__}: {value}"[:LONGEST_SHOWN]
-        items: Iterable[object] = (value,)
-        if type(value) in {list, tuple, set, frozenset}:
-            items = list(value)  # type: ignore[call-overload]  # one of these
-        elif type(value) is dict:
-            items = [*value, *value.values()]
-        if all(type(item) in _PRINTED or isinstance(item, enum.Enum) for item in items):
-            return repr(value)[:LONGEST_SHOWN]
-    except Exception:  # noqa: BLE001  # the job's own `__str__`; or a whole number of too many digits
-        return type(value).__name__ if isinstance(value, BaseException) else f"<{type(value).__name__}>"
-    return f"<{type(value).__name__}>"
-
-
-def taken(value: object) -> object:
-    """Take a number or a text of any library: a str, int, float or bool of the same value, None, else `Unusable`."""
-    if type(value) in _PLAIN:
-        return value
-    try:
-        if isinstance(value, str):
-            return str.__str__(value)
-        if isinstance(value, int):
-            return int.__int__(value)
-        if isinstance(value, float):
-            return float.__float__(value)
-        if not is_tensor(value) or getattr(value.device, "type", "") == "cpu":  # type: ignore[attr-defined]
-            try:
-                return int(index(value))  # type: ignore[arg-type]  # anything may come
-            except TypeError:  # it is no whole number
-                return float(value)  # type: ignore[arg-type]  # likewise
-    except Exception:  # noqa: BLE001  # the code of whoever made it
-        return Unusable(shown(value))
-    return Unusable(shown(value))  # its value would have to be waited for
-
-
-def is_tensor(value: object) -> bool:
-    """Tell whether it lives on a device as torch's tensors do, so that its value may have to be waited for."""
-    try:
-        return type(getattr(value, "device", "")) is not str  # numpy's says "cpu"
-    except Exception:  # noqa: BLE001  # the code of whoever made it
-        return True
-
-
-def plain_value(value: object, depth: int = 0) -> Any:
-    """Make what an attribute may hold of any value; never raises, never waits for a device.
-
-    A str, bool, int or float, a homogeneous list of one of them, or None. Numbers of numpy become Python's; a mixed list
-    becomes one of texts, a dictionary a list of `key:value`; of an object that lives on a device only its type is told.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    try:
-        if isinstance(value, enum.Enum):
-            return plain_value(value.value, depth)
-        if depth > DEEPEST and isinstance(value, (list, tuple, set, frozenset, Mapping)):
-            return f"<{kind.__name__}>"
-        if isinstance(value, (list, tuple, set, frozenset)):
-            items = [plain_value(item, depth + 1) for item in value]
-            kinds = {type(item) for item in items}
-            if len(kinds) <= 1 and not kinds & {list, type(None)}:
-                return items
-            return [float(item) if kinds == {int, float} else str(item) for item in items]
-        if isinstance(value, Mapping):
-            pairs = dict(value).items()
-            return [f"{plain_value(key, depth + 1)}:{plain_value(item, depth + 1)}" for key, item in pairs]
-        if isinstance(value, str):
-            return str.__str__(value)
-        if isinstance(value, Integral):
-            return int(value)
-        if isinstance(value, Real):
-            return float(value)
-        if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():  # its truth values and dates
-            return plain_value(value.item())  # type: ignore[attr-defined]  # every scalar of numpy has it
-        return f"<{kind.__name__}>" if hasattr(kind, "device") else str(value)
-    except Exception:  # noqa: BLE001  # the user's own `__str__`, `__int__`, `__float__`
-        return f"<{kind.__name__}>"
 
 
 def assert_that(condition: object, message: str) -> None:
@@ -197,10 +89,10 @@ class TracingTimestamp:
 
 def moment(given: object) -> TracingTimestamp:
     """Take what a job passes as a time; None, and anything that is none, is now."""
-    if isinstance(given, TracingTimestamp):
+    if type(given) is TracingTimestamp:
         return given
     if given is not None:
-        report("TracingTimestamp", "no_timestamp", f"a TracingTimestamp, not {shown(given)}")
+        report("TracingTimestamp", "no_timestamp", f"a TracingTimestamp, not {safe_repr(given)}")
     return TracingTimestamp.now()
 
 
@@ -212,40 +104,45 @@ class Attribute:
     value: Any
 
     def __post_init__(self) -> None:
-        self.name = name_of(self.name)
-        self.value = plain_value(self.value)
+        self.name = to_name(self.name)
+        self.value = to_attribute(self.value)
 
     def __hash__(self) -> int:
         return hash(self.name)
 
 
-def _getter(kinds: tuple[type, ...], what: str) -> Any:
-    """Make the method that gives a value of a kind."""
-
-    def value(self: Attributes, attribute_name: str) -> Any:
-        found = self.get(attribute_name)
-        if found is None:
-            return None
-        problem = f"Attribute {attribute_name} must be {what}. Got {found.value}."
-        assert_that(isinstance(found.value, kinds), problem)
-        return found.value
-
-    value.__doc__ = f"Give {what}; None where it is absent; `OneLoggerError` where it is something else."
-    return value
-
-
 class Attributes(dict[str, Attribute]):
     """The attributes of one span or event, by name."""
-
-    get_bool_value = _getter((bool,), "a boolean")
-    get_int_value = _getter((int,), "an integer")
-    get_float_value = _getter((int, float), "a float")
-    get_str_value = _getter((str,), "a string")
 
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         for name, value in (dictionary or {}).items():
             self.add_attribute(value if isinstance(value, Attribute) else Attribute(name, value))
+
+    def get_bool_value(self, attribute_name: str) -> bool | None:
+        """Return a boolean, None if absent; raises OneLoggerError for another type."""
+        return self._value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # as checked
+
+    def get_int_value(self, attribute_name: str) -> int | None:
+        """Return an integer, None if absent; raises OneLoggerError for another type."""
+        return self._value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # as checked
+
+    def get_float_value(self, attribute_name: str) -> float | None:
+        """Return a number, None if absent; raises OneLoggerError for another type."""
+        return self._value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # as checked
+
+    def get_str_value(self, attribute_name: str) -> str | None:
+        """Return a text, None if absent; raises OneLoggerError for another type."""
+        return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # as checked
+
+    def _value(self, name: str, kinds: tuple[type, ...], expected: str) -> Any:
+        found = self.get(name)
+        if found is None:
+            return None
+        assert_that(
+            isinstance(found.value, kinds), f"Attribute {name} must be {expected}. Got {found.value}."
+        )
+        return found.value
 
     def add(self, name: str, value: AttributeValue) -> Attributes:
         """Set one, and give the whole."""
@@ -264,14 +161,14 @@ class Attributes(dict[str, Attribute]):
     @classmethod
     def of(cls, given: object) -> Attributes:
         """Take what a job passes as attributes: a collection as it is, a mapping; all but None is else a misuse."""
-        if isinstance(given, Attributes):
-            return given
+        if issubclass(type(given), Attributes):
+            return given  # type: ignore[return-value]  # as just compared
         try:
             if given is None or isinstance(given, Mapping):
                 return cls(given)
-            report("Attributes", "no_attributes", f"Attributes, not {shown(given)}")
-        except Exception:  # noqa: BLE001, S110  # a mapping of the job's own
+        except Exception:  # noqa: BLE001, S110  # a class of the job's own
             pass
+        report("Attributes", "no_attributes", f"Attributes, not {safe_repr(given)}")
         return cls()
 
     def copied(self) -> Attributes:

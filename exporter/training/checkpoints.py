@@ -1,34 +1,41 @@
-"""Checkpoints: saves under way and those that are safe, what they took, and the work that they make safe.
+"""Checkpoints: saves in progress, successful saves, and the work that they cover.
 
-A save is known by its step. One that is asynchronous may be confirmed at any time, in any order; what was trained when the
-save began is what it makes safe.
+The step identifies a save. An asynchronous save may be confirmed at any time and in any order. A save covers the work that was
+done before the save began.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
+from exporter.recording.conversion import safe_repr
 from exporter.recording.windows import median
-from exporter.training.attributes import shown
 from exporter.training.metrics import Families, amount
 from exporter.training.progress import is_count
+from exporter.training.records import SaveReported
 
 MOST_PENDING = 1000
-"""Asynchronous saves that may wait to be confirmed; beyond it the oldest is forgotten."""
+"""Asynchronous saves that may be unconfirmed; beyond it the oldest is forgotten."""
 INTERVALS = 5
-"""Successes of whose distances the median is told."""
+"""Successful saves whose median distance is published."""
 SAVE_KINDS = ("sync", "async", "local")
 MOST_SEGMENTS = 64
-"""Stretches of work without a checkpoint that are kept apart."""
+"""Segments of uncovered work that are kept apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavePolicy:
+    """Properties of the saves that begin now."""
+
+    strategy: str = "sync"  # sync or async
+    enabled: bool = True  # False if the job saves nothing, although it calls
 
 
 @dataclass(slots=True)
 class Segment:
-    """Seconds of work, of some steps of a loop, that no checkpoint covers; it is to be safe by this save or a later one."""
+    """Seconds of work of some steps of a loop that no checkpoint covers yet; `save` counts the saves before."""
 
     loop: int
     first: int
@@ -38,14 +45,14 @@ class Segment:
 
 
 class Work:
-    """The work of this process: of completed iterations, of failed ones, and what saves cover, up to which step."""
+    """Work of completed and failed iterations, and the part that saves cover."""
 
     def __init__(self) -> None:
         self._saves = self._committed = 0
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero; saves under way make nothing safe that was done before."""
+        """Count from zero; saves in progress cover nothing that was done before."""
         self.seconds = self.failed_seconds = self.committed_seconds = 0.0
         self.committed_step: int | None = None
         self._segments: list[Segment] = []
@@ -67,18 +74,18 @@ class Work:
                 oldest.first = first.first
 
     def save_begins(self) -> int:
-        """Note that a save begins; gives its number, for `commit`."""
+        """Note that a save begins; returns its number, for `commit`."""
         self._saves += 1
         return self._saves
 
     def commit(self, save: int, step: int | None) -> None:
-        """Note that a save has succeeded; one that began before another that has succeeded changes nothing."""
+        """Note that a save has succeeded; ignored if a later save has succeeded before."""
         if save > self._committed:
             self._committed = save
             self._keep([segment for segment in self._segments if segment.save >= save], step)
 
     def commit_steps(self, step: int) -> None:
-        """Note that a save of a step has succeeded of which it is not known when it began."""
+        """Note that a save of a step has succeeded whose begin is unknown."""
         for segment in self._segments:
             steps = segment.last - segment.first + 1
             done = min(max(step - segment.first, 0), steps)
@@ -93,13 +100,13 @@ class Work:
         self.committed_step = step
 
     def segments(self) -> tuple[tuple[int, int, int, float], ...]:
-        """Give what no save covers, in order."""
+        """Return the segments that no save covers, in order."""
         return tuple([(each.loop, each.first, each.last, each.seconds) for each in self._segments])
 
 
 @dataclass(eq=False, slots=True)
 class Save:
-    """A save of a step, as the job calls it, begun at a monotonic time, when so many steps were completed."""
+    """A save of a step, begun at a monotonic time, when `completed` steps were done."""
 
     step: int
     strategy: str
@@ -107,11 +114,10 @@ class Save:
     completed: int
     number: int
     confirmed: bool = False
-    figures: Any = None  # what a telemetry keeps of it
 
 
 class Checkpoints:
-    """The saves of this process: counted in the families; they make the work safe."""
+    """The saves of one process."""
 
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
@@ -131,11 +137,11 @@ class Checkpoints:
         return save
 
     def pending(self, step: object) -> Save | None:
-        """Give the save of a step that was not confirmed yet."""
+        """Return the unconfirmed save of a step, or None."""
         return self.under_way.get(step) if isinstance(step, int) else None
 
     def succeed(self, save: Save, at: float, wall: float) -> None:
-        """Note that a save is safe, at a monotonic time and the Unix time of the same moment."""
+        """Note that a save has succeeded, at a monotonic time and the Unix time of the same moment."""
         self.under_way.pop(save.step, None)
         save.confirmed = True
         self._work.commit(save.number, save.completed)
@@ -149,33 +155,35 @@ class Checkpoints:
             self._count(save.strategy, "failed")
 
     def blocked(self, kind: str, seconds: float) -> None:
-        """Count for how long a save held up the training."""
+        """Count the time for which a save blocked the training."""
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
-    def told(self, values: Mapping[str, Any], at: float, wall: float) -> str | None:
-        """Take the job's word of a save that is over; gives what is wrong with it, None where nothing is."""
-        step, kind = values["step"], values["kind"]
-        if not is_count(step):
-            return f"a step of 0 or more, not {shown(step)}"
-        if kind not in SAVE_KINDS:
-            return f"kind to be one of {', '.join(SAVE_KINDS)}, not {shown(kind)}"
-        for name in ("seconds", "blocking_seconds", "bytes"):
-            if values[name] is not None and amount(values[name]) is None:
-                return f"{name} of 0 or more, not {shown(values[name])}"
-        if values["blocking_seconds"] is not None:
-            self.blocked(kind, values["blocking_seconds"])
-        if not values["ok"]:
+    def report(self, save: SaveReported) -> str | None:
+        """Take a save that is over; returns the problem of one that is not counted."""
+        if not is_count(save.step):
+            return f"a step of 0 or more, not {safe_repr(save.step)}"
+        if save.kind not in SAVE_KINDS:
+            return f"kind to be one of {', '.join(SAVE_KINDS)}, not {safe_repr(save.kind)}"
+        seconds, blocking, size = save.seconds, save.blocking_seconds, save.bytes
+        for name, value in (("seconds", seconds), ("blocking_seconds", blocking), ("bytes", size)):
+            if value is not None and amount(value) is None:
+                return f"{name} of 0 or more, not {safe_repr(value)}"
+        kind = str(save.kind)
+        if blocking is not None:
+            self.blocked(kind, amount(blocking) or 0.0)
+        if not save.ok:
             self._count(kind, "failed")
             return None
-        self._succeeded(kind, step, at, wall, values["seconds"])
+        step = int(amount(save.step) or 0)
+        self._succeeded(kind, step, save.at, save.wall, amount(seconds))
         if kind != "local":
-            if values["bytes"] is not None:
-                self._families.gauge("training.checkpoint_last", "bytes").set(float(values["bytes"]))
+            if size is not None:
+                self._families.gauge("training.checkpoint_last", "bytes").set(amount(size))
             self._work.commit_steps(step)
         return None
 
     def _count(self, kind: str, result: str = "") -> None:
-        """Count a save; of a kind that is new, both results begin at 0, so that the first that fails is seen to rise."""
+        """Count a save; both results of a new kind begin at 0, so that the first failure is a visible increase."""
         for each in ("ok", "failed"):
             self._families.counter("training.checkpoints", kind=kind, result=each).add(each == result)
 

@@ -6,22 +6,19 @@ device has passed it: nothing waits. torch is never imported; docs/training.md s
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import monotonic, perf_counter
-from typing import Any, final
+from typing import Any
 
 from exporter.recording.identity import number_within
-from exporter.recording.notices import tell_once
-from exporter.training.buffers import Handle, Hooks, SpanBuffer
+from exporter.recording.notices import log_once
+from exporter.training.kinds import ITERATIONS, BlockKind
 from exporter.training.metrics import Families
-from exporter.training.phase_clock import OTHER
 from exporter.training.phases import PHASES
-from exporter.training.span_kinds import CHECKPOINT_SAVE, ITERATIONS, Kind
 
 SHORTEST_STEP_SECONDS = 0.005
 PER_SECOND = 10
@@ -33,6 +30,7 @@ COLLECT_EVENTS = 256
 MOST_COST_SECONDS = 1e-4
 """Of one event: what takes longer was not the event, but another process or thread."""
 DEEPEST = 64
+OTHER = "other"
 LONELY = frozenset({"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"})
 """Phases that are timed for themselves where the step before them was not."""
 IDLE = frozenset({"data_loading", "logging", OTHER})
@@ -69,7 +67,7 @@ class GpuTimer:
         self._share = number_within(environment, "EXPORTER_GPU_TIME", SHARE, 0.0, 1.0)
         self._clock = clock
         self._thread: int | None = None
-        self._open: list[tuple[Kind, str]] = []
+        self._open: list[tuple[BlockKind, str]] = []
         self._marks: deque[tuple[Any, str, int]] = deque()  # event, the phase before it, what it stands for
         self._free: list[Any] = []
         self._last: Any = None  # the event that was collected last
@@ -79,25 +77,23 @@ class GpuTimer:
 
     # On the job's thread --------------------------------------------------------------------------------
 
-    def begin(self, kind: Kind, *, asynchronous: bool = False) -> None:
-        """Note that a span begins."""
+    def begin(self, kind: BlockKind, phase: str) -> None:
+        """Record the begin of a block of a phase."""
         if not self.on or get_ident() != self._thread:
             return
         before = self._active
-        phase = "checkpoint_save_async" if asynchronous and kind is CHECKPOINT_SAVE else kind.phase
         if kind in ITERATIONS:
             self._step_begins(before)
         elif phase in LONELY and not self._timing:
             self._collect()
             self._timing = True
             self._mark(before, BEGIN)
-        elif self._timing and phase not in {None, before}:
+        elif self._timing and phase != before:
             self._mark(before, PHASE)
-        if phase is not None:
-            self._open.append((kind, phase))
-            del self._open[:-DEEPEST]
+        self._open.append((kind, phase))
+        del self._open[:-DEEPEST]
 
-    def end(self, kind: Kind) -> None:
+    def end(self, kind: BlockKind) -> None:
         """Note that a span ends; it need not be the innermost."""
         if not self.on or get_ident() != self._thread:
             return
@@ -184,11 +180,11 @@ class GpuTimer:
         """Stop for good: once CUDA is in error, every call of it raises."""
         self._forget()
         self.on, self._share = False, 0.0
-        tell_once("gpu time", f"phases are not timed on the GPU any more: {error!r}")
+        log_once("gpu time", f"phases are not timed on the GPU any more: {error!r}")
 
     # On the recording thread ------------------------------------------------------------------------------
 
-    def decide(self, main: int | None, step_seconds: float, buffers: list[SpanBuffer]) -> None:
+    def decide(self, main: int | None, step_seconds: float) -> None:
         """Say whether to time the steps of the main thread, which usually take so long."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         long_enough = self._share > 0 and main is not None and step_seconds > SHORTEST_STEP_SECONDS
@@ -197,10 +193,6 @@ class GpuTimer:
         if on and not self.on:
             self._thread, self._stale = main, True  # what was under way is too long ago
         self.on = on
-        for buffer in buffers:
-            handles = buffer.handles()
-            if handles is not None and buffer.thread == main and buffer.parent is None:
-                handles.become(TimedHandle if self.on else Handle)
 
     def publish(self, families: Families) -> None:
         """Count what was timed."""
@@ -212,32 +204,3 @@ class GpuTimer:
             if timed.step is not None:
                 families.counter("training.gpu_timed_steps").add()
                 families.histogram("training.step_gpu_duration").observe(timed.step)
-
-
-@final
-class TimedHandle(Handle):
-    """A block whose begin and end are noted on the device too."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> TimedHandle:
-        Handle.__enter__(self)
-        if Hooks.gpu is not None:
-            Hooks.gpu.begin(self.kind)
-        return self
-
-    def __exit__(self, exception: type[BaseException] | None, value: object, traceback: object) -> None:
-        if Hooks.gpu is not None:
-            Hooks.gpu.end(self.kind)
-        Handle.__exit__(self, exception, value, traceback)
-
-
-_OF_PARENTS: list[GpuTimer] = []
-"""Kept: to let go of an event would call CUDA, which a forked child must not."""
-
-
-def begin_anew() -> None:
-    """Time anew: at the start, and in a forked child."""
-    if Hooks.gpu is not None:
-        _OF_PARENTS.append(Hooks.gpu)
-    Hooks.gpu = GpuTimer(os.environ)

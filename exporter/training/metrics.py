@@ -1,18 +1,15 @@
-"""The families of the training as this process fills them, read once a flush like any Stat; misuse among them.
+"""Training metrics: counters, gauges and histograms of one process.
 
-The interpreter has the numbers one by one, so each is added where it belongs, on the recording thread; `report` may be
-called on any. What the families are is declared in the sidecar (`exporter.ledger.families.training`).
+Filled on the recording thread and read once per flush. The families are declared in `exporter.ledger.families.training`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from itertools import accumulate
 from math import inf
 
 from exporter.recording.exponential import bucket_of
-from exporter.recording.notices import tell_once
 from exporter.recording.values import Aggregation, StatDefinition, StatReading
 
 STEP_BUCKETS = (
@@ -21,23 +18,19 @@ STEP_BUCKETS = (
 )
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
 LARGEST = 1e30
-"""What the job says of samples, tokens or bytes is below it: the sum of many such is still a float."""
+"""Bound of the samples, tokens or bytes of one call: the sum of many calls is still a float."""
 MOST_SERIES = 200
-"""Of one family; beyond it, label values of the job's own choice become `other`."""
-MOST_CALL = 100
-"""Characters of the label `call`."""
-REPORTED: deque[tuple[str, str, str]] = deque(maxlen=10_000)
-"""What was reported and is not counted yet: (call, rule, expected)."""
+"""Series of one family; further label values of the job's own become `other`."""
 
 
 def amount(value: object, below: float = LARGEST) -> float | None:
-    """Give a number of 0 or more, and below a bound, as a float; None for anything else."""
+    """Return a number of 0 or more and below a bound as a float; None for anything else."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
     return float(value) if usable else None  # type: ignore[arg-type]  # as just seen
 
 
 class Series:
-    """One series: the total of a counter or histogram, or the value of a gauge, and how often it has changed."""
+    """One series: the total of a counter or histogram or the value of a gauge, and the number of changes."""
 
     __slots__ = ("definition", "total", "value", "count", "_counts", "_exponential", "_reading")
 
@@ -46,7 +39,7 @@ class Series:
         self.reset()
 
     def reset(self) -> None:
-        """Begin from zero."""
+        """Count from zero."""
         self.count = 0
         self.total = 0.0
         self.value: float | None = None
@@ -55,19 +48,32 @@ class Series:
         self._reading: StatReading | None = None
 
     def add(self, amount: float = 1) -> None:
-        """Let a counter grow; never by less than nothing, nor beyond what a float holds."""
+        """Increase a counter; a negative amount and an overflow are ignored."""
         if amount >= 0 and self.total + amount < inf:
             self.total += amount
             self.count += 1
 
+    def raise_to(self, total: float) -> None:
+        """Increase a counter to a total that is kept elsewhere; a lower total is ignored."""
+        if total > self.total:
+            self.total = total
+            self.count += 1
+
+    def replace(self, total: float, counts: list[int], exponential: dict[int, int]) -> None:
+        """Set a histogram to durations that are counted elsewhere: their sum, classic and native buckets."""
+        self.count = sum(counts)
+        self.total = total
+        self._counts = counts
+        self._exponential = exponential
+
     def set(self, value: float | None) -> None:
-        """Set a gauge; None where it is not known any more."""
+        """Set a gauge; None if the value is unknown."""
         if value != self.value:
             self.value = value
             self.count += 1
 
     def observe(self, value: float) -> None:
-        """Add to a histogram."""
+        """Add a value to a histogram."""
         self._counts[bisect_left(self.definition.buckets, value)] += 1
         bucket = bucket_of(value)
         self._exponential[bucket] = self._exponential.get(bucket, 0) + 1
@@ -75,7 +81,7 @@ class Series:
         self.count += 1
 
     def reading(self) -> StatReading:
-        """Tell all; the same object as long as nothing has changed."""
+        """Return the present reading; the same object while nothing has changed."""
         if self._reading is None or self._reading.count != self.count:
             counts = (self.count, self.total, tuple(accumulate(self._counts[:-1])))
             exponential = dict(self._exponential)
@@ -84,35 +90,35 @@ class Series:
 
 
 class Families:
-    """All series of the training of this process, made when they are first needed."""
+    """All series of the training of one process, created on first use."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
         self._sizes: dict[str, int] = {}
 
     def counter(self, name: str, unit: str | None = None, **labels: str) -> Series:
-        """Give a counter; its name has dots, no unit and no `_total`."""
+        """Return a counter; its name has dots, no unit and no `_total`."""
         return self._obtain("counter", name, unit, labels)
 
     def gauge(self, name: str, unit: str | None = None, **labels: str) -> Series:
-        """Give a gauge."""
+        """Return a gauge."""
         return self._obtain("gauge", name, unit, labels)
 
     def histogram(self, name: str, buckets: tuple[float, ...] = STEP_BUCKETS, **labels: str) -> Series:
-        """Give a histogram of seconds."""
+        """Return a histogram of seconds."""
         return self._obtain("histogram", name, "seconds", labels, buckets)
 
     def summary(self, name: str, **labels: str) -> Series:
-        """Give a count and a sum of seconds."""
+        """Return a count and a sum of seconds."""
         return self._obtain("summary", name, "seconds", labels)
 
     def reset(self) -> None:
-        """Begin from zero with all."""
+        """Count from zero in all series."""
         for series in self._series.values():
             series.reset()
 
     def readings(self) -> list[StatReading]:
-        """Read all, in the order in which they were made."""
+        """Return the readings of all series in the order of their creation."""
         return [series.reading() for series in self._series.values()]
 
     def _obtain(
@@ -135,31 +141,3 @@ class Families:
             )
             known = self._series[key] = Series(definition)
         return known
-
-
-def report(call: str, rule: str, expected: str) -> None:
-    """Have a misuse counted, by the call as the user writes it and a slug of the rule, and what was expected logged."""
-    REPORTED.append((call, rule, expected))
-
-
-class Misuse:
-    """Calls of one process that cannot be meant so, counted always, told once each; the latest may be raised."""
-
-    def __init__(self, families: Families) -> None:
-        self._families = families
-        self.latest: deque[str] = deque(maxlen=100)
-
-    def count(self, call: str, rule: str, expected: str) -> None:
-        """Count one now; the arguments are those of `report`."""
-        call = call[:MOST_CALL]
-        self._families.counter("training.misuse", call=call, rule=rule).add()
-        self.latest.append(f"{call}: expected {expected}")
-        tell_once(
-            f"training {call} {rule}",
-            f"misuse of exporter.training: {call} expected {expected} (rule {rule}; told once, counted always)",
-        )
-
-    def count_reported(self) -> None:
-        """Count what was reported since."""
-        while REPORTED:
-            self.count(*REPORTED.popleft())

@@ -1,7 +1,7 @@
-"""Spans, stretches of a job's work in a tree; events, moments of a span; and what a configuration does with them.
+"""Spans and events, with one-logger's names and signatures.
 
-Every change of a span is one operation on a dictionary or a deque, so no lock is needed. The classes are one-logger's, name
-for name, except that an event owns its attributes, and that a span keeps its latest events only.
+An event owns a copy of its attributes, and a span keeps only its latest events. Every change of a span is a single operation
+on a dictionary or a deque, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from exporter.errors import OneLoggerError
+from exporter.recording.conversion import AttributeValue, safe_repr, to_name
 from exporter.training.attributes import (
     Attribute,
     Attributes,
-    AttributeValue,
     EventName,
     Name,
     SpanName,
     TracingTimestamp,
     assert_that,
     moment,
-    name_of,
-    shown,
 )
-from exporter.training.metrics import report
+from exporter.training.misuse import report
 
 DURATION = "duration_msec"
 SPAN_START, SPAN_STOP = "span_start", "span_stop"
@@ -35,6 +33,9 @@ MOST_EVENTS = 64
 """Events that a span keeps beside its start and its stop: the latest."""
 LONGEST_TRACEBACK = 16_384
 """Characters of a traceback; the end of it says most."""
+
+
+NO_ID = UUID(int=0)
 
 
 class Event:
@@ -54,7 +55,7 @@ class Event:
     @property
     def name_str(self) -> str:
         """The name's text."""
-        return name_of(self.name)
+        return to_name(self.name)
 
     @classmethod
     def create(
@@ -189,7 +190,7 @@ class TelemetryDataError(Event):
 
 
 def _message(given: object) -> str:
-    return given if isinstance(given, str) else shown(given)
+    return given if isinstance(given, str) else safe_repr(given)
 
 
 class Span:
@@ -197,7 +198,7 @@ class Span:
 
     __slots__ = (
         *("__weakref__", "_events", "id", "name", "parent_span", "exported_parent", "start_event"),
-        *("stop_event", "initial_attributes", "updated_attributes", "listener"),
+        *("stop_event", "initial_attributes", "updated_attributes", "on_event"),
     )
 
     def __init__(
@@ -217,7 +218,7 @@ class Span:
         self._events: deque[Event] | None = None
         self.initial_attributes = Attributes.of(span_attributes)  # those of its start
         self.updated_attributes = type(self.initial_attributes)()  # those that were set since
-        self.listener: Callable[[Span, Event], None] | None = None  # called when the job adds an event
+        self.on_event: Callable[[Span, Event], object] | None = None  # called when the job adds an event
 
     @classmethod
     def create(
@@ -235,7 +236,7 @@ class Span:
     @property
     def name_str(self) -> str:
         """The name's text."""
-        return name_of(self.name)
+        return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
         """Say what it is by what only its recording knows; what the job has given it stays."""
@@ -279,8 +280,8 @@ class Span:
             report("Span.add_event", "stopped_span", expected)
         else:
             self.keep(event)
-            if self.listener is not None:
-                self.listener(self, event)
+            if self.on_event is not None:
+                self.on_event(self, event)
         return event
 
     def keep(self, event: Event) -> None:
@@ -347,40 +348,33 @@ class Span:
         return f"Span({self.name_str!r}, id={self.id}, {'active' if self.active else 'stopped'})"
 
 
-def _nothing(*_: Any) -> None:
-    """Take what nobody asks for."""
+class InertSpan:
+    """Span of a block that no observer asks for: what the job adds has no effect."""
 
+    __slots__ = ()
 
-class Telemetry:
-    """What a configuration, such as one-logger's, adds to what is recorded; this one adds nothing.
+    @property
+    def name(self) -> SpanName:
+        """The name of the span that would exist."""
+        return ""
 
-    Rules (which calls are misuse), values that the job has left to callables, and records of spans for exporters. The
-    families count with or without. The methods from `wants` on are for whoever interprets.
-    """
+    @property
+    def id(self) -> UUID:
+        """An id that no record has."""
+        return NO_ID
 
-    configured = False  # the rules are in force, and spans that begin now are recorded
-    trains = False  # the configuration of the training is known
-    propagates = False  # misuse is raised at the call
-    enabled = True  # this process records at all
-    application_name: str | None = None  # for records that say whose they are
-    now: Callable[[], TracingTimestamp] = staticmethod(TracingTimestamp.now)  # of what is interpreted
+    @property
+    def active(self) -> bool:
+        """Whether the block is open."""
+        return False
 
-    def ask(self, *_fields: str) -> dict[str, Any]:
-        """Give what the configuration says of some fields now, callables asked; never raises."""
-        return {}
+    def add_event(self, event: Event) -> Event:
+        """Return the event."""
+        return event
 
-    def ask_application(self) -> dict[str, Any]:
-        """Give what the begin of an application tells; never raises."""
-        return {}
+    def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
+        """Return the attribute."""
+        return Attribute(name, value)
 
-    wants: Callable[[str], bool] = staticmethod(lambda _name: False)
-    span_began: Callable[[Span], None] = staticmethod(_nothing)
-    span_ended: Callable[[Span], None] = staticmethod(_nothing)
-    span_event: Callable[[Span, Event], None] = staticmethod(_nothing)
-    span_error: Callable[[Span, ErrorEvent], None] = staticmethod(_nothing)
-    application_began = training_configured = loop_began = loop_ended = _nothing
-    step_ended = validation_step_ended = evaluation_ended = _nothing
-    save_began = save_succeeded = save_ended = _nothing
-
-
-NO_TELEMETRY = Telemetry()
+    def add_attributes(self, attributes: Attributes) -> None:
+        """Ignore the attributes."""

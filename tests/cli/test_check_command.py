@@ -18,10 +18,16 @@ import pytest
 from feed_support import new_identity, new_recording
 from run_support import answers, environment, finished, free_port, started
 from waiting import wait_until
+from web_support import Authority
 
-from exporter.cli.check import REFUSED_REMEDIES, Finding, ask, nvidia, rapl
+from exporter.cli.check import BOOT_ID, ask, nvidia, rapl
+from exporter.cli.check_server import own_metrics
 from exporter.cli.configuration import Configuration
+from exporter.cli.findings import Finding
+from exporter.diagnoses import REFUSED_FILES
+from exporter.feed import runs
 from exporter.feed.writer import FeedWriter
+from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.feed import REFUSAL_REASONS
 
 RECORD = """
@@ -132,20 +138,20 @@ def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
     name = f"{'b' * 32}.feed"
     (tmp_path / name).write_bytes(b"garbage" * 100)
 
-    (refused,) = [each for each in check(tmp_path)[1] if f"{name} is refused: " in each["found"]]
-    assert refused["remedy"].startswith("the file is damaged")
+    (refused,) = [each for each in check(tmp_path)[1] if f"{name} is damaged" in each["found"]]
+    assert refused["remedy"].startswith("a living process replaces")
 
 
 def test_every_reason_of_the_reader_to_refuse_a_file_has_a_remedy() -> None:
-    assert set(REFUSED_REMEDIES) == set(REFUSAL_REASONS) - {"taken"}  # of the ledger, not of the reader
+    assert set(REFUSED_FILES) == set(REFUSAL_REASONS) - {"taken"}  # of the ledger, not of the reader
 
 
-def test_a_missing_directory_fails_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    status, findings = check(tmp_path / "missing")
+def test_a_directory_that_cannot_be_created_fails(tmp_path: Path) -> None:
+    status, findings = check(tmp_path / "missing" / "feed")
 
     assert status == 1
     assert about(findings, "feed directory")["status"] == "FAIL"
-    assert "mkdir" in about(findings, "feed directory")["remedy"]
+    assert "--feed.dir" in about(findings, "feed directory")["remedy"]
     assert all(finding["remedy"] for finding in findings if finding["status"] != "ok")
 
 
@@ -203,7 +209,7 @@ def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path
     status, findings = check(tmp_path, f"--check.python={bare}")
 
     assert status == 1
-    assert "cannot import exporter" in about(findings, f"python {bare}")["found"]
+    assert "is not installed for" in about(findings, f"python {bare}")["found"]
     assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
 
 
@@ -239,3 +245,92 @@ def test_the_nvidia_driver_is_named_without_being_touched(tmp_path: Path) -> Non
     (finding,) = nvidia(Configuration(), tmp_path)
 
     assert "570.86.10" in finding.found
+
+
+@pytest.mark.parametrize(("library", "status"), [("570.86.10", "ok"), ("575.57.08", "FAIL")])
+def test_a_library_of_another_version_than_the_driver_fails(
+    tmp_path: Path, library: str, status: str
+) -> None:
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\n")
+    found = tmp_path / "usr/lib/x86_64-linux-gnu"
+    found.mkdir(parents=True)
+    (found / f"libnvidia-ml.so.{library}").touch()
+
+    (finding,) = nvidia(Configuration(), tmp_path)
+
+    assert finding.status == status
+
+
+def test_the_metrics_of_a_running_exporter_show_what_fails(tmp_path: Path) -> None:
+    page = (
+        'exporter_collector_success{collector="cpu"} 1\n'
+        'exporter_collector_success{collector="nfs"} 0\n'
+        "exporter_feed_owner 0\n"
+        "gpu_nvml_up 0\n"
+        'gpu_nvml_error_info{reason="lib_rm_version_mismatch"} 1\n'
+    )
+
+    found = [(each.status, each.subject) for each in own_metrics(page, "http://localhost:1", tmp_path)]
+
+    assert found == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
+
+
+def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "exporter", f"--feed.dir={tmp_path}", "--log.level=error"]
+    first = started([*command, "--web.listen-address=127.0.0.1:0"], tmp_path)
+    with first as owner:
+        wait_until(lambda: runs.owner(tmp_path) == owner.pid)
+        with started([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
+            wait_until(lambda: answers(port))
+            found = [each["found"] for each in check(tmp_path, port=port)[1] if each["status"] == "warn"]
+
+    assert any(f"process {owner.pid} does, and keeps the totals" in text for text in found)
+
+
+def test_an_exporter_that_requires_client_certificates_is_no_failure(tmp_path: Path) -> None:
+    port, authority = free_port(), Authority(tmp_path)
+    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    web = f"--web.config.file={authority.config(lines)}"
+    flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web]
+    with started([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
+        wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)
+        found = about(check(tmp_path, web, port=port)[1], "address")
+
+    assert (found["status"], "requires client certificates" in found["found"]) == ("ok", True)
+
+
+def test_a_certificate_that_does_not_exist_fails(tmp_path: Path) -> None:
+    file = tmp_path / "web.yml"
+    file.write_text("tls_server_config: {cert_file: none.pem, key_file: none.pem}")
+
+    found = about(check(tmp_path, f"--web.config.file={file}")[1], "web configuration")
+
+    assert (found["status"], "none.pem cannot be read" in found["found"]) == ("FAIL", True)
+
+
+def test_another_exporter_that_counts_the_energy_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(f"energy: {{lock_dir: {tmp_path}}}")
+    lock = NodeLock(tmp_path, BOOT_ID.read_text().strip())
+    assert lock.acquire()
+
+    found = about(check(tmp_path, f"--config.file={config}")[1], "energy")
+    lock.release()
+
+    assert f"process {os.getpid()} counts the energy" in found["found"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_another_user_that_all_may_write_is_reported(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, 1234, 1234)
+    shared.chmod(0o777)
+
+    found = [each for each in check(shared)[1] if each["subject"] == "feed directory"]
+
+    assert [each["status"] for each in found] == ["ok", "warn"]
+    assert "uid 1234" in found[1]["found"]

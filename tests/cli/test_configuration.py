@@ -119,6 +119,43 @@ def test_problems_of_all_sources_come_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "web: {config_file: web.yml}",
+            "tls_server_config.cert_file: {}/none.pem cannot be read: No such file",
+        ),
+        ("collectors: {extra: {classes: ['nosuch:Class']}}", "nosuch:Class cannot be imported"),
+        (
+            "collectors:\n  cpu: {interval: 1s, deadline: 2s}",
+            ":2:33: collectors.cpu.deadline: 2s is above the interval",
+        ),
+        ("gpu: {interval: 1s, deadline: 2s}", "gpu.deadline: 2s is above the interval 1s"),
+    ],
+)
+def test_config_check_finds_what_only_a_start_would_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
+) -> None:
+    (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: none.pem, key_file: none.pem}")
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+
+    status = main([f"--config.file={file}", "--config.check"], {})
+
+    assert status == 2
+    assert problem.format(tmp_path) in capsys.readouterr().err
+
+
+def test_checkpoint_paths_of_a_file_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("collectors: {checkpoint_dirs: {paths: [checkpoints, /absolute]}}")
+
+    settings = resolved(f"--config.file={file}").collectors["checkpoint_dirs"]
+
+    assert settings.own_options()["paths"] == (tmp_path / "checkpoints", Path("/absolute"))
+
+
 def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, web = tmp_path / "c.yaml", tmp_path / "w.yml"
     file.write_text("web: {config_file: w.yml}")

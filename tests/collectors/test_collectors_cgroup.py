@@ -1,4 +1,4 @@
-"""Cgroups v2, v1 and hybrid: where the job's limits are found, and what the files of each version mean."""
+"""Cgroups v2, v1 and hybrid: the place of the job's limits, and the meaning of the files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def collector_of(root: Path) -> CgroupCollector:
 
 
 def places_of(collected: Collected) -> dict[str, tuple[str, str]]:
-    """What was read where: resource → version and cgroup."""
+    """Version and cgroup by resource."""
     info = next(metric for metric in collected if metric.name == "cgroup")
     return {
         sample.labels["scope"]: (sample.labels["version"], sample.labels["path"]) for sample in info.samples
@@ -41,7 +41,7 @@ def machine(root: Path, membership: str, mountinfo: str, files: Mapping[str, str
     return root
 
 
-@pytest.mark.parametrize("name", ["separate", "container"])  # the others' are part of their whole expositions
+@pytest.mark.parametrize("name", ["separate", "container"])  # the other machines have whole expositions
 def test_a_recorded_machine_gives_the_expected_exposition(name: str) -> None:
     collector = collector_of(MACHINES / name)
     collected = collector.collect()
@@ -103,15 +103,15 @@ V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
     [
         ("0::/\n", "/", ["/"]),
         ("0::/a/b\n", "/", ["/a/b", "/a", "/"]),
-        ("0::/a/b\n", "/a", ["/a/b", "/a"]),  # /a is mounted: its directory is the mount itself
+        ("0::/a/b\n", "/a", ["/a/b", "/a"]),  # /a is the root of the mount
         ("0::/a/b (deleted)\n", "/", ["/a/b", "/a", "/"]),
         ("0::/a/gone\n", "/", ["/a", "/"]),
         ("0::/../outside\n", "/", ["/"]),
-        ("0::/other\n", "/a", []),  # of what is mounted, nothing is ours
-        ("0::/\n", "/../..", []),  # the host's tree: which part of it is ours, nobody says
+        ("0::/other\n", "/a", []),  # the mounted part does not contain the cgroup
+        ("0::/\n", "/../..", []),  # the host's tree: the part of the container is unknown
         ("0::/../b\n", "/..", ["/../b", "/.."]),
         ("0::/../../a\n", "/..", []),
-        # What splits lines elsewhere, but not in the kernel.
+        # Line separators of Unicode, which the kernel does not use as such.
         ("0::/a:b\x1c\u2028c\n", "/", ["/a:b\x1c\u2028c", "/"]),
         ("1:name=systemd:/a\n", "/", []),
     ],
@@ -155,7 +155,7 @@ print(json.dumps({
 
 @pytest.fixture
 def limited() -> Iterator[list[Path]]:
-    """A cgroup with limits and one below it, in the hierarchies of v1 that can be written to."""
+    """A cgroup with limits and a child, in the writable hierarchies of v1."""
     limits = {"cpu/cpu.cfs_quota_us": "150000", "memory/memory.limit_in_bytes": str(512 << 20)}
     leaves: list[Path] = []
     try:

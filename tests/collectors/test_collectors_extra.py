@@ -1,4 +1,4 @@
-"""Collectors of other people in our sidecar, and ours in a registry of somebody else's: docs/collectors.md, run."""
+"""Third-party collectors in the sidecar, and the exporter's in a registry: the examples of docs/collectors.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filesystems: what is shown of the mounts, and that one which hangs costs only itself."""
+"""Filesystems: mounts on the page, and a filesystem that hangs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def collector_of(
 
 
 def ask(pool: StatvfsPool, *paths: str) -> Mapping[str, os.statvfs_result | OSError | None]:
-    """Ask filesystems, each called as its path, and that of `/`."""
+    """Call statvfs for paths, each under the name of the path."""
     return pool.call({path: path for path in (*paths, "/")})
 
 
@@ -53,7 +53,7 @@ def machine_of(root: Path, *lines: str) -> Path:
 
 
 class Hanging:
-    """A statvfs of which some paths do not return until they are released."""
+    """A statvfs that does not return for some paths until released."""
 
     def __init__(self, *paths: str) -> None:
         self.paths = set(paths)
@@ -188,7 +188,7 @@ def test_every_name_survives_the_kernels_escaping(name: bytes) -> None:
     st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])), max_size=6)
 )
 def test_of_each_path_at_most_one_mount_can_be_seen_in_a_real_tree(steps: list[tuple[int, str]]) -> None:
-    """Mount one after the other as the kernel does: on what the path leads to at that moment."""
+    """Mount in sequence as the kernel does: on the present target of the path."""
     mounts: list[Mount] = parse_mounts("10 1 0:10 / / rw - ext4 x rw")
     for number, (_, path) in enumerate(steps, 100):
         parents = [
@@ -205,7 +205,7 @@ def test_of_each_path_at_most_one_mount_can_be_seen_in_a_real_tree(steps: list[t
         assert not [each for each in paths if each != path and each.startswith(path.rstrip("/") + "/")]
 
 
-# A filesystem that really hangs: the kernel's FUSE, with a daemon that never answers ----------------------
+# A real FUSE filesystem with a daemon that never answers --------------------------------------------------
 
 CHILD = TESTS / "fuse_child.py"
 CANNOT = 77
@@ -217,7 +217,7 @@ needs_fuse = pytest.mark.skipif(
 
 
 def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
-    """What the child tells of it."""
+    """Report of the child process."""
     ended = subprocess.run(
         ["unshare", "--mount", "--propagation=private", sys.executable, CHILD, what, directory],
         env={**os.environ, "PYTHONPATH": str(CHILD.parent.parent)},

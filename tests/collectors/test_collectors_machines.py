@@ -1,4 +1,4 @@
-"""The host collectors on recorded machines: expected expositions, the rules behind single numbers, and damage."""
+"""Host collectors on recorded machines: expositions, rules of single numbers, and damaged files."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_per_core_replaces_the_sum_and_keeps_the_kernels_numbers(read_from: Read
 
     assert value_of(collected, CPU, "idle") is None
     assert value_of(collected, CPU, "6", "idle") == 73192.23
-    assert value_of(collected, CPU, "7", "idle") is None  # it is offline
+    assert value_of(collected, CPU, "7", "idle") is None  # offline
 
 
 def test_the_kernel_counts_what_it_killed_for_memory(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_old_lustre_has_its_statistics_in_proc_and_no_times(node: Path, tmp_path
     assert "no statistics in" in nowhere.collect().unsupported[0]
 
 
-# Whatever a file holds, the outcome is a documented one ---------------------------------------------------
+# Damaged files --------------------------------------------------------------------------------------------
 
 TOUCHED = {
     "cpu": "proc/stat",
@@ -254,7 +254,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
         path.write_bytes(data.draw(damaged(before)))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # psutil's, of fields that are missing
+                warnings.simplefilter("ignore", RuntimeWarning)  # of psutil, about missing fields
                 collector = build(entry, root, **options)
                 for _ in range(2):
                     assert {reason for reason, _ in collector.collect().problems} <= REASONS
@@ -304,3 +304,16 @@ def test_a_machine_that_offers_nothing_is_a_normal_state(
     assert collected.problems == []
     assert collected.unsupported
     assert list(collector.collect()) == list(collected)
+
+
+def test_an_error_of_the_exporter_is_not_reported_as_a_damaged_file(
+    monkeypatch: pytest.MonkeyPatch, read_from: ReadFrom
+) -> None:
+    def broken(_: CpuCollector, times: dict[str, float]) -> float:
+        return times["a mode that no kernel has"]
+
+    read_from(MACHINES / "node")
+    monkeypatch.setattr(CpuCollector, "_utilization", broken)
+
+    with pytest.raises(KeyError):
+        CpuCollector().collect()

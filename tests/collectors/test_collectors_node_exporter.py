@@ -1,4 +1,4 @@
-"""The host families beside node_exporter's, value by value: the table of docs/NODE_EXPORTER.md is the test."""
+"""Comparison of the host families with node_exporter, by the table of docs/NODE_EXPORTER.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(*found)
     for found in re.findall(
-        r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge|momentary) \|$",
+        r"^\| `(\w+)` \| `(\w+)` \| (same|counter|gauge) \|$",
         DOCUMENT.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
@@ -63,7 +63,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def moments(address: str) -> tuple[Values, Values, Values]:
-    """What node_exporter says, then we, then node_exporter once more."""
+    """Values of node_exporter, of the exporter, and of node_exporter again."""
     return theirs(address), ours(), theirs(address)
 
 
@@ -94,7 +94,7 @@ def ours() -> Values:
 
 
 def summed(values: Mapping[Labels, float], labels: Labels) -> float | None:
-    """Their series that have our labels, together."""
+    """Sum of node_exporter's series with the labels of a series."""
     matching = [value for series, value in values.items() if labels <= series]
     return sum(matching) if matching else None
 
@@ -119,12 +119,12 @@ def test_a_value_is_node_exporters(row: Row, moments: tuple[Values, Values, Valu
     for labels, value in now[row.ours].items():
         low, high = summed(before[row.theirs], labels), summed(after[row.theirs], labels)
         if low is None or high is None:
-            continue  # a device or mode that only we show
+            continue  # a device or mode that node_exporter does not show
         compared += 1
         if row.compared == "same":
             assert value in (low, high)
         elif row.compared == "counter":
-            # Sums of floats in another order, and a CPU's idle time that the kernel takes back a little.
+            # Floats are summed in a different order, and the kernel decreases a CPU's idle time a little.
             assert low - 0.05 <= value <= high + 0.05
         elif row.compared == "gauge":
             slack = 0.1 * max(abs(low), abs(high)) + (2**26 if row.ours.endswith("_bytes") else 50)
@@ -157,7 +157,7 @@ def test_prometheus_that_scrapes_both_sees_the_same_machine(address: str, tmp_pa
         )
         agreeing, shared = {}, {}
         for row in counters:
-            # Ours of two seconds ago is within what theirs was before and after.
+            # The exporter's value lies between the values of node_exporter before and after.
             least, most = (f"{which}_over_time({row.theirs}[8s])" for which in ("min", "max"))
             within = f"({row.ours} offset 2s >= on(device) {least} - 0.05) <= on(device) {most} + 0.05"
             agreeing[row.ours] = devices(server.query(within))

@@ -1,4 +1,4 @@
-"""RDMA ports on recorded machines: the traps of their counters, each with the file that shows it."""
+"""RDMA ports on recorded machines: peculiarities of the counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECEIVED, DOWNED = "host_rdma_receive_bytes_total", "host_rdma_link_downed_total
 
 @contextmanager
 def kernel(monkeypatch: pytest.MonkeyPatch, **refusing: int) -> Iterator[list[str]]:
-    """Let the system refuse files of some names, as no file of a recorded tree can; gives what was opened."""
+    """Refuse files of some names, as a driver does, and return the opened files."""
     opened: list[str] = []
     real = Path.read_bytes
 

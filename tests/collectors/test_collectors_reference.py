@@ -1,4 +1,4 @@
-"""The catalogue: what is made from its specifications, and each of its collectors on this very machine."""
+"""The catalogue: generated documents, and each collector on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BASE_UNITS = {"", "seconds", "bytes", "hertz", "celsius", "ratio", "joules", "wa
 
 
 def all_specs() -> list[FamilySpec]:
-    """Every specification in the package, whether its module lists it or not."""
+    """All specifications of the package."""
     for found in pkgutil.walk_packages(exporter.__path__, "exporter."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
@@ -123,7 +123,7 @@ def test_each_collector_reads_this_machine_without_a_problem(entry: CollectorEnt
     )
     try:
         collected = collector.collect()
-    except CollectError as error:  # a sandbox without the right is no fault of the collector
+    except CollectError as error:  # a sandbox without permission is no fault of the collector
         assert error.reason == "permission"  # noqa: PT017 - either outcome is a pass
         return
 

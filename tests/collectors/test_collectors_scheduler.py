@@ -1,4 +1,4 @@
-"""The scheduler with real threads: intervals, deadlines, verdicts, what hangs, what goes stale."""
+"""The scheduler with real threads: intervals, deadlines, verdicts, hangs and stale blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def block(value: float = 1.0) -> Collected:
 
 
 class Source:
-    """A collector whose behaviour is a function that can be exchanged."""
+    """A collector with a replaceable function."""
 
     specs = (SPEC,)
 
@@ -54,7 +54,7 @@ class Source:
 
 
 class Hanging(Source):
-    """A collector that hangs until it is released."""
+    """A collector that hangs until released."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, self.hang)
@@ -138,7 +138,7 @@ def test_a_collector_that_hangs_costs_itself_alone_and_its_late_result_is_droppe
 
         assert (status.success, status.reason, status.running) == (False, "timeout", True)
         assert (status.age_seconds, status.last_success is None) == (None, False)
-        assert hanging.calls == calls  # the hang is still the same one
+        assert hanging.calls == calls  # still the same call
         assert metric(scheduler, "timeouts_total", "nfs") == 1
         assert (metric(scheduler, "last_duration_seconds", "nfs") or 0) > 0.4
 
@@ -187,7 +187,7 @@ def test_a_block_without_successor_is_withdrawn_and_comes_back() -> None:
         source.act = block
         wait_until(lambda: "gpu" in board.blocks)
 
-        assert failed_calls >= 2  # the first failure alone withdraws nothing
+        assert failed_calls >= 2  # a single failure withdraws no block
         assert status_of(scheduler, "gpu").success is True
 
 
@@ -270,7 +270,7 @@ def test_a_publication_that_hangs_costs_its_own_collector_only() -> None:
         calls = [each.calls for each in others]
         wait_until(lambda: all(each.calls >= before + 5 for each, before in zip(others, calls, strict=True)))
         verdicts = [status_of(scheduler, each.name).success for each in others]
-        scheduler.remove("slow")  # does not wait either
+        scheduler.remove("slow")  # without waiting
         release.set()
         wait_until(lambda: ("withdraw", "slow") in board.events)
 

@@ -1,4 +1,4 @@
-"""The sidecar in a container of its own beside the job's: what the container hides is absent, and nothing is wrong."""
+"""The sidecar in a container next to the container of the job."""
 
 from __future__ import annotations
 

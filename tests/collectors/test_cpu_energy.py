@@ -1,4 +1,4 @@
-"""CPU and memory energy: registers that wrap, fall, jump, are mirrored, forbidden and full of garbage; meters."""
+"""CPU and memory energy: registers that wrap, fall, jump, are mirrored, forbidden or damaged, and power meters."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
     machine.draw(5.0, 40.0)
     collected = collector.collect()
 
-    assert value_of(busy, IDLE, "0", "min_seen") is None  # 50 W is no rest of what drew 90 W at most
+    assert value_of(busy, IDLE, "0", "min_seen") is None  # 50 W is not idle after at most 90 W
     assert value_of(collected, IDLE, "0", "config") == 55.0
     assert value_of(collected, IDLE, "0", "before_start") == pytest.approx(60.0)
     assert value_of(collected, IDLE, "0", "min_seen") == pytest.approx(40.0)
@@ -216,7 +216,7 @@ def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str,
                     before[key] = sample.value
 
 
-# Sockets that tell their power only: a described Grace, its ACPI power meters turned by hand ---------------
+# Sockets with power meters only: a described Grace with ACPI power meters ---------------------------------
 
 METERS = ("Module Power Socket 0", "Grace Power Socket 0", "CPU Power Socket 0", "SysIO Power Socket 0")
 WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
@@ -224,7 +224,7 @@ WATTS = dict(zip(METERS, (320.0, 200.0, 150.0, 50.0), strict=True))
 
 @dataclass
 class Grace:
-    """A machine of one socket."""
+    """A machine with one socket."""
 
     root: Path
     within: str = "device"
@@ -260,7 +260,7 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
     assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
     assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
     found = {(each.component, each.device): each.joules for each in collector.readings}
-    assert found == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}  # without what overlaps
+    assert found == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}  # without overlapping meters
 
 
 @pytest.mark.parametrize("garbage", ["", "N/A", "-5", "5000000000"])

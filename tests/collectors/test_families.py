@@ -1,11 +1,18 @@
-"""Specifications of families: each checks itself when it is made."""
+"""Specifications of families: checks at construction, and the lists of the modules."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import exporter
+from exporter.collectors.catalogue import CATALOGUE
 from exporter.families import FamilySpec
 
 GOOD: dict[str, Any] = {
@@ -46,3 +53,39 @@ def test_a_specification_that_contradicts_itself_is_refused(wrong: dict[str, Any
 def test_a_specification_is_written_with_keywords_only() -> None:
     with pytest.raises(TypeError):
         FamilySpec("host_load1", "gauge", "Load.")  # type: ignore[call-arg]
+
+
+def sidecar_modules() -> list[ModuleType]:
+    """Every module of the folders that publish families."""
+    folders = ("collectors", "ledger", "exposition", "web", "cli")
+    return [
+        importlib.import_module(found.name)
+        for folder in folders
+        for found in pkgutil.walk_packages([f"{exporter.__path__[0]}/{folder}"], f"exporter.{folder}.")
+    ]
+
+
+def constants_of(module: ModuleType) -> dict[str, FamilySpec]:
+    """The specifications that a module itself assigns to names."""
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    names = [
+        target.id
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+    values = {name: getattr(module, name) for name in names}
+    return {
+        name: getattr(value, "spec", value)
+        for name, value in values.items()
+        if isinstance(getattr(value, "spec", value), FamilySpec)
+    }
+
+
+def test_each_family_of_a_collector_of_the_catalogue_is_listed_once() -> None:
+    for entry in CATALOGUE:
+        names = [spec.name for spec in entry.specs]
+
+        assert len(names) == len(set(names)), entry.name

@@ -1,4 +1,4 @@
-"""Processes of the job on this machine: real children that work, stop, exit and wait to be reaped."""
+"""Processes of the job on this machine: real children that work, stop, exit and become zombies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOADER = ("r", "0", "dataloader")
 PROCESS = "training_process"
 CPU, STATE = f"{PROCESS}_cpu_seconds_total", f"{PROCESS}_state"
 
-# Each line of standard input is a command; each line of standard output says that it was done.
+# Each line of standard input is a command; each line of standard output confirms a command.
 JOB = """
 import multiprocessing, os, signal, subprocess, sys, time
 context = multiprocessing.get_context("fork")
@@ -61,7 +61,7 @@ for worker in workers.values(): worker.kill()
 
 
 class Job:
-    """A trainer that does what it is told."""
+    """A trainer that follows commands."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -114,7 +114,7 @@ def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
         job.tell("fork", name)
     job.tell("program")
     job.tell("burn", "one")
-    time.sleep(2.2)  # before that nobody knows what they will become
+    time.sleep(2.2)  # younger children have no role yet
     first = collector.collect()
     assert_sound(collector, first)
     assert first.problems == []
@@ -127,7 +127,7 @@ def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
     zombie = collector.collect()
     job.tell("reap", "one")
-    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # it had answered
+    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # after the answer
     after = collector.collect()
 
     assert value(zombie, STATE, *LOADER, "stopped") == 1
@@ -137,7 +137,7 @@ def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
 
 def test_the_numbers_are_those_of_the_kernel_s_own_tools(job: Job) -> None:
     collector = collector_of(job)
-    job.tell("fork", "one")  # so that it has started completely
+    job.tell("fork", "one")  # the trainer has started completely
     collected = collector.collect()
     memory = ProcessMemoryCollector(members=lambda: collector.members).collect()
     pid = job.process.pid

@@ -1,4 +1,4 @@
-"""Processes of the job on a /proc made by hand: who belongs to whom, and counters that do not fall."""
+"""Processes of the job on a simulated /proc: membership, and counters that do not fall."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOADER = ("r", "0", "dataloader")
 
 @pytest.fixture(autouse=True)
 def procfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # what `Watch` sets is undone
+    monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # undo the change of `Watch`
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def proc(tmp_path: Path) -> Proc:
 
 @pytest.fixture
 def watch(proc: Proc) -> Watch:
-    """A job of one rank, whose trainer is process 100."""
+    """A job with one rank; the trainer is process 100."""
     watch = Watch(proc)
     watch.records(proc.add(FakeProcess(100)))
     return watch
@@ -88,11 +88,11 @@ def test_a_restarted_rank_goes_on_counting(watch: Watch, proc: Proc) -> None:
 def test_somebody_else_with_the_pid_is_not_the_recording_process(watch: Watch, proc: Proc) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
         watch.records(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
-    proc.processes[100].started += 3600.0  # began after its recording
+    proc.processes[100].started += 3600.0  # started after the recording
     second = watch.job[1]
-    watch.job[1] = replace(second, process=second.process.replace(pid=7))  # calls itself otherwise
+    watch.job[1] = replace(second, process=second.process.replace(pid=7))  # a different pid in the snapshot
 
-    # One in a container, seen from outside.
+    # A process in a container, seen from the host.
     assert labels_of(watch.collect(), INSTANCES) == [("r", "2", "trainer")]
 
 

@@ -16,16 +16,15 @@ import yaml
 from ledger_support import Clock, Sidecar, a_process, a_snapshot
 from prometheus_client.core import Metric
 from rules_support import RULES, needs_promtool, promtool, rules, selectors
-from training_support import ByHand, entered, left
+from training_support import SimulatedTraining
 
 from exporter.feed.snapshot import ProcessIdentity
-from exporter.training import span_kinds as kinds
+from exporter.training import kinds
 
 NODES = [f"n{number}" for number in range(1, 5)]  # behind one switch; the job is on the first
 INTERVAL = 60
 FAULT, END = 80, 110  # in scrapes
-LOSS = kinds.NUMBERS + kinds.FIELDS.index("loss")
-SYNC = kinds.kind_named("grad_sync", phase=True)
+SYNC = kinds.named_kind("grad_sync", phase=True)
 
 
 @dataclass
@@ -34,43 +33,43 @@ class Rank:
 
     process: ProcessIdentity
     at: float
-    hand: ByHand = field(init=False)
+    job: SimulatedTraining = field(init=False)
     sequence: int = 0
     stuck: bool = False  # it never leaves what it has entered
 
     def __post_init__(self) -> None:
-        self.hand = ByHand(self.at)
-        self.hand.take(entered(kinds.APPLICATION, self.at) + entered(kinds.TRAINING_LOOP, self.at))
+        self.job = SimulatedTraining(self.at)
+        self.job.enter(kinds.TRAINING_LOOP, self.at)
+        self.job.publish(self.at)
 
     def step(self, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
         """Make a step, of which it computes so long, and waits for the others the rest."""
         begin, end = self.at, self.at + seconds
-        numbers = [LOSS, loss]
-        wait = entered(SYNC, begin + compute) + left(SYNC, end)
-        iteration = kinds.TRAINING_ITERATION
-        self.hand.take(entered(iteration, begin) + numbers + wait + left(iteration, end))
+        self.job.enter(kinds.TRAINING_ITERATION, begin)
+        self.job.numbers.take("loss", "train", loss)
+        self.job.block(SYNC, begin + compute, end)
+        self.job.leave(end)
         self.at = end
 
     def save(self, seconds: float = 5.0) -> None:
-        end, steps = self.at + seconds, self.hand.reading().steps
-        save = self.hand.job.checkpoints.begin(steps, "sync", self.at, steps)
-        self.hand.take(entered(kinds.CHECKPOINT_SAVE, self.at) + left(kinds.CHECKPOINT_SAVE, end))
-        self.hand.job.checkpoints.succeed(save, end, end)
+        end, state = self.at + seconds, self.job.state
+        steps = state.progress.steps
+        save = state.checkpoints.begin(steps, "sync", self.at, steps)
+        self.job.block(kinds.CHECKPOINT_SAVE, self.at, end)
+        state.checkpoints.succeed(save, end, end)
         self.at = end
 
-    def enter(self, kind: kinds.Kind) -> None:
+    def enter(self, kind: kinds.BlockKind) -> None:
         """Begin something that never ends."""
         if not self.stuck:
-            self.hand.take(entered(kind, self.at))
+            self.job.enter(kind, self.at)
         self.stuck = True
 
     def write(self, sidecar: Sidecar, now: float) -> None:
         self.sequence += 1
-        self.hand.job.publish(now)
-        snapshot = a_snapshot(
-            self.process, *self.hand.families.readings(), sequence=self.sequence, written=now
-        )
-        recording = snapshot.recording.replace(training=self.hand.reading())
+        readings = self.job.publish(now)
+        snapshot = a_snapshot(self.process, *readings, sequence=self.sequence, written=now)
+        recording = snapshot.recording.replace(training=self.job.reading())
         sidecar.feed.put(snapshot.replace(recording=recording))
 
 

@@ -1,4 +1,4 @@
-"""The page: blocks that come, change and go, from any thread, and bodies that are whole at every moment."""
+"""The page: blocks published and withdrawn from any thread, and complete bodies at any time."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_names_that_run_away_share_one_count_and_do_not_fill_the_log(
 
 
 def _churn(page: Page, name: str, stop: threading.Event, failures: list[BaseException]) -> None:
-    """Publish and withdraw one block; every value of a publish is the same number."""
+    """Publish and withdraw a block; all values of a publication are equal."""
     source = random.Random(name)
     try:
         while not stop.wait(0.001):
@@ -257,7 +257,7 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
 
 def shown(page: Page, name: str, **labels: str) -> int:
-    """How many series of a family, with these labels, are on the page."""
+    """Number of series of a family with these labels on the page."""
     body = read(page.render(Format.TEXT), Format.TEXT)
     return sum(family == name and labels.items() <= dict(pairs).items() for family, pairs in body)
 

@@ -1,4 +1,4 @@
-"""The protobuf format: the same series, native histograms beside the classic ones, and what a real Prometheus makes of it."""
+"""The protobuf format: equal series, native and classic histograms, and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SCHEMA: dict[str, list[tuple[int, str, str]]] = {
         (4, "metric", "*Metric"),
     ],
 }
-"""What of io.prometheus.client's metrics.proto an exporter of ours may send; `*` is repeated."""
+"""Part of io.prometheus.client's metrics.proto that the exporter sends; `*` is repeated."""
 
 
 def _family_class() -> Any:
@@ -73,7 +73,7 @@ FAMILY = _family_class()
 
 
 def families(body: bytes) -> Iterator[Any]:
-    """Parse a body to its end."""
+    """Parse a body completely."""
     at = 0
     while at < len(body):
         length = shift = 0
@@ -142,7 +142,7 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
     assert sum(filled.values()) == len(left)
     for place, count in filled.items():
         inside, left = left[:count], left[count:]
-        # A bound is a rounded root: what differs from it by less than a float can tell may lie on either side.
+        # Bounds are rounded roots: values closer than the precision of a float may lie on either side.
         assert all(
             2 ** ((place - 1) / 8) * (1 - 1e-12) < each <= 2 ** (place / 8) * (1 + 1e-12) for each in inside
         )

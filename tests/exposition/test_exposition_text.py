@@ -1,4 +1,4 @@
-"""Families to bytes: the format that is asked for, as prometheus_client writes it, and always readable to the end."""
+"""Text formats: negotiation, equality with prometheus_client's bytes, and parsable bodies."""
 
 from __future__ import annotations
 

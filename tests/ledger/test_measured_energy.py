@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Clock, Page
 from power_trace_support import BEGIN, END, EPOCH, PHASE_OF, TRACE, Node, counter_at, joules
-from training_support import ByHand, entered, left
+from training_support import SimulatedTraining
 
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.energy.power_split import PowerSplitter
 from exporter.ledger.energy.work import PhaseInterval, ProcessWork, WorkUse, extended
-from exporter.training.span_kinds import kind_named
+from exporter.training.kinds import MODEL_FORWARD
 
 FAMILY = "training_phase_energy_joules_total"
 QUALITY = "training_phase_energy_quality_ratio"
@@ -187,13 +187,12 @@ def test_phases_sum_to_the_runs_energy_whatever_happens(story: Sequence[tuple[st
 
 
 def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
-    by_hand = ByHand(began=0.0)
+    job = SimulatedTraining(began=0.0)
     known: tuple[PhaseInterval, ...] = ()
-    forward = kind_named("forward", phase=True)
     for second in range(20):
-        by_hand.take(entered(forward, second + 0.25) + left(forward, second + 0.5))
-        by_hand.job.publish(second + 0.9)
-        known = extended(known, by_hand.reading())
+        job.block(MODEL_FORWARD, second + 0.25, second + 0.5)
+        job.publish(second + 0.9)
+        known = extended(known, job.reading())
 
     spent = sum(each.end - each.begin for each in known if each.phase == "forward")
     assert spent == pytest.approx(20 * 0.25, abs=1e-4)

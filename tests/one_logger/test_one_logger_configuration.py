@@ -37,9 +37,8 @@ def test_each_field_with_a_callable_form_has_its_present_value_beside_it() -> No
 
     assert (application.world_size, application.session_tag, application.is_baseline_run) == (4, "s", True)
     assert training.perf_tag == ["a", "b"]
-    assert (training.global_batch_size, training.value("global_batch_size_or_fn")) == (1, 2)
-    assert training.varying() == {"perf_tag", "global_batch_size"}
-    assert training.value("no_such_field") is None
+    assert (training.global_batch_size, training.present("global_batch_size_or_fn")) == (1, 2)
+    assert [training.varies(name) for name in ("perf_tag_or_fn", "seq_length_or_fn")] == [True, False]
 
 
 def test_d39_no_callable_is_asked_before_its_value_is_needed() -> None:
@@ -73,7 +72,7 @@ def test_a_callable_that_raises_or_gives_what_cannot_be_is_reported_and_its_valu
     config = TrainingTelemetryConfig(**TRAINING | {field: ask})
 
     with reported() as found:
-        assert config.value(field) is None
+        assert config.present(field) is None
 
     assert [each[:2] for each in found] == [(f"TrainingTelemetryConfig.{field}", rule) for rule in rules]
 

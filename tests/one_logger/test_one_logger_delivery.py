@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from training_support import KeepingExporter
+from one_logger_support import KeepingExporter
 
 from exporter.errors import OneLoggerError
 from exporter.ledger.families.bridges import SPAN_EXPORTERS
 from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
 from exporter.one_logger import delivery
-from exporter.one_logger.delivery import FLUSHED_TOGETHER, Delivery, Filter
+from exporter.one_logger.delivery import FLUSHED_TOGETHER, Delivery, SpanFilter
 from exporter.one_logger.names import (
     DEFAULT_SPANS_EXPORT_BLACKLIST,
     ExportCustomizationMode,
     StandardTrainingJobSpanName,
 )
-from exporter.one_logger.recorder import DefaultRecorder
-from exporter.recorder import RECORDER
+from exporter.one_logger.recorders import DefaultRecorder
+from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import REGISTRY
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
@@ -35,15 +35,15 @@ def sinks() -> Iterator[list[Delivery]]:
     made: list[Delivery] = []
     yield made
     for sink in made:
-        for outlet in sink.outlets:
-            getattr(outlet.exporter, "gate", threading.Event()).set()
+        for queue in sink.queues:
+            getattr(queue.exporter, "gate", threading.Event()).set()
         sink.close()
 
 
 def begun(sinks: list[Delivery], *exporters: Any, **options: Any) -> Delivery:
     sink = Delivery(exporters, **options)
     sinks.append(sink)
-    sink.begin()
+    sink.start_exporters()
     return sink
 
 
@@ -169,7 +169,7 @@ def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: l
     began = time.monotonic()
     for number in range(100):
         sink.start(Span.create(f"span-{number}"))
-        assert sink.outlets[1].worker.drain(SOON)
+        assert sink.queues[1].worker.drain(SOON)
 
     assert time.monotonic() - began < SOON
     assert len(working.kept) == 101
@@ -187,7 +187,7 @@ def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
     sink = Delivery([exporter])
-    sink.begin()
+    sink.start_exporters()
     for number in range(5):
         sink.start(Span.create(f"span-{number}"))
     before = dropped("exit")
@@ -204,7 +204,7 @@ def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
 def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> None:
     exporter = KeepingExporter(lambda method, _: method == "start")
     sink = Delivery([exporter], first_pause_seconds=1000.0)
-    sink.begin()
+    sink.start_exporters()
     sink.start(Span.create("work"))
     while "start" not in exporter.calls:
         time.sleep(0.01)
@@ -259,7 +259,7 @@ def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_wa
 
 def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
-    sink = begun(sinks, exporter, filter=Filter.default())
+    sink = begun(sinks, exporter, filter=SpanFilter.default())
     loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
     iteration = Span.create(StandardTrainingJobSpanName.TRAINING_SINGLE_ITERATION, loop)
     save = Span.create(StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC, iteration)
@@ -274,10 +274,10 @@ def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Del
 
 def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None:
     with pytest.raises(OneLoggerError, match="takes no span_name_filter"):
-        Filter(ExportCustomizationMode.EXPORT_ALL_SPANS, ["a"])
+        SpanFilter(ExportCustomizationMode.EXPORT_ALL_SPANS, ["a"])
     with pytest.raises(OneLoggerError, match="must be one of EXPORT_ALL_SPANS"):
-        Filter("NOTHING")  # type: ignore[arg-type]
-    assert not any(Filter.default().wants(name) for name in DEFAULT_SPANS_EXPORT_BLACKLIST)
+        SpanFilter("NOTHING")  # type: ignore[arg-type]
+    assert not any(SpanFilter.default().wants(name) for name in DEFAULT_SPANS_EXPORT_BLACKLIST)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -289,7 +289,7 @@ def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Delivery]
     child = os.fork()
     if child == 0:
         sink.start(Span.create("child"))
-        quiet = sink.flush(0.1) and sink.outlets[0].worker._queue.empty()
+        quiet = sink.flush(0.1) and sink.queues[0].worker._queue.empty()
         sink.close()
         os._exit(0 if quiet and len(exporter.kept) == 2 else 1)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,12 @@ TESTS = {
 VECTORS = {each["id"] for each in json.loads((DATA / "one-logger-golden.json").read_text("utf-8"))["vectors"]}
 
 
-def test_every_name_is_in_the_table_of_its_module() -> None:
-    rows = dict(re.findall(r"^\| `(exporter\.[\w.]*)` \| (`.*) \|$", TEXT, flags=re.MULTILINE))
+def test_every_module_of_the_table_exists() -> None:
+    part = TEXT.split("## Modules")[1].split("## Exporters")[0]
+    modules = re.findall(r"`(exporter\.[a-z_.]+)`", part)
 
-    assert set(rows) == {"exporter.training.api", "exporter.one_logger"}
-    for module, names in rows.items():
-        assert sorted(re.findall(r"`(\w+)`", names)) == sorted(importlib.import_module(module).__all__)
+    assert len(modules) >= 5
+    assert [each for each in modules if not find_spec(each)] == []
 
 
 @pytest.mark.parametrize("kind", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
@@ -69,23 +68,3 @@ def test_the_code_runs_as_it_stands(number: int, tmp_path: Path) -> None:
         names = [each.get("name") or each["event"]["name"] for each in lines]
         assert names.count("training_metrics_update") == 3
         assert names[-1] == "application"
-
-
-def test_the_command_changes_the_imports_and_nothing_else(tmp_path: Path) -> None:
-    (command,) = re.findall(r"```sh\n(sed .*?)\n```", TEXT)
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os\n"
-        "from nv_one_logger.training_telemetry.api.context import application, training_loop\n"
-        "def f():\n"
-        "    from nv_one_logger.core.span import Span  # here\n",
-        encoding="utf-8",
-    )
-    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
-
-    assert script.read_text(encoding="utf-8") == (
-        "import os\n"
-        "from exporter.training import application, training_loop\n"
-        "def f():\n"
-        "    from exporter.training import Span  # here\n"
-    )

@@ -15,24 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_support import reported
 
-from exporter.bridges import wandb
+from exporter import training
 from exporter.errors import ExportError
 from exporter.one_logger.config import OneLoggerConfig
 from exporter.one_logger.delivery import Delivery
+from exporter.one_logger.export_config import ExporterConfig, ExporterConfigManager
 from exporter.one_logger.exporters import (
     BaseExporter,
     BaseJsonExporter,
-    ExporterConfig,
-    ExporterConfigManager,
     FileExporter,
     LoggerExporter,
 )
 from exporter.one_logger.provider import OneLoggerProvider
-from exporter.one_logger.recorder import DefaultRecorder
+from exporter.one_logger.recorders import DefaultRecorder
+from exporter.one_logger.wandb.exporter import wandb_exporter as wandb
 from exporter.training.attributes import Attributes
 from exporter.training.spans import Event, Span
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 SOON = 10.0
 SETTINGS = OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s")
@@ -69,7 +69,8 @@ def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path:
     assert [each["count"] for each in records] == [1, 2, 3, 4, 5, 6]
     assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
     assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
-    assert set(start) == {"type", "id", "name", "attributes", "start_event", "count", "pid"}
+    ours = {"rank", "node_name"}
+    assert set(start) - ours == {"type", "id", "name", "attributes", "start_event", "count", "pid"}
     assert set(inner) >= {"start_event", "stop_event"}
     assert event["event"]["name"] == "update"
     assert event["event"]["attributes"].items() >= {"loss": 0.5}.items()
@@ -91,14 +92,32 @@ def test_d35_records_say_whose_they_are(tmp_path: Path, monkeypatch: pytest.Monk
     assert record["node_name"] == os.uname().nodename
 
 
-@pytest.mark.parametrize("rank", ["abc", "-1", ""])
-def test_d24_an_environment_that_makes_no_sense_is_a_job_without_ranks(
-    rank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rank", ["abc", "-1", "", None])
+def test_d24_records_of_a_job_without_a_valid_rank_have_none_also_after_training_began(
+    rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RANK", rank)
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    recorder = DefaultRecorder([FileExporter(tmp_path / "t.json")])
+    for _ in range(2):
+        recorder.stop(recorder.start("work"))
+        with training.training_iteration():  # makes the process rank 0
+            pass
+    recorder.close()
+
+    assert len(lines_of(tmp_path / "t.json")) == 2
+    assert not any({"rank", "node_name"} & set(record) for record in lines_of(tmp_path / "t.json"))
+
+
+def test_every_record_of_a_job_with_a_rank_has_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
     told(FileExporter(tmp_path / "t.json"))
 
-    assert not any({"rank", "node_name"} & set(record) for record in lines_of(tmp_path / "t.json"))
+    records = lines_of(tmp_path / "t.json")
+    assert {(each["rank"], each["node_name"]) for each in records} == {(3, os.uname().nodename)}
 
 
 def test_d30_the_previous_runs_file_is_appended_to(tmp_path: Path) -> None:
@@ -272,7 +291,7 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     from opentelemetry import trace
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from exporter.bridges.opentelemetry import OTelExporter
+    from exporter.one_logger.otel.exporter.otel_exporter import OTelExporter
 
     memory = InMemorySpanExporter()
     recorder = DefaultRecorder([OTelExporter(memory)])
@@ -302,7 +321,7 @@ def test_d33_spans_that_opentelemetrys_backend_refuses_are_kept_and_offered_agai
     from opentelemetry.sdk.trace.export import SpanExportResult
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from exporter.bridges.opentelemetry import OTelExporter
+    from exporter.one_logger.otel.exporter.otel_exporter import OTelExporter
 
     class Flaky(InMemorySpanExporter):  # type: ignore[misc]  # the SDK is not looked at when types are checked
         refused = 0
@@ -313,7 +332,7 @@ def test_d33_spans_that_opentelemetrys_backend_refuses_are_kept_and_offered_agai
 
     memory = Flaky()
     sink = Delivery([OTelExporter(memory)], first_pause_seconds=0.001)
-    sink.begin()
+    sink.start_exporters()
     for number in range(20):
         span = Span.create(f"span-{number}")
         sink.start(span)

@@ -18,7 +18,8 @@ from training_support import run_python
 HEAD = """
     import os, sys
     from pathlib import Path
-    from exporter import training
+    from exporter import one_logger, training
+    from exporter.one_logger import *
     from exporter.training import *
 
     provider = TrainingTelemetryProvider.instance()
@@ -32,7 +33,7 @@ HEAD = """
 
 SEED_PAGE = """
 from pathlib import Path
-from exporter.training import (
+from exporter.one_logger import (
     Attributes, Event, ExportCustomizationMode, FileExporter, OneLoggerConfig, TrainingTelemetryConfig,
     TrainingTelemetryProvider, application, timed_span, training_iteration, training_loop)
 
@@ -114,9 +115,7 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     assert package is not None
     assert package.submodule_search_locations is not None
     example = Path(next(iter(package.submodule_search_locations))) / "docs" / "example.py"
-    code = re.sub(
-        r"from nv_one_logger[\w.]+ import", "from exporter.training import", example.read_text("utf-8")
-    )
+    code = re.sub(r"nv_one_logger", "exporter.one_logger", example.read_text("utf-8"))
     run(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
 
     names = [
@@ -191,6 +190,36 @@ def test_d49_a_forked_worker_writes_nothing_under_its_parents_name(tmp_path: Pat
     assert "of the parent" in spans(tmp_path, "complete", "start")
 
 
+def test_a_child_forked_while_threads_open_spans_of_new_names_opens_one_itself(tmp_path: Path) -> None:
+    body = """
+    import itertools, signal, threading
+    configure()
+    numbers, done = itertools.count(), threading.Event()
+    def work():
+        while not done.is_set():
+            with timed_span(f"name-{next(numbers)}"):
+                pass
+    with application():
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for each in threads: each.start()
+        try:
+            for attempt in range(30):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(20)
+                    recorder = DefaultRecorder()
+                    recorder.stop(recorder.start(f"child-{attempt}"))
+                    with timed_span(f"of the child-{attempt}"):
+                        pass
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0, "the child hung"
+        finally:
+            done.set()
+            for each in threads: each.join()
+    """
+    run(HEAD + body, tmp_path)
+
+
 def test_a_child_of_multiprocessing_may_configure_itself(tmp_path: Path) -> None:
     body = """
     import multiprocessing
@@ -215,7 +244,7 @@ def test_a_child_of_multiprocessing_may_configure_itself(tmp_path: Path) -> None
 def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None:
     body = """
     import threading
-    provider.with_export_customization(training.ExportCustomizationMode.WHITELIST_SPANS, ["work"])
+    provider.with_export_customization(one_logger.ExportCustomizationMode.WHITELIST_SPANS, ["work"])
     configure()
     failures = []
     def work():
@@ -298,12 +327,13 @@ def test_d45_a_bare_interpreter_imports_every_name_and_nothing_begins_before_the
     code = """if True:
         import sys, threading
         sys.path.insert(0, sys.argv[1])
-        from exporter import training
-        for name in training.__all__:
-            assert getattr(training, name) is not None, name
+        from exporter import one_logger, training
+        for module in (one_logger, training):
+            for name in module.__all__:
+                assert getattr(module, name) is not None, name
         foreign = {"pydantic", "yaml", "torch", "numpy"}
         assert not [module for module in sys.modules if module.split(".")[0] in foreign]
-        training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
+        one_logger.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
         main = training.application()(lambda: threading.active_count())
         assert (threading.active_count(), main()) == (1, 2)
     """

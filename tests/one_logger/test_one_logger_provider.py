@@ -5,46 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_support import KeepingExporter, configured, exported, reported
+from one_logger_support import APPLICATION, KeepingExporter, configured, exported
+from one_logger_support import TELEMETRY as TRAINING
+from training_support import latest_reading, reported
 
 import exporter
-from exporter import training
+from exporter import one_logger, training
 from exporter.errors import OneLoggerError
-from exporter.one_logger.records import current
-from exporter.training import (
-    ExportCustomizationMode,
-    application,
-    timed_span,
-    training_iteration,
-    training_loop,
-    validation_loop,
-)
+from exporter.one_logger import ExportCustomizationMode, timed_span
+from exporter.one_logger.configured import current
+from exporter.recording.notices import NOTICES, log_once
+from exporter.training import application, training_iteration, training_loop, validation_loop
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 SOON = 10.0
-APPLICATION: dict[str, Any] = {
-    "application_name": "app",
-    "world_size_or_fn": 8,
-    "session_tag_or_fn": "session",
-}
-TRAINING: dict[str, Any] = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
-PROPAGATES = training.OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
+PROPAGATES = one_logger.OneLoggerErrorHandlingStrategy.PROPAGATE_EXCEPTIONS
 
 
-def provider() -> training.TrainingTelemetryProvider:
-    return training.TrainingTelemetryProvider.instance()
+def provider() -> one_logger.TrainingTelemetryProvider:
+    return one_logger.TrainingTelemetryProvider.instance()
 
 
 def test_a_provider_is_one_object_and_cannot_be_called() -> None:
     assert provider() is provider()
-    for kind in (training.TrainingTelemetryProvider, training.OneLoggerProvider):
+    for kind in (one_logger.TrainingTelemetryProvider, one_logger.OneLoggerProvider):
         with pytest.raises(TypeError, match=r"Use \w+\.instance\(\) instead"):
             kind()
 
@@ -59,17 +51,19 @@ def test_what_was_configured_is_found_again() -> None:
     found = current()
     assert found is not None
     assert provider().one_logger_ready
-    assert training.OneLoggerProvider.instance().one_logger_enabled
+    assert one_logger.OneLoggerProvider.instance().one_logger_enabled
     assert provider().config.application_name == "test"
     assert provider().config.telemetry_config == found.training
-    assert isinstance(provider().recorder, training.TrainingRecorder)
-    assert training.get_recorder() is provider().recorder is training.OneLoggerProvider.instance().recorder
+    assert isinstance(provider().recorder, one_logger.TrainingRecorder)
+    assert (
+        one_logger.get_recorder() is provider().recorder is one_logger.OneLoggerProvider.instance().recorder
+    )
 
 
 def test_overrides_change_nested_fields_and_the_last_one_counts() -> None:
     (
         provider()
-        .with_base_config(training.OneLoggerConfig(**APPLICATION, telemetry_config=TRAINING))
+        .with_base_config(one_logger.OneLoggerConfig(**APPLICATION, telemetry_config=TRAINING))
         .with_config_override({"application_name": "first", "custom_metadata": {"a": 1}})
         .with_config_override({"application_name": "second", "telemetry_config": {"seq_length_or_fn": 5}})
         .with_config_override({"error_handling_strategy": "propagate_exceptions"})
@@ -78,17 +72,17 @@ def test_overrides_change_nested_fields_and_the_last_one_counts() -> None:
 
     config = provider().config
     assert (config.application_name, config.custom_metadata, config.propagates) == ("second", {"a": 1}, True)
-    assert config.telemetry_config == training.TrainingTelemetryConfig(**TRAINING, seq_length_or_fn=5)
+    assert config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING, seq_length_or_fn=5)
 
 
 def test_a_configuration_may_come_from_overrides_alone() -> None:
     provider().with_config_override(APPLICATION).configure_provider()
 
-    assert provider().config == training.OneLoggerConfig(**APPLICATION)
+    assert provider().config == one_logger.OneLoggerConfig(**APPLICATION)
 
 
 def test_d40_a_part_of_a_training_over_a_base_without_one_is_refused_in_words() -> None:
-    built = provider().with_base_config(training.OneLoggerConfig(**APPLICATION))
+    built = provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
     built.with_config_override({"telemetry_config": {"seq_length_or_fn": 5}})
 
     with pytest.raises(OneLoggerError, match="needs perf_tag_or_fn, global_batch_size_or_fn"):
@@ -118,13 +112,13 @@ def test_what_is_no_configuration_is_refused_in_words(
 @pytest.mark.parametrize(
     ("call", "arguments", "rule"),
     [
-        ("with_base_config", (training.OneLoggerConfig(**APPLICATION),), "configured_already"),
+        ("with_base_config", (one_logger.OneLoggerConfig(**APPLICATION),), "configured_already"),
         ("with_config_override", ({},), "configured_already"),
         ("with_exporter", (KeepingExporter(),), "configured_already"),
         ("with_export_customization", (ExportCustomizationMode.EXPORT_ALL_SPANS,), "configured_already"),
         ("with_export_config", (), "configured_already"),
         ("configure_provider", (), "configured_already"),
-        ("set_training_telemetry_config", (training.TrainingTelemetryConfig(**TRAINING),), "already_set"),
+        ("set_training_telemetry_config", (one_logger.TrainingTelemetryConfig(**TRAINING),), "already_set"),
     ],
 )
 def test_s8_s13_what_comes_too_late_is_a_misuse_and_changes_nothing(
@@ -135,7 +129,7 @@ def test_s8_s13_what_comes_too_late_is_a_misuse_and_changes_nothing(
 
     with reported() as found:
         getattr(provider(), call)(*arguments)
-        training.OneLoggerProvider.instance().configure(config, training.DefaultRecorder())
+        one_logger.OneLoggerProvider.instance().configure(config, one_logger.DefaultRecorder())
 
     told = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
     assert [each[:2] for each in found] == told
@@ -153,7 +147,7 @@ def test_with_the_propagating_strategy_a_misuse_raises_at_its_call_and_bodies_ru
         with training_loop(train_iterations_start=0), training_iteration():
             ran.append("iteration")
     with pytest.raises(OneLoggerError):
-        training.get_recorder().stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
+        one_logger.get_recorder().stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
 
     assert "iteration" in ran
 
@@ -176,12 +170,12 @@ def test_d15_a_block_that_raises_as_it_is_entered_leaves_those_around_it_as_they
 
 
 def test_a_configuration_of_the_training_that_comes_later_is_part_of_the_whole() -> None:
-    base = training.OneLoggerConfig(**APPLICATION)
+    base = one_logger.OneLoggerConfig(**APPLICATION)
     provider().with_base_config(base).configure_provider()
-    provider().set_training_telemetry_config(training.TrainingTelemetryConfig(**TRAINING))
+    provider().set_training_telemetry_config(one_logger.TrainingTelemetryConfig(**TRAINING))
 
-    for each in (provider(), training.OneLoggerProvider.instance()):
-        assert each.config.telemetry_config == training.TrainingTelemetryConfig(**TRAINING)
+    for each in (provider(), one_logger.OneLoggerProvider.instance()):
+        assert each.config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING)
     assert base.telemetry_config is None
 
 
@@ -191,7 +185,7 @@ def test_a_configuration_of_the_training_that_comes_later_is_part_of_the_whole()
         ((ExportCustomizationMode.EXPORT_ALL_SPANS,), "application a training_single_iteration b"),
         ((ExportCustomizationMode.WHITELIST_SPANS, ["a"]), "a"),
         (
-            (ExportCustomizationMode.BLACKLIST_SPANS, ["a", training.StandardSpanName.APPLICATION]),
+            (ExportCustomizationMode.BLACKLIST_SPANS, ["a", one_logger.StandardSpanName.APPLICATION]),
             "training_single_iteration b",
         ),
         ((), "application a b"),
@@ -228,7 +222,7 @@ def test_d37_each_switch_switches_its_event(field: str, event: str) -> None:
 
 def test_exporters_may_come_from_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    provider().with_base_config(training.OneLoggerConfig(**APPLICATION)).with_export_config(
+    provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION)).with_export_config(
         [{"class_name": "FileExporter", "config": {"file_path": str(path)}}]
     ).configure_provider()
     with application():
@@ -239,7 +233,7 @@ def test_exporters_may_come_from_a_configuration(tmp_path: Path) -> None:
 
 
 def test_a_disabled_rank_exports_nothing_and_opens_nothing(tmp_path: Path) -> None:
-    logs = training.LoggerConfig(log_file_path_for_err=tmp_path / "err")
+    logs = one_logger.LoggerConfig(log_file_path_for_err=tmp_path / "err")
     keeping = configured(enable_for_current_rank=False, logger_config=logs)
 
     with application() as span:
@@ -257,14 +251,14 @@ def test_forcing_it_off_ends_the_telling() -> None:
         pass
 
     assert exported(keeping).kept == [("initialize", "")]
-    assert not training.OneLoggerProvider.instance().one_logger_enabled
+    assert not one_logger.OneLoggerProvider.instance().one_logger_enabled
 
 
 def test_timed_span_is_told_with_its_attributes_and_its_error() -> None:
     keeping = configured()
     with (
         contextlib.suppress(ZeroDivisionError),
-        timed_span("mine", training.Attributes({"a": 1}), training.Attributes({"s": 2})) as span,
+        timed_span("mine", one_logger.Attributes({"a": 1}), one_logger.Attributes({"s": 2})) as span,
     ):
         span.add_attribute("b", 2)
         _ = 1 / 0
@@ -293,8 +287,10 @@ def test_spans_by_hand_stand_in_one_tree_with_the_standard_ones() -> None:
     keeping, recorder = configured(telemetry={}), provider().recorder
     with application(), training_loop(train_iterations_start=0) as loop:
         mine = recorder.start("mine", parent_span=None)
-        assert recorder.get_active_spans_by_name(training.StandardTrainingJobSpanName.TRAINING_LOOP) == [loop]
-        recorder.event(mine, training.Event.create("e"))
+        assert recorder.get_active_spans_by_name(one_logger.StandardTrainingJobSpanName.TRAINING_LOOP) == [
+            loop
+        ]
+        recorder.event(mine, one_logger.Event.create("e"))
         recorder.stop(mine)
         recorder.stop(recorder.start("of the loop", parent_span=loop))
 
@@ -315,15 +311,15 @@ def test_the_initialization_says_whose_records_these_are() -> None:
 def test_the_recorders_methods_are_the_callbacks() -> None:
     keeping, recorder = configured(telemetry={}), provider().recorder
     pairs = ["distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init"]
-    recorder.on_app_start(training.TracingTimestamp.now())
+    recorder.on_app_start(one_logger.TracingTimestamp.now())
     for each in (*pairs, "testing", "validation", "training_single_iteration", "validation_single_iteration"):
         if each == "training_single_iteration":
             recorder.on_training_loop_start(0, 0, train_iterations_target=5)
-        getattr(recorder, f"on_{each}_start")(training.TracingTimestamp.now())
-        getattr(recorder, f"on_{each}_end")(training.TracingTimestamp.now())
+        getattr(recorder, f"on_{each}_start")(one_logger.TracingTimestamp.now())
+        getattr(recorder, f"on_{each}_end")(one_logger.TracingTimestamp.now())
     recorder.on_save_checkpoint_start(1)
     event = recorder.create_sync_checkpoint_metrics_event(
-        training.StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC
+        one_logger.StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC
     )
     recorder.on_save_checkpoint_success(1)
     recorder.on_save_checkpoint_end()
@@ -336,13 +332,13 @@ def test_the_recorders_methods_are_the_callbacks() -> None:
     recorder.close()
     with application():
         pass
-    assert exported(keeping).kept[-1] == ("stop", "application")
+    assert exported(keeping).kept[-2:] == [("stop", "application"), ("close", "")]
 
 
 def test_a_recorder_of_the_jobs_own_keeps_a_tree_per_thread_and_task() -> None:
     keeping = KeepingExporter()
-    recorder = training.DefaultRecorder([keeping])
-    training.OneLoggerProvider.instance().configure(training.OneLoggerConfig(**APPLICATION), recorder)
+    recorder = one_logger.DefaultRecorder([keeping])
+    one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), recorder)
 
     async def task(name: str) -> None:
         with timed_span(name):
@@ -375,13 +371,13 @@ def test_a_recorder_of_the_jobs_own_keeps_a_tree_per_thread_and_task() -> None:
 
 
 def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
-    recorder = training.DefaultRecorder([KeepingExporter()])
+    recorder = one_logger.DefaultRecorder([KeepingExporter()])
     span = recorder.start("work")
     recorder.stop(span)
     with reported() as found:
         recorder.stop(span)
         recorder.stop(None)  # type: ignore[arg-type]  # what one-logger gives where it is off
-        recorder.event(None, training.Event.create("e"))  # type: ignore[arg-type]  # likewise
+        recorder.event(None, one_logger.Event.create("e"))  # type: ignore[arg-type]  # likewise
         recorder.error(None, "bad")  # type: ignore[arg-type]  # likewise
         recorder.close()
         recorder.close()
@@ -392,7 +388,7 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
 
 def test_closing_a_recorder_ends_what_is_open_the_innermost_first() -> None:
     keeping = KeepingExporter()
-    recorder = training.DefaultRecorder([keeping])
+    recorder = one_logger.DefaultRecorder([keeping])
     for name in ("outer", "inner"):
         recorder.start(name)
     assert [span.name for span in recorder.get_active_spans_by_name("inner")] == ["inner"]
@@ -402,31 +398,72 @@ def test_closing_a_recorder_ends_what_is_open_the_innermost_first() -> None:
 
 
 def test_a_recorder_of_the_jobs_own_class_that_raises_harms_nothing() -> None:
-    class Broken(training.DefaultRecorder):
-        def start(self, *arguments: Any, **named: Any) -> training.Span:
+    class Broken(one_logger.DefaultRecorder):
+        def start(self, *arguments: Any, **named: Any) -> one_logger.Span:
             raise RuntimeError("broken")
 
-    training.OneLoggerProvider.instance().configure(training.OneLoggerConfig(**APPLICATION), Broken())
+    one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), Broken())
     with reported() as found, timed_span("work") as span:
         span.add_attribute("a", 1)
 
     assert [rule for _, rule, _ in found] == ["recorder_raised"]
 
 
-def test_d36_a_log_file_exists_only_where_one_is_named(tmp_path: Path) -> None:
-    logger = logging.getLogger("exporter")
-    level, before = logger.level, list(logger.handlers)
+@pytest.fixture
+def _default_notices() -> Iterator[None]:
+    """Restore the notices of this process after a test."""
+    yield
+    NOTICES.is_quiet = False
+    for listener in NOTICES.listeners:
+        getattr(listener, "args")[0].close()  # noqa: B009  # a partial
+    NOTICES.listeners.clear()
+
+
+@pytest.mark.usefixtures("_default_notices")
+def test_d36_a_log_file_exists_only_where_one_is_named_and_has_the_notices(tmp_path: Path) -> None:
     paths = {"log_file_path_for_info": tmp_path / "info", "log_file_path_for_err": tmp_path / "no" / "err"}
     with reported() as found:
-        configured(logger_config=training.LoggerConfig(log_level="ERROR", **paths))
-    added = [each for each in logger.handlers if each not in before]
-    try:
-        files = [each.baseFilename for each in added if isinstance(each, logging.FileHandler)]
-        assert files == [str(tmp_path / "info")]
-        assert logger.level == logging.ERROR
-        assert [rule for _, rule, _ in found] == ["log_file"]
-    finally:
-        logger.setLevel(level)
-        for each in added:
-            logger.removeHandler(each)
-            each.close()
+        configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))
+    log_once(f"{tmp_path}", "a notice")
+    NOTICES.flush()
+
+    assert [rule for _, rule, _ in found] == ["log_file"]
+    assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"
+    assert NOTICES.is_quiet
+
+
+def test_with_base_config_twice_raises_where_propagation_was_chosen_explicitly() -> None:
+    chosen = one_logger.OneLoggerConfig(**APPLICATION, error_handling_strategy=PROPAGATES)
+    provider().with_base_config(chosen)
+
+    with pytest.raises(OneLoggerError, match="with_base_config"):
+        provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
+
+
+def test_the_end_of_the_application_closes_the_exporters_and_another_start_opens_them_again() -> None:
+    keeping = configured()
+    for _ in range(2):
+        with application():
+            pass
+
+    steps = [name for name in exported(keeping).calls if name in {"initialize", "start", "stop", "close"}]
+    assert steps == ["initialize", "start", "stop", "close"] * 2
+
+
+@pytest.mark.parametrize("training_config", [None, {}])
+def test_a_session_tag_does_not_change_what_the_families_count(
+    training_config: dict[str, Any] | None,
+) -> None:
+    configured(telemetry=training_config)
+    with training_loop(train_iterations_start=0):
+        for step in range(3):
+            with training_iteration():
+                time.sleep(0.01)
+            with training.checkpoint_save(step + 1):
+                pass
+
+    reading = latest_reading()
+    assert (reading.steps, reading.step, reading.committed_step) == (3, 3, 3)
+    assert reading.work_seconds >= 0.03
+    assert reading.committed_seconds == pytest.approx(reading.work_seconds)
+    assert dict(reading.facts)["session_tag"] == "session"

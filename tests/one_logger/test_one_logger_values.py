@@ -11,10 +11,11 @@ import pytest
 from training_support import reported
 
 from exporter.errors import OneLoggerError
-from exporter.one_logger import names
+from exporter.one_logger import names, standard_attributes
 from exporter.one_logger.config import TelemetryConfig
 from exporter.one_logger.timers import MetricSummarizer, Timer
-from exporter.training.attributes import Attribute, Attributes, TracingTimestamp, plain_value
+from exporter.recording.conversion import to_attribute
+from exporter.training.attributes import Attribute, Attributes, TracingTimestamp
 from exporter.training.spans import MOST_EVENTS, ErrorEvent, Event, Span, TelemetryDataError
 
 
@@ -68,7 +69,7 @@ def test_an_attribute_holds_any_value_as_something_that_can_be_exported(value: A
 def test_numbers_of_numpy_become_pythons() -> None:
     numpy = pytest.importorskip("numpy")
 
-    found = [plain_value(each) for each in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
+    found = [to_attribute(each) for each in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
 
     assert found == [3, 0.5, True]
     assert [type(each) for each in found] == [int, float, bool]
@@ -86,11 +87,13 @@ def test_attributes_are_read_back_as_what_they_are() -> None:
 
 
 def test_merged_attributes_are_of_the_class_that_merges() -> None:
-    first = names.TestingMetricsUpdateAttributes.create(1, 2)
+    first = standard_attributes.TestingMetricsUpdateAttributes.create(1, 2)
 
-    merged = names.TestingMetricsUpdateAttributes.merge(first, Attributes({"interval": 5, "more": "x"}))
+    merged = standard_attributes.TestingMetricsUpdateAttributes.merge(
+        first, Attributes({"interval": 5, "more": "x"})
+    )
 
-    assert type(merged) is names.TestingMetricsUpdateAttributes
+    assert type(merged) is standard_attributes.TestingMetricsUpdateAttributes
     assert (merged.current_iteration, merged.interval) == (1, 5)
     assert merged.to_json() == {"current_iteration": 1, "interval": 5, "more": "x"}
     assert Attributes.from_json(merged.to_json()).to_json() == merged.to_json()
@@ -98,9 +101,9 @@ def test_merged_attributes_are_of_the_class_that_merges() -> None:
 
 def test_what_a_standard_event_needs_is_insisted_on() -> None:
     with pytest.raises(OneLoggerError, match="train_iterations_start is required"):
-        names.TrainingLoopAttributes.create(None, 1)
+        standard_attributes.TrainingLoopAttributes.create(None, 1)
     with pytest.raises(OneLoggerError, match="rank is required"):
-        _ = names.OneLoggerInitializationAttributes().rank
+        _ = standard_attributes.OneLoggerInitializationAttributes().rank
 
 
 def test_names_print_as_their_values() -> None:
@@ -192,7 +195,9 @@ def test_d42_d43_a_span_of_many_events_keeps_the_latest_and_costs_the_same() -> 
 
 
 def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
-    span = Span.create("work", span_attributes=names.TestingMetricsUpdateAttributes.create(1, 1))
+    span = Span.create(
+        "work", span_attributes=standard_attributes.TestingMetricsUpdateAttributes.create(1, 1)
+    )
     done = threading.Event()
 
     def write() -> None:
@@ -204,7 +209,7 @@ def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
     writer.start()
     reads = 0
     while not done.is_set():
-        assert type(span.as_it_is(None).attributes) is names.TestingMetricsUpdateAttributes
+        assert type(span.as_it_is(None).attributes) is standard_attributes.TestingMetricsUpdateAttributes
         reads += 1
     writer.join()
 
@@ -244,6 +249,9 @@ def test_what_the_peer_lets_a_job_do_with_its_classes_it_can_do_here() -> None:
     assert MetricSummarizer[float]() == MetricSummarizer()
     assert hash(MetricSummarizer()) == hash(MetricSummarizer())
     assert not isinstance(object(), TelemetryConfig)
-    assert "training_start_timestamp_sec" not in names.SaveCheckpointSuccessEventAttributes.create(
-        *fields, training_start_timestamp_sec=0
+    assert (
+        "training_start_timestamp_sec"
+        not in standard_attributes.SaveCheckpointSuccessEventAttributes.create(
+            *fields, training_start_timestamp_sec=0
+        )
     )

@@ -13,15 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from training_support import begun_anew, labelled, of, published, train
+from training_support import fresh_recorder, labelled, of, published, train
 
 from exporter import training
 from exporter.bridges.loop import Level, LoopTracker
-from exporter.training import span_kinds as kinds
-from exporter.training.buffers import Hooks
+from exporter.training import kinds
 from exporter.training.gpu_time import GpuTimer
 from exporter.training.metrics import Families
-from exporter.training.recording import TRAINING
+from exporter.training.recorder import TRAINING
 
 STEPS = 20
 
@@ -92,10 +91,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         synchronize=made.synchronize,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    with begun_anew():
+    with fresh_recorder():
         # On its clock steps are seconds apart.
         timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
-        monkeypatch.setattr(Hooks, "gpu", timer)
+        monkeypatch.setattr(TRAINING, "gpu", timer)
         # Steps are found long enough when a test asks what is known, and not when the recording thread has its turn.
         drain = TRAINING.drain
         here = threading.get_ident()
@@ -285,13 +284,13 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
     """How many of so many steps that take so long are timed."""
     now = 100.0
     timer, families = GpuTimer(environment, clock=lambda: now), Families()
-    timer.decide(threading.get_ident(), seconds, [])
+    timer.decide(threading.get_ident(), seconds)
     for _ in range(steps):
-        timer.begin(kinds.TRAINING_ITERATION)
+        timer.begin(kinds.TRAINING_ITERATION, "iteration")
         timer.end(kinds.TRAINING_ITERATION)
         now += seconds
         device.host += seconds
-    timer.begin(kinds.TRAINING_ITERATION)
+    timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.publish(families)
     return families.counter("training.gpu_timed_steps").total
 
@@ -338,7 +337,7 @@ def test_on_a_card_phases_have_the_time_that_a_synchronised_run_measures() -> No
         work(times)
         torch.cuda.synchronize()
         truth[name] = time.perf_counter() - began
-    with begun_anew():
+    with fresh_recorder():
         warm_up(lambda: None)
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -16,18 +16,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from training_support import configured, exported, labelled, misuses, of, published, told, train
+from one_logger_support import configured, exported
+from training_support import labelled, latest_reading, misuses, of, published, train
 
 import exporter
-from exporter import training
+from exporter import one_logger, training
 from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
 from exporter.recording.values import families_of
-from exporter.training import api, buffers
+from exporter.training import api
+from exporter.training.facts import Facts
 from exporter.training.metrics import Families
-from exporter.training.progress import Facts
-from exporter.training.recording import TRAINING
+from exporter.training.recorder import TRAINING
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 # Blocks
 
@@ -71,7 +72,7 @@ def test_an_exception_in_an_iteration_comes_out_and_the_step_is_not_counted() ->
         _ = 1 / 0
     train()
 
-    reading = told()
+    reading = latest_reading()
     assert of("training.steps", mode="train") == 2
     assert reading.work_seconds < 0.1 <= reading.failed_seconds
     assert reading.phase == "other"
@@ -199,7 +200,7 @@ def test_what_describes_the_run_is_in_the_reading() -> None:
     training.describe(peak_flops=-1, world_size=0, step_target=0.5, flops_per_token=math.nan)  # type: ignore[arg-type]  # bad input
     training.record(tokens=10)
 
-    reading = told()
+    reading = latest_reading()
     said = {"job_name": "toy", "framework": "torch", "precision": "bf16", "world_size": "4", "model": "m?1"}
     assert dict(reading.facts).items() >= said.items()
     assert (reading.flops_per_token, reading.hardware_flops_per_token, reading.peak_flops) == (6.0, 8.0, 1e15)
@@ -227,7 +228,7 @@ def test_steps_that_are_only_told_are_counted_and_what_nobody_timed_has_no_durat
     training.step(seconds=math.nan)
     training.step(mode="other")
 
-    reading = told()
+    reading = latest_reading()
     assert labelled("training.steps") == {"train": 3, "validation": 1}
     assert labelled("training.step_duration") == {"train": 2}
     assert (reading.step, reading.first_step, reading.steps) == (50, 40, 3)
@@ -241,16 +242,19 @@ def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
     training.interruption("because")
 
     assert labelled("training.skipped_steps") == {"overflow": 1}
-    assert told().failure == "preemption"
+    assert latest_reading().failure == "preemption"
     assert misuses() == {("skipped_step", "value"): 1, ("interruption", "reason"): 1}
 
 
 def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failed:
+        def after_fork(self) -> None:
+            """Forget nothing."""
+
         def collect(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(api, "_readers", {api._TRAIN: Failed()})
+    monkeypatch.setattr(api, "_readers", {("loss", "train"): Failed()})
     training.record(loss=1.0)
 
     assert exporter.flush()
@@ -268,7 +272,7 @@ def test_saves_that_are_told_afterwards_are_counted() -> None:
     training.checkpoint_saved(5, kind="paper")
     training.checkpoint_saved(5, seconds=-1)
 
-    reading = told()
+    reading = latest_reading()
     assert labelled("training.checkpoints") == {("sync", "ok"): 1, ("async", "failed"): 1, ("local", "ok"): 1}
     assert (of("training.checkpoint_last_step"), of("training.checkpoint_last")) == (3, 1000)
     assert reading.committed_step == 3
@@ -282,11 +286,11 @@ def test_work_that_a_save_covers_is_committed_and_the_rest_is_at_risk() -> None:
         train(3, 0.004)
         with training.checkpoint_save(13):
             pass
-        saved = told()
+        saved = latest_reading()
         train(1, 0.004)
         with pytest.raises(OSError, match="full"), training.checkpoint_save(14):
             raise OSError("full")
-        reading = told()
+        reading = latest_reading()
 
     assert (saved.committed_step, saved.segments) == (13, ())
     assert saved.committed_seconds == pytest.approx(saved.work_seconds)
@@ -304,9 +308,9 @@ def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
             training.on_save_checkpoint_start(step)
             training.on_save_checkpoint_end()
         training.on_save_checkpoint_success(2)
-        second = told()
+        second = latest_reading()
         training.on_save_checkpoint_success(1)
-        first = told()
+        first = latest_reading()
 
     assert second.committed_step == first.committed_step == 2
     assert second.committed_seconds == first.committed_seconds
@@ -377,7 +381,7 @@ def test_how_the_application_ended_is_told(error: BaseException | None, finished
     application.__enter__()
     assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # it is to give nothing
 
-    reading = told()
+    reading = latest_reading()
     assert (reading.finished, reading.failure) == (finished, failure)
 
 
@@ -389,19 +393,19 @@ def test_nothing_is_a_rule_before_configuration_but_unusable_values_are() -> Non
     training.on_train_start(-1)
 
     assert of("training.steps", mode="train") == 1
-    assert misuses() == {("on_train_start", "S9"): 1}
+    assert misuses() == {("on_train_start", "invalid_start"): 1}
 
 
 def test_spans_can_be_told_attributes_and_events_while_they_are_open() -> None:
-    memory = configured(telemetry={}, export=(training.ExportCustomizationMode.EXPORT_ALL_SPANS,))
+    memory = configured(telemetry={}, export=(one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,))
     with training.application() as application:
         application.add_attribute("colour", "green")
         with training.training_loop(train_iterations_start=0) as loop:
-            loop.add_event(training.Event.create("noticed", training.Attributes({"what": 1})))
+            loop.add_event(one_logger.Event.create("noticed", one_logger.Attributes({"what": 1})))
             with training.training_iteration() as iteration:
                 iteration.add_attribute("size", 3)
-                iteration.add_attributes(training.Attributes({"more": 4}))
-                iteration.add_event(training.Event.create("inside"))
+                iteration.add_attributes(one_logger.Attributes({"more": 4}))
+                iteration.add_event(one_logger.Event.create("inside"))
                 assert (iteration.active, iteration.name) == (True, "training_single_iteration")
                 identity = iteration.id
                 with training.data_loading():
@@ -468,7 +472,6 @@ def test_tasks_have_trees_of_their_own_and_are_forgotten_when_they_end_as_thread
         with training.span("outer"):
             await asyncio.gather(*(iterate(5) for _ in range(40)))
 
-    before = len(buffers.all_buffers())
     with training.application(), training.training_loop(train_iterations_start=0):
         asyncio.run(main())
         for _ in range(50):
@@ -479,7 +482,8 @@ def test_tasks_have_trees_of_their_own_and_are_forgotten_when_they_end_as_thread
 
     assert of("training.steps", mode="train") == 250
     assert misuses() == {}
-    assert len(buffers.all_buffers()) <= before + 2
+    assert len(TRAINING.clock.stack) == 1
+    assert not TRAINING.open
 
 
 def test_handles_are_copied_and_pickled_with_what_keeps_them() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from places import PROJECT
-from training_support import misuses, of, told
+from training_support import latest_reading, misuses, of
 
 from exporter import training
 from exporter.training.phases import PHASES
@@ -28,7 +28,7 @@ def test_the_program_of_the_stream_runs_and_is_recorded() -> None:
 def test_the_program_of_the_page_runs_and_is_recorded() -> None:
     exec(compile(PROGRAMS[0], "docs/training.md", "exec"), {})
 
-    reading = told()
+    reading = latest_reading()
     assert of("training.steps", mode="train") == 30
     assert of("training.steps", mode="validation") == 3
     assert of("training.checkpoints", kind="sync", result="ok") == 3

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_support import begun_anew, of
+from training_support import fresh_recorder, of
 
 import exporter
 from exporter import training
 from exporter.recording.handlers import JsonLinesHandler
-from exporter.training import buffers
+from exporter.training.recorder import TRAINING
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def told() -> Iterator[list[exporter.Event]]:
 def test_an_event_carries_the_innermost_open_span_of_its_thread_or_the_one_that_is_named(
     told: list[exporter.Event],
 ) -> None:
-    before = buffers.current_span_id()
+    before = TRAINING.current_span_id()
     with exporter.span("doc.outer") as outer:
         exporter.log("doc.first")
         with exporter.span("doc.inner") as inner:
@@ -69,24 +69,13 @@ def test_a_forked_child_has_nothing_open() -> None:
     with exporter.span("doc.outer"):
         child = os.fork()
         if child == 0:
-            os.write(writing, str(buffers.current_span_id()).encode())
+            os.write(writing, str(TRAINING.current_span_id()).encode())
             os._exit(0)
         os.waitpid(child, 0)
 
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read() == b"None"
-
-
-def test_spans_that_are_never_ended_do_not_pile_up() -> None:
-    before = len(buffers.here().opened)
-    for _ in range(200):
-        training.on_validation_start()
-
-    assert len(buffers.here().opened) <= 64
-    for _ in range(200):
-        training.on_validation_end()
-    assert len(buffers.here().opened) <= before
 
 
 def work() -> None:
@@ -110,7 +99,7 @@ def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
 
 @pytest.mark.parametrize(("types", "short"), [("span.*", True), (None, False)])
 def test_a_trace_can_be_rebuilt_from_a_file_of_lines(types: str | None, short: bool, tmp_path: Path) -> None:
-    with begun_anew():
+    with fresh_recorder():
         handle = exporter.events.register(JsonLinesHandler(tmp_path / "trace.jsonl"), types=types)
         work()
         exporter.flush()
@@ -134,7 +123,7 @@ def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what_a
 ):
     found: list[exporter.Event] = []
     handle = exporter.events.register(found.append, types="training.*")
-    with begun_anew():
+    with fresh_recorder():
         training.describe(model="tiny", flops_per_token=6.0)
         work()
         exporter.flush()

@@ -38,9 +38,9 @@ def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> 
         """
         import os, sys
         import exporter
-        from exporter import training
-        settings = training.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
-        training.TrainingTelemetryProvider.instance().with_base_config(settings).configure_provider()
+        from exporter import one_logger, training
+        settings = one_logger.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
+        one_logger.TrainingTelemetryProvider.instance().with_base_config(settings).configure_provider()
         for _ in range(5):
             with training.training_iteration():
                 pass

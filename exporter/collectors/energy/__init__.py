@@ -1,1 +1,1 @@
-"""Energy of CPUs and memory: registers that wrap, power meters, and what a device draws without work."""
+"""Energy of CPUs and memory: registers, power meters and idle power."""

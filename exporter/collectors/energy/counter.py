@@ -1,8 +1,8 @@
-"""Energy of one device from a register that wraps, is reset, steps back or jumps.
+"""Energy of a device from a register that wraps, is reset, steps back or jumps.
 
-Corrections are counted by reason: `wrap` (no energy is lost), `reset` (the register restarted elsewhere than at its range),
-`backwards` and `jump` (no device can use that much). After the last three, the energy of the interval is the last known
-power times its length.
+Corrections are counted by reason: `wrap` (no energy is lost), `reset` (the register restarted below the range),
+`backwards` and `jump` (no device can use that much). After the last three, the energy of an interval is the last known
+power times the length of the interval.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ REASONS = ("wrap", "reset", "backwards", "jump")
 MAX_WATTS = 4000.0
 """Upper bound of the power of a package, its memory, a module of packages or a GPU."""
 LONGEST_SECONDS = 600.0
-"""Longest interval between two readings whose energy is computed."""
+"""Longest interval between two readings for which energy is computed."""
 SLACK_JOULES = 1.0
 """Tolerance between a register and the clock."""
 
 
 class EnergyCounter:
-    """Energy counted by one register, which wraps at its range (0: never).
+    """Energy counted by a register that wraps at a range (0: never).
 
     A fall of the register is a wrap if the device can have used the energy up to the range.
     """
 
     def __init__(self, *, range_joules: float = 0.0, max_watts: float = MAX_WATTS) -> None:
-        self.joules = 0.0  # used since counting began; never falls
+        self.joules = 0.0  # since counting began; never falls
         self.watts: float | None = None  # mean power between the last two readings
         self.register: float | None = None  # last reading
         self.at = 0.0  # monotonic time of the last reading
@@ -56,7 +56,7 @@ class EnergyCounter:
         return seconds
 
     def forget(self) -> None:
-        """Start again with the next reading; the total remains."""
+        """Discard the last reading; the total remains."""
         self.register = None
 
     def _grown(self, step: float, register: float, seconds: float) -> float | None:

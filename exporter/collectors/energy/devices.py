@@ -49,7 +49,7 @@ _METER = re.compile(r"(CPU|SysIO) Power Socket ([0-9]{1,3})", re.ASCII)
 
 @dataclass(slots=True, eq=False)
 class EnergyDevice:
-    """One source of energy readings."""
+    """Source of energy readings."""
 
     key: str
     path: Path
@@ -69,7 +69,7 @@ class EnergyDevice:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Start again with the next reading; the total remains."""
+        """Discard the last reading; the total remains."""
         self.counter.forget()
 
     def reading(self, now: float) -> EnergyReading:
@@ -121,7 +121,7 @@ class PowerMeter(EnergyDevice):
         self.counter.watts, self._at = watts, now
 
     def forget(self) -> None:
-        """Start again with the next reading; the total remains."""
+        """Discard the last reading; the total remains."""
         self._at = self.counter.watts = None
 
 

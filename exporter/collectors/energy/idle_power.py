@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import deque
 
 IDLE_METHODS = ("config", "before_start", "min_seen")
-"""Ways to know the idle power, the best first."""
+"""Sources of the idle power, the best first."""
 IDLE_SAMPLES = 720
 """Passes without a job that are remembered: an hour at the default interval."""
 ENOUGH_IDLE_SAMPLES = 10
 IDLE_PERCENTILE = 0.1
 RESTS_RATIO = 2.0
-"""A device has been idle if its highest power is this many times its lowest power."""
+"""A device has been idle if the highest power is this many times the lowest power."""
 
 
 class IdlePower:
     """Idle power by method.
 
     `config`: configured by the user. `before_start`: tenth percentile while no process of a run was alive. `min_seen`:
-    lowest power seen, once the highest was twice as much; before that, the device may never have been idle.
+    lowest power, after the highest power was twice as high; before that, the device may never have been idle.
     """
 
     def __init__(self, configured_watts: float | None = None) -> None:
@@ -29,7 +29,7 @@ class IdlePower:
         self._samples: deque[float] = deque(maxlen=IDLE_SAMPLES)
 
     def note(self, watts: float, *, working: bool | None) -> None:
-        """Record the mean power of one interval, and whether a job was running (None if unknown)."""
+        """Record the mean power of an interval, and whether a job was running (None if unknown)."""
         self._least = watts if self._least is None else min(self._least, watts)
         self._most = max(self._most, watts)
         if working is False:

@@ -1,7 +1,7 @@
-"""Energy of the CPUs and of the memory behind them, from RAPL registers or power meters.
+"""Energy of the CPUs and of the memory, from RAPL registers or power meters.
 
-A register of 262 kJ wraps every nine minutes at 500 W. Only one `source` of a package counts at a time, so that a sum over
-sources is right.
+A register of 262 kJ wraps every nine minutes at 500 W. Of the sources of a package, only the best counts, so that a sum
+over sources is right.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ DRAM_ENERGY = FamilySpec(
     unit="joules",
     labels=("package", "source"),
     help=(
-        "Energy of the memory behind a CPU package since the exporter started, not part of the package's energy. Absent"
-        " like host_cpu_energy_joules_total, and on CPUs that do not measure it (AMD, desktops)."
+        "Energy of the memory of a CPU package since the exporter started, apart from the energy of the package. Absent"
+        " like host_cpu_energy_joules_total, and on CPUs without a register for memory (AMD, desktops)."
     ),
     source="/sys/class/powercap/intel-rapl:*:*/energy_uj, name dram",
 )
@@ -62,7 +62,7 @@ IDLE_POWER = FamilySpec(
 SPECS = (CPU_ENERGY, DRAM_ENERGY, CPU_POWER, IDLE_POWER)
 
 MIRROR_JOULES = 2.0
-"""Registers that differ by less show the same register, which moves between the two readings."""
+"""Largest difference between two readings of the same register."""
 
 
 class RaplCollector:
@@ -124,7 +124,7 @@ class RaplCollector:
         return collected
 
     def _pause(self) -> None:
-        """Discard the last readings: another exporter counts the energy until this one counts again."""
+        """Discard the last readings while a different exporter counts the energy."""
         self.readings = ()
         self._passed_at = None
         for device in self._devices.values():
@@ -151,7 +151,7 @@ class RaplCollector:
             device.idle.note(device.counter.watts, working=self._working())
 
     def _is_mirror(self, device: EnergyDevice) -> bool:
-        """Return whether a device shows the register of an earlier one, as some of AMD's first dies do."""
+        """Return whether a device shows the register of an earlier device, as some of AMD's first dies do."""
         seen = device.counter.register
         for other in self._devices.values():
             if other is device or seen is None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from exporter.collectors.gpu.counters import CounterRule, MonotonicCounter
-from exporter.collectors.job import EnergyReading
+from exporter.collectors.job import EnergyPoint, EnergyReading
 
 COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
 
@@ -24,6 +24,9 @@ OUTAGE_SECONDS = 12.0
 
 POWER_SAMPLES_SECONDS = 30.0
 """How long power samples are kept for the attribution of energy to phases."""
+
+HISTORY_SECONDS = 60.0
+"""How long totals are kept for the attribution of energy to processes."""
 
 CLOCK_STEP_SECONDS = 5.0
 """Samples that are older than the last ones by so much follow a step of the wall clock."""
@@ -58,6 +61,7 @@ class GpuEnergy:
     gap_joules: float = 0.0  # their energy, as far as the counter knows it
     new_gap_joules: float = 0.0  # part of it that was not yet logged
     power_samples: deque[PowerSample] = field(default_factory=deque)  # oldest first
+    history: deque[EnergyPoint] = field(default_factory=deque)  # totals, oldest first
     _counter: MonotonicCounter | None = None
     _integral: float = 0.0  # joules, over all children
     _base_joules: float = 0.0  # of the counter's source, at its last reading
@@ -91,6 +95,7 @@ class GpuEnergy:
             self._integral_at_base = self._integral
         if millijoules is not None and self._counter is not None:
             self._take_counter(self._counter, millijoules, time, child, paused=paused)
+        self._keep_total()
 
     def _take_power(self, block: PowerBlock, child: int, *, paused: bool) -> None:
         self._keep_samples(block)
@@ -152,6 +157,7 @@ class GpuEnergy:
             gap_seconds={NO_READING: self.gap_seconds} if self.gap_seconds else {},
             gap_joules={NO_READING: self.gap_joules} if self.gap_joules else {},
             register_joules=self.register_joules,
+            history=tuple(self.history),
         )
 
     def is_current(self, now: float) -> bool:
@@ -177,6 +183,14 @@ class GpuEnergy:
         # A correction downwards waits until the total has caught up: a total never falls.
         before = self.joules.get(COUNTER_SOURCE, 0.0)
         self.joules[COUNTER_SOURCE] = max(before, self._base_joules + since)
+
+    def _keep_total(self) -> None:
+        total = self.total_joules
+        if total is None or (self.history and self.history[-1].at >= self.at):
+            return
+        self.history.append(EnergyPoint(self.at, total))
+        while self.history[0].at < self.at - HISTORY_SECONDS:
+            self.history.popleft()
 
     def _keep_samples(self, block: PowerBlock) -> None:
         kept, at = self.power_samples, block.first

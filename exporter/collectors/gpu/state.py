@@ -17,7 +17,7 @@ from exporter.collectors.gpu.counters import MonotonicCounter
 from exporter.collectors.gpu.energy import OUTAGE_SECONDS, GpuEnergy, PowerBlock, PowerSample
 from exporter.collectors.gpu.families import CHILD_COUNTER, RULES
 from exporter.collectors.gpu.kernel_log import KernelXids
-from exporter.collectors.job import EnergyReading, GpuProcessUse
+from exporter.collectors.job import EnergyReading, GpuListing, GpuProcessUse
 
 Labels = tuple[str, ...]
 
@@ -48,6 +48,7 @@ class GpuState:
     counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
     energy: GpuEnergy = field(default_factory=GpuEnergy)
     processes: tuple[GpuProcessUse, ...] = ()
+    listed_at: float | None = None  # monotonic time of the last list of processes
     instances: tuple[MigInstance, ...] = ()
     xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # of NVML's events, by number
     kernel_xids: dict[str, int] = field(default_factory=dict)  # of the kernel log, by number
@@ -61,7 +62,7 @@ class GpuState:
         """Clear the readings and keep the counters; `reason` is why the GPU does not answer."""
         self.down = reason
         self.values.clear()
-        self.processes, self.instances = (), ()
+        self.processes, self.instances, self.listed_at = (), (), None
 
     def take(self, entry: Mapping[str, Any], time: float, child: int, *, paused: bool) -> None:
         """Add the readings of a pass; with `paused` the energy's total stays."""
@@ -75,6 +76,7 @@ class GpuState:
         self.energy.take(block, entry.get("energy_millijoules"), time, child, paused=paused)
         if "processes" in entry:
             self.processes = tuple(self._process(each) for each in entry["processes"] or ())
+            self.listed_at = None if entry["processes"] is None else time
         if "instances" in entry:
             self.instances = tuple(MigInstance(**each) for each in entry["instances"])
 
@@ -207,6 +209,15 @@ class GpuRegistry:
         """Return the processes on all GPUs as of the child's last pass; pids are the host's."""
         with self.lock:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
+
+    def listings(self) -> tuple[GpuListing, ...]:
+        """Return the last list of processes of each GPU, without GPUs whose driver lists none."""
+        with self.lock:
+            return tuple(
+                GpuListing(gpu.uuid, gpu.listed_at, gpu.processes)
+                for gpu in self.gpus.values()
+                if gpu.uuid and gpu.listed_at is not None
+            )
 
     def energies(self) -> tuple[EnergyReading, ...]:
         """Return the energy of each GPU so far."""

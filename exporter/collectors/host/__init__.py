@@ -1,1 +1,1 @@
-"""The machine: CPUs, memory, disks, filesystems, network, RDMA, NFS and Lustre, sensors and clock."""
+"""The machine: CPUs, memory, disks, filesystems, network, RDMA, NFS and Lustre."""

@@ -25,7 +25,7 @@ NO_LIMIT = 2**62
 
 @dataclass(frozen=True, slots=True)
 class CgroupLevel:
-    """One cgroup: its path as /proc/<pid>/cgroup shows it, and the directory of its files."""
+    """A cgroup: the path in /proc/<pid>/cgroup, and the directory with the files."""
 
     path: str
     directory: Path

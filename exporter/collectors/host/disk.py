@@ -1,6 +1,6 @@
 """Reads, writes and busy time of block devices. Source: Documentation/admin-guide/iostats.rst.
 
-A device on top of others (RAID, LVM, multipath) counts the same I/O again: sum over devices of one level only.
+A device on top of others (RAID, LVM, multipath) repeats the I/O of the others: sum over devices of a single level.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Traffic, losses and links of network interfaces, and TCP retransmissions.
 
-A bond or a VLAN counts the bytes of the interfaces below again: sum over interfaces of one level only.
+A bond or a VLAN repeats the bytes of the interfaces below: sum over interfaces of a single level.
 Source: Documentation/networking/statistics.rst; RFC 4022 (tcpRetransSegs).
 """
 

@@ -27,7 +27,7 @@ START_SLACK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LivingMember:
-    """A member that has not ended, with its reading."""
+    """A running member and the reading of the member."""
 
     member: Member
     reading: ProcessReading
@@ -35,7 +35,7 @@ class LivingMember:
 
 @dataclass(slots=True, eq=False)
 class GroupUse:
-    """Present use of one group of processes."""
+    """Present use of a group of processes."""
 
     states: Counter[str] = field(default_factory=Counter)
     living: list[LivingMember] = field(default_factory=list)
@@ -43,21 +43,21 @@ class GroupUse:
 
 @dataclass(slots=True, eq=False)
 class RunProcesses:
-    """Processes of one run in a pass, and the run's totals."""
+    """Processes of a run in a pass, and the totals of the run."""
 
-    seen: float  # monotonic time at which the run was last alive
+    seen: float  # monotonic time of the last pass with a running process
     totals: RunTotals = field(default_factory=RunTotals)
     groups: dict[ProcessGroup, GroupUse] = field(default_factory=dict)
 
     def living(self) -> list[LivingMember]:
-        """Return the living members of all groups."""
+        """Return the running members of all groups."""
         return [each for use in self.groups.values() for each in use.living]
 
 
 class ProcessCollector:
-    """Collector of the job's processes; the totals of a run disappear `linger_seconds` after its last process ended.
+    """Collector of the job's processes; the totals of a run disappear `linger_seconds` after the end of the last process.
 
-    `members` are the living processes of the last pass, `use` is the use of all runs until then, None while unknown; both
+    `members` are the running processes of the last pass, `use` is the use of all runs until then, None while unknown; both
     may be read from any thread. `own_pid` is excluded even if the job started the sidecar.
     """
 
@@ -106,13 +106,13 @@ class ProcessCollector:
             self.use = self._machine_use(now, busy)
             if self._tree.hidden:
                 collected.unsupported.append(
-                    "processes of the job are not visible (another pid namespace, or hidepid): run the exporter in their"
-                    " namespace, or in the host's"
+                    "processes of the job are not visible (another pid namespace, or hidepid): run the exporter in the"
+                    " pid namespace of the job or of the host"
                 )
         return collected
 
     def _count(self, members: Sequence[Member], collected: Collected, now: float) -> None:
-        """Read every member and add its use to its run."""
+        """Read every member and add the use to the run."""
         for known in self._runs.values():
             known.groups = {}
         for member in members:
@@ -129,7 +129,7 @@ class ProcessCollector:
                         use.living.append(LivingMember(member, reading))
 
     def _forget_over(self, alive: Collection[str], members: Sequence[Member], now: float) -> None:
-        """Discard runs that ended long ago, and the readings of ended processes."""
+        """Discard runs that ended more than `linger_seconds` ago, and the readings of ended processes."""
         processes = {member.process for member in members}
         for run, known in list(self._runs.items()):
             known.totals.forget_ended(processes)
@@ -141,7 +141,7 @@ class ProcessCollector:
     def _publish(self, job: Sequence[JobProcess], collected: Collected) -> None:
         up: dict[tuple[str, str], bool] = {}
         for each in job:
-            if each.process.rank is not None:  # one living process of a rank is enough
+            if each.process.rank is not None:  # a single running process of a rank is enough
                 labels = each.process.run, str(each.process.rank)
                 up[labels] = up.get(labels, False) or each.alive
         for labels, alive in up.items():
@@ -210,6 +210,6 @@ def _publish_group(collected: Collected, run: str, group: ProcessGroup, known: R
 
 
 def _complete(fold: Callable[[list[int]], int], found: Sequence[int | None]) -> int | None:
-    """Return a sum or maximum; None if a part is unknown, since the rest would be another number."""
+    """Return a sum or maximum; None if a part is unknown, since the rest would be a different number."""
     known = [each for each in found if each is not None]
     return fold(known) if len(known) == len(found) else None

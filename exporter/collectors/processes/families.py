@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from exporter.families import FamilySpec
 
-_HIDDEN = "Absent where the processes are not visible (another pid namespace)."
-_PRIVATE = "Absent without the right to read it (same user, or ptrace)."
+_HIDDEN = "Absent where the processes are not visible (a different pid namespace)."
+_PRIVATE = "Absent without permission (same user, or ptrace)."
 
 UP = FamilySpec(
     name="training_process_up",
     type="gauge",
     labels=("run", "rank"),
     help=(
-        "1 if the rank's process is alive, 0 if it has ended, by the kernel's lock on its feed file. Absent some time after"
-        " the end."
+        "1 if the process of the rank is running, 0 after the end, by the kernel's lock on the feed file. Absent some time after the"
+        " end."
     ),
     source="record lock of the feed",
 )
@@ -22,7 +22,7 @@ INSTANCES = FamilySpec(
     type="gauge",
     labels=("run", "rank", "role"),
     help=(
-        "Living processes by role: trainer, dataloader (worker processes of multiprocessing), other. "
+        "Running processes by role: trainer, dataloader (worker processes of multiprocessing), other. "
         + _HIDDEN
     ),
     source="feed, descendants of the recording processes",
@@ -89,8 +89,8 @@ GPU_MEMORY = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role", "gpu", "uuid"),
     help=(
-        "GPU memory of the processes. Absent where the driver does not report it (some MIG modes, vGPU) or reports pids of"
-        " another namespace."
+        "GPU memory of the processes. Absent where the driver reports no memory (some MIG modes, vGPU) or pids of a different"
+        " namespace."
     ),
     source="NVML compute running processes",
 )

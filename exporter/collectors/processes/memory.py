@@ -1,8 +1,8 @@
 """Unique and proportional memory of the job's processes.
 
-The kernel walks all page tables for one reading, a third of a second for 8 GiB of small pages, and holds the memory lock of
-the *trainer* meanwhile. A pass therefore has a time budget, processes with the oldest reading come first, and a process is
-read so rarely that the reading takes a thousandth of its time.
+The kernel walks all page tables for a reading, a third of a second for 8 GiB of small pages, and holds the memory lock of
+the *trainer* meanwhile. A pass therefore has a time budget, processes with the oldest reading come first, and a
+reading holds the lock for at most a thousandth of the time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNIQUE = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help=(
-        "Memory that no other process shares (USS). Absent without the right to read it (same user, or ptrace), and while"
+        "Memory that no other process shares (USS). Absent without permission (same user, or ptrace), and while"
         " the time budget does not suffice."
     ),
     source="/proc/<pid>/smaps_rollup Private_*",
@@ -35,8 +35,8 @@ PROPORTIONAL = FamilySpec(
     unit="bytes",
     labels=("run", "rank", "role"),
     help=(
-        "Memory of the processes, shared memory divided by the number of sharers (PSS). Absent without the right to read it"
-        " (same user, or ptrace), and while the time budget does not suffice."
+        "Memory of the processes, shared memory divided by the number of sharers (PSS). Absent without permission (same user,"
+        " or ptrace), and while the time budget does not suffice."
     ),
     source="/proc/<pid>/smaps_rollup Pss",
 )
@@ -45,7 +45,7 @@ SPECS = (UNIQUE, PROPORTIONAL)
 BUDGET_SECONDS = 0.5
 """Time within which a pass begins readings."""
 DUTY = 1e-3
-"""Largest share of a process's time for which its memory lock is held."""
+"""Largest share of the time for which the memory lock of a process is held."""
 AGAIN_SECONDS = 55.0
 """Shortest time between two readings of a process; a new process is read in the next pass."""
 FRESH_SECONDS = 180.0
@@ -54,7 +54,7 @@ FRESH_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Memory of one process and the monotonic times that govern its readings."""
+    """Memory of a process, and the monotonic times of the last and the next reading."""
 
     unique: int = 0
     proportional: int = 0
@@ -96,7 +96,7 @@ class ProcessMemoryCollector:
             group = (member.run, member.rank, member.role)
             groups.setdefault(group, []).append(self._readings[member.process])
         for labels, readings in groups.items():
-            if all(now < each.stale_at for each in readings):  # a part of the sum would be another number
+            if all(now < each.stale_at for each in readings):  # a part of the sum would be a different number
                 collected.add(UNIQUE, sum(each.unique for each in readings), *labels)
                 collected.add(PROPORTIONAL, sum(each.proportional for each in readings), *labels)
         return collected
@@ -104,7 +104,7 @@ class ProcessMemoryCollector:
     def _read(self, process: psutil.Process, begun: float) -> MemoryReading:
         try:
             found = from_psutil(f"process {process.pid}", process.memory_full_info)
-        except psutil.Error:  # ended, or of another user
+        except psutil.Error:  # ended, or of a different user
             return MemoryReading()
         ended = self._monotonic()
         wait = max(AGAIN_SECONDS, (ended - begun) / DUTY)

@@ -1,4 +1,4 @@
-"""Reading of one process by psutil."""
+"""Reading of a process by psutil."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exporter.collectors.processes.totals import Usage
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """State and resources of one process; None if not readable."""
+    """State and resources of a process; None if not readable."""
 
     state: str
     usage: Usage
@@ -22,7 +22,7 @@ class ProcessReading:
 
     @property
     def ended(self) -> bool:
-        """Whether the process is a zombie or dead: it has no resources."""
+        """Whether the process is a zombie or dead, without resources."""
         return self.state in {"zombie", "dead"}
 
 
@@ -46,6 +46,6 @@ def _read(process: psutil.Process) -> ProcessReading | None:
             io = process.io_counters()
             usage.read_bytes, usage.written_bytes = io.read_bytes, io.write_bytes
             descriptors = process.num_fds()
-        except psutil.Error:  # the process ends now, or belongs to another user
+        except psutil.Error:  # the process ends now, or belongs to a different user
             pass
         return ProcessReading(state, usage, threads, resident, descriptors)

@@ -38,7 +38,7 @@ class GroupTotals:
     written_bytes: float = 0
 
     def add(self, before: Usage, now: Usage) -> None:
-        """Add the increase of one process; a value that fell adds nothing."""
+        """Add the increase of a process; a value that fell adds 0."""
         self.user_seconds += _increase(before.user_seconds, now.user_seconds)
         self.system_seconds += _increase(before.system_seconds, now.system_seconds)
         self.read_bytes += _increase(before.read_bytes, now.read_bytes)
@@ -47,9 +47,9 @@ class GroupTotals:
 
 @dataclass(slots=True, eq=False)
 class RunTotals:
-    """Totals of one run since the sidecar started.
+    """Totals of a run since the sidecar started.
 
-    The use of a process before the sidecar started is not counted: after a restart of the sidecar it would appear as an
+    The use of a process before the sidecar started is not counted: after a restart of the sidecar, it would be an
     increase.
     """
 
@@ -62,7 +62,7 @@ class RunTotals:
         return sum(total.user_seconds + total.system_seconds for total in self.groups.values())
 
     def count(self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, older: bool) -> None:
-        """Add the increase of a process since its last reading; `older` if the process is older than the sidecar."""
+        """Add the increase since the last reading; `older` if the process is older than the sidecar."""
         total = self.groups.setdefault(group, GroupTotals())
         before = self._last.get(process)
         if before is None:
@@ -76,7 +76,7 @@ class RunTotals:
         )
 
     def forget_ended(self, living: Collection[psutil.Process]) -> None:
-        """Discard the last readings of processes that have ended; their totals remain."""
+        """Discard the last readings of ended processes; the totals remain."""
         self._last = {process: usage for process, usage in self._last.items() if process in living}
 
 

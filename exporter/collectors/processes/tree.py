@@ -1,7 +1,7 @@
 """Processes of the job on this machine, by run, rank and role.
 
-A process belongs to the nearest recording process among its ancestors, so that ranks below torchrun's agent do not belong to
-the agent. A process remains a member for as long as it lives, even after its trainer ended.
+A process belongs to the nearest recording ancestor: ranks below torchrun's agent do not belong to the agent. A process remains a
+member until the end of the process, even after the end of the trainer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from exporter.families import Collected
 DISCOVER_SECONDS = 15.0
 """Interval between two searches for new descendants, which read the parent of every process of the machine."""
 YOUNG_SECONDS = 2.0
-"""A younger child may still execute another program: its role is not known yet."""
+"""Age at which the role of a child is determined: a younger child may execute a different program."""
 CLOCK_STEP_SECONDS = 60.0
 """Largest step of the wall clock between the start of a process and its first snapshot."""
 
@@ -31,18 +31,20 @@ _FORKSERVER = "multiprocessing.forkserver"
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One process of a run."""
+    """Process of a run."""
 
     run: str
     rank: str  # "" for a process of the run without a rank, such as torchrun's agent
     role: Role
     process: psutil.Process
-    root: bool = False  # a recording process without a recording ancestor of its rank
-    known_as: str = ""  # name of the program when the role was found; a process may execute another program
+    root: bool = False  # a recording process without a recording ancestor of the same rank
+    known_as: str = (
+        ""  # name of the program when the role was found; a process may execute a different program
+    )
     cpus: frozenset[int] = frozenset()  # of a root: the CPUs that it may run on
 
     def is_kin(self, other: Member) -> bool:
-        """Return whether both belong to one rank."""
+        """Return whether both belong to the same rank."""
         return (self.run, self.rank) == (other.run, other.rank)
 
 
@@ -55,7 +57,7 @@ class ProcessStatus:
 
 
 class ProcessTree:
-    """Members of all runs; processes with a pid in `ignore`, and their descendants, belong to no run.
+    """Members of all runs; processes in `ignore` and the descendants of these belong to no run.
 
     `hidden` counts living recording processes that are not visible from here.
     """
@@ -85,7 +87,7 @@ class ProcessTree:
             del self._members[process]
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
-        """Add the recording processes as roots and return whether one of them is new."""
+        """Add the recording processes as roots and return whether a new process was added."""
         self.hidden, added = 0, False
         for each in job:
             if each.alive:
@@ -101,8 +103,8 @@ class ProcessTree:
     def _recording(self, each: JobProcess) -> Member | None:
         """Return the member of a recording process; None if the process is not visible from here.
 
-        A pid alone identifies nothing. The process holds the lock of the feed file, has started before its recording, and
-        has the pid of the snapshot in its own namespace (locks on network file systems have pids of other machines).
+        A pid alone is not enough. The process holds the lock of the feed file, started before the recording, and has the pid
+        of the snapshot in the innermost namespace (locks on network file systems have pids of other machines).
         """
         pid, recorded = each.pid, each.process
         if pid is None:
@@ -143,7 +145,7 @@ class ProcessTree:
                     self._add(process, found.get(parents[pid], owner.process), owner, wall)
 
     def _descendants(self) -> Iterator[psutil.Process]:
-        """Yield the descendants of the parents of all roots: the ranks of a job usually share their parent."""
+        """Yield the descendants of the parents of all roots: the ranks of a job usually share a parent."""
         tops: dict[int, psutil.Process] = {}
         for member in self._members.values():
             if member.root:
@@ -165,7 +167,7 @@ class ProcessTree:
                         yield process
 
     def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
-        """Return the nearest root above a process; None if there is none, or an ignored process comes first."""
+        """Return the nearest root above a process; None without a root, or if an ignored process is nearer."""
         passed: set[int] = set()
         while pid in parents and pid not in passed and pid not in self._ignore:
             passed.add(pid)
@@ -183,7 +185,7 @@ class ProcessTree:
             young = wall - process.create_time() < YOUNG_SECONDS
             role = _role(process, name, parent, root, young=young)
         except psutil.Error:
-            return  # ended meanwhile
+            return  # the process has ended
         if role is not None:
             self._members[process] = Member(root.run, root.rank, role, process, known_as=name)
 
@@ -231,7 +233,7 @@ def _parent(process: psutil.Process) -> int:
 
 
 def _command(process: psutil.Process) -> str:
-    """Return a command line; empty for a zombie, an ended process, and a process of another user."""
+    """Return a command line; empty for zombies, ended processes and processes of other users."""
     try:
         return "\0".join(process.cmdline())
     except (psutil.Error, OSError):

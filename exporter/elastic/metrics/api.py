@@ -17,7 +17,7 @@ from typing import Any, overload
 
 from exporter.elastic import bridge
 from exporter.elastic.families import STATS, refuse
-from exporter.recording.notices import tell_once
+from exporter.recording.notices import log_once
 from exporter.recording.timing import AnyFunction, within
 
 __all__ = [
@@ -124,7 +124,7 @@ def _call(handler: MetricHandler, data: MetricData) -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the job must not end for a handler; Ctrl-C in it is the job's
         refuse("handler")(None)
         name = type(handler).__qualname__
-        tell_once(f"elastic handler {name}", f"the metric handler {name} has raised: {error!r}")
+        log_once(f"elastic handler {name}", f"the metric handler {name} has raised: {error!r}")
     finally:
         busy.discard(id(handler))
 

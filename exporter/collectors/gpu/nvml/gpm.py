@@ -23,6 +23,9 @@ LEAST_SECONDS = 0.1
 
 SM_ACTIVITY = 2
 
+_SUPPORT_SECONDS = 10.0
+"""How often to ask whether the GPU has performance counters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmRow:
@@ -79,14 +82,17 @@ class GpmMetrics:
         self._later: Any = None
         self._earlier: Any = None
         self._taken_at: float | None = None
+        self._asked_at: float | None = None
+        self._supported = False
 
     def supported(self) -> bool:
         """Return whether the GPU has performance counters that can be sampled."""
-        answer = self._device.query("gpm", "nvmlGpmQueryDeviceSupport")
-        if answer is not None and not answer.isSupportedDevice:
-            self._device.fail("gpm", "nvmlGpmQueryDeviceSupport", "not_supported")
-            return False
-        return answer is not None and self._device.may_call(self._item, self._call)
+        device = self._device
+        if self._asked_at is None or device.now - self._asked_at >= _SUPPORT_SECONDS:
+            self._asked_at = device.now
+            answer = device.query("gpm", "nvmlGpmQueryDeviceSupport")
+            self._supported = answer is not None and bool(answer.isSupportedDevice)
+        return self._supported and device.may_call(self._item, self._call)
 
     def read(self, *requests: Sequence[GpmRow]) -> dict[int, float] | None:
         """Take a sample, and compute metrics since the previous sample, each request by itself.

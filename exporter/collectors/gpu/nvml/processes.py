@@ -37,7 +37,8 @@ class GpuProcesses:
         out.read_processes = True
         out.put("processes", None if running is None else len(running))
         if running is not None:
-            busy = self._utilization(device, wall=wall)
+            # The shares of a card with one process need no utilization, which costs more than the list.
+            busy = self._utilization(device, wall=wall) if len(running) > 1 else {}
             out.processes = [
                 {"pid": pid, "memory": memory, "sm": busy.get(pid)}
                 for pid, memory in list(running.items())[:_MOST_PROCESSES]

@@ -33,8 +33,7 @@ class Tier(enum.Enum):
     """How often queries are made; the value is the number of seconds between two passes."""
 
     FAST = 1.0
-    CLOSE = 2.0
-    PROCESSES = 5.0
+    CLOSE = 2.0  # lists of processes, too: the list tells when a run begins to use a GPU
     MEDIUM = 10.0  # the energy counter costs milliseconds of processor time
     SLOW = 60.0
 

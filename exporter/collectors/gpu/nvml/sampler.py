@@ -91,11 +91,10 @@ class AttachedGpu:
             queries.read(device, self._tiers[Tier.CLOSE], out)
             if not self._gpm.counts_busy_seconds():
                 self._samples.read_utilization(wall=wall, out=out)
-        if Tier.PROCESSES in due:
             self._processes.read(device, wall=wall, out=out)
             if self._options.gpm:
                 self.mig.sample()
-        if slow or Tier.PROCESSES in due:
+        if slow or Tier.CLOSE in due:
             self.mig.read(out)
         if Tier.MEDIUM in due:
             queries.read(device, self._tiers[Tier.MEDIUM], out)

@@ -1,0 +1,135 @@
+"""Checks of the web configuration, of the exporter's addresses and of a running exporter's own metrics."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from exporter import diagnoses
+from exporter.cli.configuration import Configuration
+from exporter.cli.findings import Finding, fail, ok, warn
+from exporter.errors import ConfigurationError, ListenError
+from exporter.feed import runs
+from exporter.web.listen import bind, parse_address
+from exporter.web.protection import Protection, load_protection
+
+ANSWER_SECONDS = 3.0
+_SAMPLE = re.compile(
+    r"^(exporter_collector_success|exporter_feed_owner|gpu_nvml_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE
+)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_OWN = "name[]=exporter_collector_success&name[]=exporter_feed_owner&name[]=gpu_nvml_up&name[]=gpu_nvml_error"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """Status and text of a response."""
+
+    status: int
+    text: str
+
+
+def ports(configuration: Configuration, feed_directory: Path) -> Iterator[Finding]:
+    """Check the web configuration, and which program uses the exporter's addresses."""
+    file, protection = configuration.web.config_file, Protection()
+    if file is not None:
+        try:
+            protection = load_protection(file)
+        except ConfigurationError as error:
+            yield from refused("web configuration", error)
+            return
+        tls = "disabled" if protection.tls is None else "enabled"
+        yield ok("web configuration", f"{file} is valid, TLS is {tls}")
+    for address in map(parse_address, configuration.web.listen_address):
+        try:
+            bind(address, backlog=1).close()
+        except ListenError as error:  # noqa: PERF203  # each may be in use
+            host = address.host if address.host not in ("", "::", "0.0.0.0") else "127.0.0.1"
+            scheme = "http" if protection.tls is None else "https"
+            base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{address.port}"
+            yield from _in_use(f"address {address.text}", base, str(error), protection, feed_directory)
+        else:
+            yield ok(f"address {address.text}", "free")
+
+
+def refused(subject: str, error: ConfigurationError) -> Iterator[Finding]:
+    """Return the problems of a configuration that the exporter would refuse."""
+    for problem in error.problems:
+        yield Finding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
+
+
+def _in_use(
+    subject: str, base: str, refusal: str, protection: Protection, feed_directory: Path
+) -> Iterator[Finding]:
+    try:
+        health = _get(base, "/-/healthy")
+        if health.status == 200 and health.text == "healthy":
+            yield from _exporter_answers(subject, base, feed_directory)
+            return
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        yield _no_answer(subject, base, refusal, error, protection)
+        return
+    if health.status == 401:
+        yield ok(subject, f"a server with passwords answers at {base}, probably the exporter")
+        return
+    found = f"taken by another server, whose answer to /-/healthy is {health.status}"
+    yield Finding("FAIL", subject, found, "choose another address with --web.listen-address=HOST:PORT")
+
+
+def _no_answer(subject: str, base: str, refusal: str, error: Exception, protection: Protection) -> Finding:
+    tls = protection.config.tls_server_config
+    is_tls_error = isinstance(error, ssl.SSLError) or isinstance(getattr(error, "reason", None), ssl.SSLError)
+    if tls is not None and tls.verify_mode == ssl.CERT_REQUIRED and is_tls_error:
+        return ok(subject, diagnoses.CERTIFICATE_REQUIRED.describe(base=base).found)
+    found, _, choose = refusal.partition("; ")
+    port = urlsplit(base).port
+    return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=found, port=port, choose=choose))
+
+
+def _exporter_answers(subject: str, base: str, feed_directory: Path) -> Iterator[Finding]:
+    ready = _get(base, "/-/ready")
+    if ready.status == 200:
+        yield ok(subject, f"an exporter answers at {base}")
+    else:
+        yield warn(subject, diagnoses.NOT_READY.describe(reason=ready.text))
+    page = _get(base, f"/metrics?{_OWN}", size=1 << 20)
+    if page.status == 200:
+        yield from own_metrics(page.text, base, feed_directory)
+
+
+def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Finding]:
+    """Check the metrics of a running exporter about itself."""
+    nvml_down, nvml_reason = False, ""
+    for name, label_text, value in _SAMPLE.findall(page):
+        labels = dict(_LABEL.findall(label_text))
+        if name == "exporter_collector_success" and float(value) == 0:
+            collector = labels.get("collector", "?")
+            described = diagnoses.COLLECTOR_FAILS.describe(collector=collector, reason=f"see {base}/")
+            yield warn(f"collector {collector}", described)
+        elif name == "exporter_feed_owner" and float(value) == 0:
+            owner = runs.owner(feed_directory)
+            yield warn(
+                "sidecar", diagnoses.SECOND_SIDECAR.describe(base=base, owner=owner or "of another container")
+            )
+        elif name == "gpu_nvml_up":
+            nvml_down = float(value) == 0
+        elif name == "gpu_nvml_error_info":
+            nvml_reason = labels.get("reason", "")
+    if nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
+        yield fail("nvidia", diagnoses.NVML_DOWN.describe(reason=nvml_reason))
+
+
+def _get(base: str, path: str, size: int = 200) -> HttpAnswer:
+    """Request a path of any server, without redirection and without a proxy."""
+    context = ssl._create_unverified_context()  # noqa: S323, SLF001  (no secret is sent)
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(context=context)):
+        opener.add_handler(handler)
+    with opener.open(base + path, timeout=ANSWER_SECONDS) as answer:
+        return HttpAnswer(answer.status, answer.read(size).decode(errors="replace").strip())

@@ -1,0 +1,37 @@
+"""`--config.check`: the problems of a configuration that show only when files are opened and classes imported."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from exporter.cli.configuration import Configuration
+from exporter.errors import ConfigurationError, Problem
+from exporter.web.protection import load_protection
+
+
+def check_configuration(configuration: Configuration) -> None:
+    """Open the TLS files and import the third-party collectors; raises ConfigurationError with all problems."""
+    problems = [*_web_problems(configuration), *_extra_problems(configuration)]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _web_problems(configuration: Configuration) -> Iterator[Problem]:
+    if configuration.web.config_file is not None:
+        try:
+            load_protection(configuration.web.config_file)
+        except ConfigurationError as error:
+            yield from error.problems
+
+
+def _extra_problems(configuration: Configuration) -> Iterator[Problem]:
+    settings = configuration.collectors["extra"]
+    classes = settings.own_options()["classes"] if settings.enabled else ()
+    for name in classes:
+        module, _, attribute = name.partition(":")
+        try:
+            getattr(importlib.import_module(module), attribute)
+        except Exception as error:  # noqa: BLE001  (any error of a third-party module)
+            message = f"{name} cannot be imported: {type(error).__name__}: {error}"
+            yield Problem("collectors.extra.classes", None, None, message)

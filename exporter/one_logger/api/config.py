@@ -1,0 +1,8 @@
+"""Configuration of an application. The layout is that of `nv_one_logger.api.config`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.config import LoggerConfig, OneLoggerConfig
+from exporter.one_logger.names import OneLoggerErrorHandlingStrategy
+
+__all__ = ["LoggerConfig", "OneLoggerConfig", "OneLoggerErrorHandlingStrategy"]

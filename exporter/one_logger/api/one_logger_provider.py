@@ -1,0 +1,7 @@
+"""Provider of one-logger's core. The layout is that of `nv_one_logger.api.one_logger_provider`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.provider import OneLoggerProvider
+
+__all__ = ["OneLoggerProvider"]

@@ -1,0 +1,7 @@
+"""Recorder interface. The layout is that of `nv_one_logger.api.recorder`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.recorders import Recorder
+
+__all__ = ["Recorder"]

@@ -1,0 +1,8 @@
+"""`timed_span`. The layout is that of `nv_one_logger.api.timed_span`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.timed_span import timed_span
+from exporter.one_logger.training_recorder import get_recorder
+
+__all__ = ["get_recorder", "timed_span"]

@@ -1,0 +1,7 @@
+"""Summaries of numbers. The layout is that of `nv_one_logger.core.internal.metric_summarizer`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.timers import MetricSummarizer
+
+__all__ = ["MetricSummarizer"]

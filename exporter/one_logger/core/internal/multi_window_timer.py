@@ -1,0 +1,7 @@
+"""Timers of windows. The layout is that of `nv_one_logger.core.internal.multi_window_timer`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.timers import MultiWindowTimer
+
+__all__ = ["MultiWindowTimer"]

@@ -1,0 +1,7 @@
+"""Exporters of one-logger's core. The layout is that of `nv_one_logger.exporter`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.exporters import Exporter, FileExporter, LoggerExporter
+
+__all__ = ["Exporter", "FileExporter", "LoggerExporter"]

@@ -1,0 +1,7 @@
+"""Base class of JSON exporters. The layout is that of `nv_one_logger.exporter.base_json_exporter`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.exporters import BaseJsonExporter
+
+__all__ = ["BaseJsonExporter"]

@@ -1,0 +1,7 @@
+"""Exporter configuration manager. The layout is that of `nv_one_logger.exporter.export_config_manager`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.export_config import ExporterConfigManager
+
+__all__ = ["ExporterConfigManager"]

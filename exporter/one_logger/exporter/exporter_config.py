@@ -1,0 +1,7 @@
+"""Exporter configuration. The layout is that of `nv_one_logger.exporter.exporter_config`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.export_config import ExporterConfig
+
+__all__ = ["ExporterConfig"]

@@ -1,0 +1,7 @@
+"""Logger exporter. The layout is that of `nv_one_logger.exporter.logger_exporter`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.exporters import LoggerExporter
+
+__all__ = ["LoggerExporter"]

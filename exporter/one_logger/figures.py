@@ -1,0 +1,285 @@
+"""Figures of training loops and saves, by one-logger's names and formulas.
+
+Durations are monotonic; `docs/one-logger.md` lists the corrected defects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.one_logger.config import TrainingTelemetryConfig
+from exporter.one_logger.names import CheckPointStrategy
+from exporter.one_logger.standard_attributes import (
+    CheckpointSaveSpanAttributes,
+    SaveCheckpointSuccessEventAttributes,
+    SyncCheckpointMetricsUpdateAttributes,
+    TestingMetricsUpdateAttributes,
+    TrainingLoopAttributes,
+    TrainingMetricsUpdateAttributes,
+    ValidationMetricsUpdateAttributes,
+)
+from exporter.one_logger.timers import MetricSummarizer
+
+TERA = 10**12
+MOST_PENDING_SAVES = 1000
+"""Asynchronous saves that can wait for success; the oldest is dropped first."""
+
+
+@dataclass(slots=True)
+class StepFacts:
+    """Size and cost of a training iteration, over all ranks, and the targets of the job."""
+
+    samples: int = 0
+    seq_length: int | None = None
+    flops_per_sample: int = 0
+    throughput_enabled: bool = False
+    iterations_target: int | None = None
+    samples_target: int | None = None
+
+    def update(self, config: TrainingTelemetryConfig) -> None:
+        """Read the present values of a configuration; unknown values keep the previous ones."""
+        self.samples = config.global_batch_size or self.samples
+        self.seq_length = config.seq_length or self.seq_length
+        self.flops_per_sample = config.flops_per_sample or self.flops_per_sample
+        enabled = config.is_log_throughput_enabled
+        if enabled is not None:
+            self.throughput_enabled = enabled
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of an iteration; None if the sequence length is unknown."""
+        return self.samples * self.seq_length if self.seq_length else None
+
+    @property
+    def has_throughput(self) -> bool:
+        """Whether throughput can be computed."""
+        return self.throughput_enabled and self.flops_per_sample > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Training that a save preserves."""
+
+    iterations: int
+    samples: int
+    train_seconds: float
+    validation_seconds: float
+    tflops: float | None
+
+
+class LoopFigures:
+    """Figures of one training loop.
+
+    Args:
+        facts: Updated by the owner before each iteration ends.
+        start: Iterations completed before this job.
+        samples_start: Samples before this job; None for iterations times batch size.
+        began: Unix time of the start; None if no loop has started.
+    """
+
+    def __init__(
+        self, facts: StepFacts, start: int = 0, samples_start: int | None = None, began: float | None = None
+    ) -> None:
+        self.facts = facts
+        self.start = self.completed = start
+        self.began = began
+        self.samples_start = start * facts.samples if samples_start is None else samples_start
+        self.pending = 0
+        self.validations: MetricSummarizer[float] = MetricSummarizer()
+        self._validated_at = self._tested_at = start
+        self._iterations: MetricSummarizer[float] = MetricSummarizer()
+        self._samples = self._flops = 0
+        self._tokens: int | None = None
+        self._flops_overall = start * facts.samples * facts.flops_per_sample if facts.has_throughput else None
+        self._throughput: float | None = None
+        self._throughputs: MetricSummarizer[float] = MetricSummarizer()
+        self._first_finish: float | None = None
+        self._last_finish: float | None = None
+
+    def attributes(self) -> TrainingLoopAttributes:
+        """Return the attributes of the loop's span."""
+        facts, samples_target = self.facts, self._target(self.facts.samples_target)
+        has_tokens_target = facts.seq_length and samples_target
+        return TrainingLoopAttributes.create(
+            train_iterations_start=self.start,
+            train_samples_start=self.samples_start,
+            train_tokens_target=(facts.seq_length or 0) * (samples_target or 0)
+            if has_tokens_target
+            else None,
+            completed_floating_point_operations_overall=self._flops_overall,
+            train_iterations_target=self._target(facts.iterations_target),
+            train_samples_target=samples_target,
+        )
+
+    def _target(self, target: int | None) -> int | None:
+        """Return a target as given; with throughput, None for a target of 0 or less."""
+        return None if self.facts.has_throughput and target is not None and target <= 0 else target
+
+    def iteration_ended(self, seconds: float, finished: float, world_size: int) -> None:
+        """Count an iteration that ended at a Unix time."""
+        facts = self.facts
+        self.completed += 1
+        self.pending += 1
+        self._iterations.add_value(seconds)
+        self._samples += facts.samples
+        if facts.tokens is not None:
+            self._tokens = (self._tokens or 0) + facts.tokens
+        self._last_finish = finished
+        if self._first_finish is None:
+            self._first_finish = finished
+        if facts.has_throughput:
+            flops = facts.samples * facts.flops_per_sample
+            self._flops += flops
+            self._flops_overall = (self._flops_overall or 0) + flops
+            if self._iterations.total_value:
+                self._throughput = self._flops / (self._iterations.total_value * TERA * world_size)
+            if seconds > 0:
+                self._throughputs.add_value(flops / (seconds * TERA * world_size))
+
+    def update(self) -> TrainingMetricsUpdateAttributes:
+        """Return all figures and start a new interval."""
+        interval, self.pending = self.pending, 0
+        iterations = self._iterations
+        return TrainingMetricsUpdateAttributes.create(
+            train_iterations_start=self.start,
+            current_iteration=self.completed - 1,
+            num_iterations=iterations.count,
+            train_samples_start=self.samples_start,
+            num_train_samples=self._samples,
+            interval=interval,
+            avg_iteration_time_sec=iterations.avg_value or 0.0,
+            min_iteration_time_sec=iterations.min_value or 0.0,
+            max_iteration_time_sec=iterations.max_value or 0.0,
+            total_iteration_time_sec=iterations.total_value or 0.0,
+            train_tokens=self._tokens,
+            completed_floating_point_operations_overall=self._flops_overall,
+            total_flops=self._flops,
+            train_throughput_per_gpu=self._throughput,
+            train_throughput_per_gpu_max=self._throughputs.max_value,
+            train_throughput_per_gpu_min=self._throughputs.min_value,
+            first_logged_train_iterations_finish_timestamp_sec=self._first_finish,
+            last_logged_train_iterations_finish_timestamp_sec=self._last_finish,
+        )
+
+    def validation_ended(self) -> ValidationMetricsUpdateAttributes:
+        """Return the figures of the validations of this loop."""
+        interval, self._validated_at = self.completed - self._validated_at, self.completed
+        return ValidationMetricsUpdateAttributes.create(
+            current_iteration=max(0, self.completed - 1),
+            interval=interval,
+            avg_iteration_time_sec=self.validations.avg_value,
+            min_iteration_time_sec=self.validations.min_value,
+            max_iteration_time_sec=self.validations.max_value,
+            total_iteration_time_sec=self.validations.total_value,
+        )
+
+    def testing_ended(self) -> TestingMetricsUpdateAttributes:
+        """Return the position of a test."""
+        interval, self._tested_at = self.completed - self._tested_at, self.completed
+        return TestingMetricsUpdateAttributes.create(max(0, self.completed - 1), interval)
+
+    def snapshot(self, iterations: int) -> Snapshot:
+        """Return the training that a save preserves which starts now."""
+        flops = (self._flops_overall or 0) if self.facts.has_throughput else self._flops_overall
+        return Snapshot(
+            iterations=iterations,
+            samples=self.samples_start + self._samples,
+            train_seconds=self._iterations.total_value or 0.0,
+            validation_seconds=self.validations.total_value or 0.0,
+            tflops=None if flops is None else flops / TERA,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Save of a step.
+
+    Attributes:
+        number: Position among the saves of the job.
+        attempt: Position among the saves of the same strategy.
+    """
+
+    step: int
+    strategy: CheckPointStrategy
+    snapshot: Snapshot
+    number: int
+    attempt: int
+
+    def attributes(self) -> CheckpointSaveSpanAttributes:
+        """Return the attributes of the save's span."""
+        return CheckpointSaveSpanAttributes.create(self.strategy, self.step, self.attempt)
+
+
+class SaveFigures:
+    """Figures of the saves of one job."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, Save] = {}
+        self._attempts = dict.fromkeys(CheckPointStrategy, 0)
+        self._blocked = {strategy: MetricSummarizer[float]() for strategy in CheckPointStrategy}
+        self._successes = 0
+        self._first_success: float | None = None
+        self._furthest: Save | None = None
+
+    def loop_began(self) -> None:
+        """Forget the saves of earlier loops."""
+        self._furthest = None
+
+    def begin(self, step: int, strategy: CheckPointStrategy, snapshot: Snapshot) -> Save:
+        """Count a save that begins, and return it."""
+        self._attempts[strategy] += 1
+        save = Save(step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy])
+        self._pending.pop(step, None)
+        self._pending[step] = save
+        if len(self._pending) > MOST_PENDING_SAVES:
+            del self._pending[next(iter(self._pending))]
+        return save
+
+    def end(self, save: Save, seconds: float, *, failed: bool) -> SyncCheckpointMetricsUpdateAttributes:
+        """Return the durations of the saves of a strategy; the save can no longer succeed if it is synchronous or failed."""
+        if failed or save.strategy is CheckPointStrategy.SYNC:
+            self.drop(save)
+        blocked = self._blocked[save.strategy]
+        blocked.add_value(seconds)
+        return SyncCheckpointMetricsUpdateAttributes.create(
+            save_checkpoint_sync_time_total_sec=blocked.total_value or 0.0,
+            save_checkpoint_sync_time_min_sec=blocked.min_value or 0.0,
+            save_checkpoint_sync_time_max_sec=blocked.max_value or 0.0,
+        )
+
+    def drop(self, save: Save) -> None:
+        """Forget a save that can no longer succeed."""
+        if self._pending.get(save.step) is save:
+            del self._pending[save.step]
+
+    def pending(self, step: object) -> Save | None:
+        """Return the save of a step that can still succeed."""
+        return self._pending.get(step) if isinstance(step, int) else None
+
+    def succeed(
+        self, save: Save, wall: float, loop_began: float | None
+    ) -> SaveCheckpointSuccessEventAttributes:
+        """Return the training preserved by all checkpoints, once a save has succeeded at a Unix time."""
+        self.drop(save)
+        self._successes += 1
+        if self._first_success is None:
+            self._first_success = wall
+        self._furthest = max(self._furthest or save, save, key=_progress)
+        preserved = self._furthest.snapshot
+        return SaveCheckpointSuccessEventAttributes.create(
+            checkpoint_strategy=save.strategy,
+            current_iteration=save.step,
+            first_successful_save_checkpoint_timestamp_sec=self._first_success,
+            latest_successful_save_checkpoint_timestamp_sec=wall,
+            save_checkpoint_success_count=self._successes,
+            productive_train_iterations=preserved.iterations,
+            productive_train_samples=preserved.samples,
+            productive_train_iterations_sec=preserved.train_seconds,
+            productive_validation_iterations_sec=preserved.validation_seconds,
+            productive_train_tflops=preserved.tflops,
+            training_start_timestamp_sec=loop_began,
+        )
+
+
+def _progress(save: Save) -> tuple[int, int]:
+    return save.snapshot.iterations, save.number

@@ -1,0 +1,374 @@
+"""Observer of the training blocks that exports spans and the standard events of one-logger.
+
+Families do not depend on this module: a call that breaks a rule of one-logger is counted as misuse and not exported.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any
+
+from exporter.errors import OneLoggerError
+from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
+from exporter.one_logger.configuration_events import initialization_attributes, training_attributes
+from exporter.one_logger.delivery import Delivery
+from exporter.one_logger.figures import LoopFigures, Save, SaveFigures
+from exporter.one_logger.job_facts import JobFacts
+from exporter.one_logger.names import CheckPointStrategy, StandardTrainingJobEventName
+from exporter.one_logger.span_export import RECORDER_VALUE, SpanExport
+from exporter.recording.conversion import safe_repr
+from exporter.training import kinds
+from exporter.training.attributes import Attributes, TracingTimestamp
+from exporter.training.kinds import BlockKind
+from exporter.training.misuse import report
+from exporter.training.observer import ObservedBlock
+from exporter.training.recorder import TRAINING
+from exporter.training.spans import ErrorEvent, Event, Span
+
+EventName = StandardTrainingJobEventName
+
+
+@dataclass(slots=True)
+class BlockState:
+    """State of a block that this observer has seen begin; `save` is set for the block of a save."""
+
+    save: Save | None = None
+
+
+class OneLoggerObserver:
+    """Observer of a configured provider.
+
+    Attributes:
+        settings: Configuration of the application.
+        training: Configuration of the training; None until known.
+        enabled: False if nothing is exported by this process.
+    """
+
+    def __init__(self, settings: OneLoggerConfig, recorder: Any, delivery: Delivery) -> None:
+        self.settings = settings
+        self.recorder = recorder
+        self.delivery = delivery
+        self.spans = SpanExport(delivery)
+        self.process = os.getpid()
+        self.enabled = settings.enable_for_current_rank
+        self.training: TrainingTelemetryConfig | None = None
+        self._lock = threading.RLock()  # not used in forked children, where TRAINING has no observers
+        self._facts = JobFacts(settings)
+        self._figures = LoopFigures(self._facts.steps)
+        self._saves = SaveFigures()
+        self._application: ObservedBlock | None = None
+        self._loop: ObservedBlock | None = None
+        self._application_ended = self._ending = False
+        # Iterations of a loop that began before the configuration break no rule.
+        self._in_earlier_loop = any(block.kind in kinds.LOOPS for block in TRAINING.open_blocks())
+        if isinstance(settings.telemetry_config, TrainingTelemetryConfig):
+            self.set_training(settings.telemetry_config)
+
+    def set_training(self, training: TrainingTelemetryConfig) -> None:
+        """Set the configuration of the training; exported if the application has begun."""
+        with self._lock:
+            self.training = training
+            self._facts.set_training(training)
+            switches = (
+                (training.is_train_iterations_enabled, EventName.TRAINING_METRICS_UPDATE),
+                (training.is_validation_iterations_enabled, EventName.VALIDATION_METRICS_UPDATE),
+                (training.is_test_iterations_enabled, EventName.TESTING_METRICS_UPDATE),
+            )
+            self.delivery.exclude_events(event.value for enabled, event in switches if enabled is False)
+            if self._application is not None or self._loop is not None or self._in_earlier_loop:
+                self._export_training(training)
+
+    # Rules -----------------------------------------------------------------------------------------------
+
+    def misuse(self, call: str, rule: str, expected: str) -> None:
+        """Count an invalid call.
+
+        Raises OneLoggerError: The job has chosen PROPAGATE_EXCEPTIONS.
+        """
+        report(call, rule, expected)
+        self._raise_if_chosen(f"{call}: expected {expected}")
+
+    def _raise_if_chosen(self, message: str) -> None:
+        if self.settings.propagates:
+            raise OneLoggerError(message)
+
+    def wants(self, kind: BlockKind) -> bool:
+        """Return whether blocks of a kind are exported."""
+        return self.delivery.wants(kind.span_name)
+
+    def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
+        """Return whether a block can be exported; counts an invalid call."""
+        if kind is kinds.CHECKPOINT_SAVE and not self._saves_enabled():
+            return False
+        if self._application_ended and kind is not kinds.APPLICATION:
+            self.misuse(call, "application_ended", "on_app_start before it, since the application has ended")
+            return False
+        if self.training is None and kind in {kinds.TRAINING_LOOP, kinds.CHECKPOINT_SAVE}:
+            self.misuse(call, "no_training_config", "set_training_telemetry_config before it")
+            return False
+        if kind in kinds.LOOPS and not _is_valid_loop(values):  # counted by the recorder
+            self._raise_if_chosen(f"{call}: expected a start of 0 or more, not {safe_repr(dict(values))}")
+            return False
+        return True
+
+    def begin_while_open(self, kind: BlockKind, call: str) -> bool:
+        """Return whether the second begin of a kind is refused; counts an invalid call."""
+        if kind is kinds.CHECKPOINT_SAVE and not self._saves_enabled():
+            return True
+        if kind is kinds.APPLICATION and self._application is None:
+            return False  # the open block began before the configuration
+        if kind in kinds.LOOPS and self._loop is None:
+            return False
+        self.misuse(call, "already_open", f"the {kind.call} that is open to end before")
+        return True
+
+    def end_without_begin(self, kind: BlockKind, call: str) -> None:
+        """Count the end of a block that is not open."""
+        if kind is not kinds.CHECKPOINT_SAVE or self._saves_enabled():
+            self.misuse(call, "not_open", f"{kind.begin} before it")
+
+    def _saves_enabled(self) -> bool:
+        return self.training is None or self.training.is_save_checkpoint_enabled is not False
+
+    # Begins ----------------------------------------------------------------------------------------------
+
+    def block_began(self, block: ObservedBlock) -> None:
+        """Export the start of a span."""
+        if RECORDER_VALUE in block.values:
+            return
+        with self._lock:
+            kind, state = block.kind, BlockState()
+            block.data = state
+            if kind in kinds.LOOPS:
+                self._begin_loop(block)
+            elif kind is kinds.CHECKPOINT_SAVE:
+                state.save = self._begin_save(block)
+            self.spans.start(block.span)
+            if kind is kinds.APPLICATION:
+                self._begin_application(block)
+
+    def _begin_application(self, block: ObservedBlock) -> None:
+        settings = self.settings
+        self._application, self._application_ended, self._loop = block, False, None
+        session_tag, baseline = settings.session_tag or "", bool(settings.is_baseline_run)
+        self._facts.begin_application(session_tag, baseline=baseline)
+        self._figures, self._saves = LoopFigures(self._facts.steps), SaveFigures()
+        attributes = initialization_attributes(
+            settings, self._facts.world_size, session_tag, baseline=baseline
+        )
+        self._export_event(block, EventName.ONE_LOGGER_INITIALIZATION, attributes, block.began)
+        if self.training is not None:
+            self._export_training(self.training)
+
+    def _export_training(self, training: TrainingTelemetryConfig) -> None:
+        perf_tag, iterations_target = training.perf_tag or "", training.train_iterations_target
+        self._facts.describe_training(perf_tag, iterations_target)
+        if self._application is not None:
+            attributes = training_attributes(training, self._facts.steps, perf_tag, iterations_target)
+            self._export_event(self._application, EventName.UPDATE_TRAINING_TELEMETRY_CONFIG, attributes)
+
+    def _begin_loop(self, block: ObservedBlock) -> None:
+        values: Mapping[str, Any] = block.values
+        self._loop, self._in_earlier_loop = block, False
+        self._facts.begin_loop(
+            self._target(block, "train_iterations_target"),
+            self._target(block, "train_samples_target"),
+        )
+        self._figures = LoopFigures(
+            self._facts.steps,
+            values["train_iterations_start"],
+            values.get("train_samples_start"),
+            block.began.seconds_since_epoch,
+        )
+        self._saves.loop_began()
+        _describe_span(block.span, self._figures.attributes())
+
+    def _target(self, block: ObservedBlock, name: str) -> int | None:
+        """Return a target given to the loop, or else of the configuration."""
+        given = block.values.get(name)
+        if isinstance(given, int):
+            return given
+        return None if self.training is None else self.training.present(f"{name}_or_fn")
+
+    def _begin_save(self, block: ObservedBlock) -> Save:
+        training, step = self.training, block.values.get("global_step")
+        strategy = CheckPointStrategy.SYNC if training is None else training.save_checkpoint_strategy
+        number = step if isinstance(step, int) else self._figures.completed
+        completed = number if self._figures.began is None else self._figures.completed
+        save = self._saves.begin(number, strategy, self._figures.snapshot(completed))
+        _describe_span(block.span, save.attributes())
+        return save
+
+    # Ends ------------------------------------------------------------------------------------------------
+
+    def block_ending(self, block: ObservedBlock) -> None:
+        """Note that an application ends, before the open blocks inside are ended."""
+        if block is self._application:
+            self._ending = True
+
+    def block_ended(self, block: ObservedBlock, at: TracingTimestamp, error: BaseException | None) -> None:
+        """Export the figures of a block, and the stop of its span."""
+        state = block.data
+        if not isinstance(state, BlockState):
+            return
+        with self._lock:
+            ends_application = block is self._application
+            if ends_application:
+                self._ending, self._application, self._application_ended = False, None, True
+            else:
+                self._export_figures(block, state, at, failed=error is not None)
+                if self._ending:
+                    self._export_forced_end(block, state, at)
+            self.spans.stop(block.span)
+            block.data = None
+            if ends_application:
+                self.delivery.close_exporters()
+
+    def _export_figures(
+        self, block: ObservedBlock, state: BlockState, at: TracingTimestamp, *, failed: bool
+    ) -> None:
+        """Export the event that precedes the stop of a span; while the application ends, that of the loop only."""
+        figures = self._figures
+        if block is self._loop:
+            self._loop = None
+            if figures.pending:
+                self._export_event(block, EventName.TRAINING_METRICS_UPDATE, figures.update())
+        elif self._ending:
+            return
+        elif block.kind is kinds.VALIDATION_LOOP:
+            self._export_event(block, EventName.VALIDATION_METRICS_UPDATE, figures.validation_ended())
+        elif block.kind is kinds.TESTING_LOOP:
+            self._export_event(block, EventName.TESTING_METRICS_UPDATE, figures.testing_ended())
+        elif state.save is not None:
+            self._end_save(block, state.save, at, failed=failed)
+
+    def _export_forced_end(self, block: ObservedBlock, state: BlockState, at: TracingTimestamp) -> None:
+        """Export an error for a block that is open when the application ends."""
+        if state.save is not None:
+            self._saves.drop(state.save)
+        message = (
+            f"Timer for span {block.span.name_str} was automatically stopped: the application ended, so the span is"
+            " being stopped, and its on_xxx_end method was not called correctly"
+        )
+        error = ErrorEvent.create(message, timestamp=at)
+        block.span.keep(error)
+        self.spans.error(block.span, error)
+
+    def _end_save(self, block: ObservedBlock, save: Save, at: TracingTimestamp, *, failed: bool) -> None:
+        if block.entered and not failed and save.strategy is CheckPointStrategy.SYNC:
+            if self._saves.pending(save.step) is save:
+                self._export_success(block, save, at)
+            else:
+                self.misuse("checkpoint_save", "unknown_step", "no success of its own inside the block")
+        seconds = max(at.perf_counter_seconds - block.began.perf_counter_seconds, 0.0)
+        attributes = self._saves.end(save, seconds, failed=failed)
+        self._export_event(block, EventName.SYNC_CHECKPOINT_METRICS_UPDATE, attributes)
+
+    def save_succeeded(self, global_step: object, at: TracingTimestamp, call: str) -> None:
+        """Export the success of a save: on the span of a synchronous save, or of the application."""
+        with self._lock:
+            if not self._saves_enabled():
+                return
+            save = self._saves.pending(global_step)
+            if save is None:  # counted by the recorder
+                self._raise_if_chosen(f"{call}: expected the step of a save that has begun and not succeeded")
+                return
+            holder = self._application
+            if save.strategy is CheckPointStrategy.SYNC:
+                holder = next(filter(_is_block_of(save), TRAINING.open_blocks()), None)
+            if holder is None:
+                self.misuse(call, "not_open", "the application to run")
+            else:
+                self._export_success(holder, save, at)
+
+    def _export_success(self, holder: ObservedBlock, save: Save, at: TracingTimestamp) -> None:
+        attributes = self._saves.succeed(save, at.seconds_since_epoch, self._figures.began)
+        self._export_event(holder, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, at)
+
+    def block_discarded(self, block: ObservedBlock) -> None:
+        """Forget a block that will not end."""
+        with self._lock:
+            if block is self._application:
+                self._application = None
+            if block is self._loop:
+                self._loop = None
+            if isinstance(block.data, BlockState):
+                if self._ending:
+                    now = TracingTimestamp.now()
+                    block.span.stop(None, now)
+                    self._export_forced_end(block, block.data, now)
+                    self.spans.stop(block.span)
+                elif block.data.save is not None:
+                    self._saves.drop(block.data.save)
+            block.data = None
+            self.spans.forget(block.span)
+
+    # Iterations and events -------------------------------------------------------------------------------
+
+    def iteration_ended(self, kind: BlockKind, began: float, ended: float, failed: bool) -> None:
+        """Count an iteration, and export all figures after every N training iterations; a failed one is not counted."""
+        if failed:
+            return
+        seconds = max(ended - began, 0.0)
+        with self._lock:
+            if kind is kinds.VALIDATION_ITERATION:
+                self._figures.validations.add_value(seconds)
+            elif kind in kinds.ITERATIONS:
+                self._training_iteration_ended(kind, seconds, time() + (ended - monotonic()))
+
+    def _training_iteration_ended(self, kind: BlockKind, seconds: float, finished: float) -> None:
+        training, figures = self.training, self._figures
+        if training is None:
+            if not kind.inferred:
+                self.misuse(kind.end, "no_training_config", "set_training_telemetry_config before it")
+            return
+        self._facts.update()
+        if self._loop is None:
+            if not kind.inferred and not self._in_earlier_loop:
+                self.misuse(kind.end, "outside_training_loop", "to be inside a training loop")
+            return
+        figures.iteration_ended(seconds, finished, self._facts.world_size)
+        if figures.completed % training.log_every_n_train_iterations == 0:
+            self._export_event(self._loop, EventName.TRAINING_METRICS_UPDATE, figures.update())
+
+    def step_reported(self, step: int | None, seconds: float | None, mode: str, at: TracingTimestamp) -> None:
+        """Do nothing: the recorder also calls `iteration_ended`."""
+
+    def event_added(self, span: Span, event: Event) -> None:
+        """Export an event that the job has added to a span."""
+        self.spans.event(span, event)
+
+    def _export_event(
+        self,
+        block: ObservedBlock,
+        name: StandardTrainingJobEventName,
+        attributes: Attributes,
+        at: TracingTimestamp | None = None,
+    ) -> None:
+        """Add an event to the span of a block, and export the event."""
+        event = Event.create(name, attributes, at)
+        block.span.keep(event)
+        self.spans.event(block.span, event)
+
+
+def _describe_span(span: Span, attributes: Attributes) -> None:
+    """Add attributes to a span; attributes of the job are kept."""
+    attributes.update(span.initial_attributes)
+    span.initial_attributes = attributes
+
+
+def _is_valid_loop(values: Mapping[str, object]) -> bool:
+    start, samples = values.get("train_iterations_start"), values.get("train_samples_start")
+    return _is_count(start) and (samples is None or _is_count(samples))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_block_of(save: Save) -> Callable[[ObservedBlock], bool]:
+    return lambda block: isinstance(block.data, BlockState) and block.data.save is save

@@ -1,0 +1,1 @@
+"""OpenTelemetry. The layout is that of `nv_one_logger.otel`."""

@@ -1,0 +1,169 @@
+"""Exporter to OpenTelemetry: spans as OTLP, through any span exporter of the SDK.
+
+Runs on the thread of the exporter. A span is sent once, when it ends or when the exporter is closed. The tracing of the job
+is not affected: no context is attached, and the tracer provider is separate.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import set_span_in_context
+from opentelemetry.trace.status import Status, StatusCode
+
+from exporter.errors import ExportError
+from exporter.one_logger.exporters import BaseExporter
+from exporter.recording.recorder import RECORDER
+from exporter.training.attributes import Attributes, TracingTimestamp
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
+
+__all__ = ["OTelExporter"]
+
+SPAN_ID = "one_logger_span_id"
+MOST_EVENTS = 1024
+"""Latest events of a span that are sent."""
+MOST_UNSENT = 4096
+"""Latest ended spans that are kept while the backend rejects them."""
+LARGEST_INTEGER = 2**63 - 1
+
+
+class OTelExporter(BaseExporter):
+    """Exporter through a span exporter of the OpenTelemetry SDK.
+
+    Args:
+        otel_span_exporter: The span exporter.
+        resource: None for `service.name` (the application), `service.instance.id` (the run), host and rank.
+    """
+
+    def __init__(self, otel_span_exporter: SpanExporter, resource: Resource | None = None) -> None:
+        super().__init__()
+        self._exporter = otel_span_exporter
+        self._resource = resource
+        self._ended: deque[SdkSpan] = deque(maxlen=MOST_UNSENT)
+        self._open: dict[UUID, SdkSpan] = {}
+
+    def export_start(self, span: Span) -> None:
+        """Start a span, in the nearest parent that is exported."""
+        super().export_start(span)
+        self._otel_span(span)
+
+    def export_stop(self, span: Span) -> None:
+        """End a span; the next `write_out` sends the span."""
+        super().export_stop(span)
+        begun = self._otel_span(span)
+        del self._open[span.id]
+        begun.set_attributes(_attributes(span.attributes))
+        self._end(begun, None if span.stop_event is None else _nanoseconds(span.stop_event.timestamp))
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Add an event to a span."""
+        super().export_event(event, span)
+        self._otel_span(span).add_event(
+            event.name_str, _attributes(event.attributes), _nanoseconds(event.timestamp)
+        )
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Add an error to a span by OpenTelemetry's names for exceptions, and mark the span as failed."""
+        super().export_error(event, span)
+        attributes = _attributes(event.attributes)
+        for ours, theirs in (("type", "type"), ("message", "message"), ("traceback", "stacktrace")):
+            if f"exception_{ours}" in attributes:
+                attributes[f"exception.{theirs}"] = attributes.pop(f"exception_{ours}")
+        begun = self._otel_span(span)
+        name = "exception" if event.exception_type else event.name_str
+        begun.add_event(name, attributes, _nanoseconds(event.timestamp))
+        begun.set_status(Status(StatusCode.ERROR, event.error_message))
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Send a separate span without duration: the span of the application may have ended, or not be exported."""
+        super().export_telemetry_data_error(error)
+        when = _nanoseconds(error.timestamp)
+        begun = self._tracer.start_span(error.name_str, context={}, start_time=when)
+        begun.set_attributes(_attributes(error.attributes))
+        begun.set_status(Status(StatusCode.ERROR, error.error_message))
+        self._end(begun, when)
+
+    def write_out(self) -> None:
+        """Send the spans that have ended.
+
+        Raises ExportError: The backend rejected the spans, which are kept.
+        """
+        waiting = tuple(self._ended)
+        if waiting and self._exporter.export(waiting) is not SpanExportResult.SUCCESS:
+            raise ExportError(f"{type(self._exporter).__name__} rejected {len(waiting)} spans")
+        self._ended.clear()
+
+    def close(self) -> None:
+        """Send all spans, including open spans, innermost first, and shut the span exporter down.
+
+        Raises ExportError: The backend rejected the spans.
+        """
+        while self._open:
+            self._end(self._open.popitem()[1])
+        try:
+            self.write_out()
+        finally:
+            self._exporter.shutdown()
+            super().close()
+
+    def _end(self, begun: SdkSpan, when: int | None = None) -> None:
+        begun.end(when)
+        self._ended.append(begun)
+
+    @cached_property
+    def _tracer(self) -> Any:
+        """Tracer of this exporter; created at the first record, when the application name is set."""
+        resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MOST_EVENTS)
+        # `close` shuts the provider down; atexit would do so before the last spans arrive.
+        provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
+        return provider.get_tracer("training-exporter")
+
+    def _otel_span(self, span: Span) -> SdkSpan:
+        begun = self._open.get(span.id)
+        if begun is None:
+            around = span.exported_parent
+            parent = None if around is None else self._open.get(around.id)
+            begun = self._open[span.id] = self._tracer.start_span(
+                span.name_str,
+                context={}
+                if parent is None
+                else set_span_in_context(parent, {}),  # not the context of the job
+                start_time=_nanoseconds(span.start_event.timestamp),
+                attributes={**_attributes(span.attributes), SPAN_ID: str(span.id)},
+            )
+        return begun
+
+    def _default_resource(self) -> Resource:
+        process = RECORDER.process.identity()
+        attributes: dict[str, str | int] = {
+            "service.name": os.environ.get("OTEL_SERVICE_NAME") or self.application_name or "training",
+            "service.instance.id": process.run,
+            "host.name": process.node,
+        }
+        if process.rank is not None:
+            attributes["training.rank"] = process.rank
+        return Resource.create(attributes)
+
+
+def _attributes(attributes: Attributes) -> dict[str, Any]:
+    """Convert attributes to OTLP; an integer of more than 64 bits becomes a float."""
+    return {name: _encodable(each.value) for name, each in attributes.items() if each.value is not None}
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    large = isinstance(value, int) and not -LARGEST_INTEGER <= value <= LARGEST_INTEGER
+    return float(value) if large else value
+
+
+def _nanoseconds(timestamp: TracingTimestamp) -> int:
+    return int(timestamp.seconds_since_epoch * 1e9)

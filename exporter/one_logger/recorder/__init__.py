@@ -1,0 +1,1 @@
+"""Recorders. The layout is that of `nv_one_logger.recorder`."""

@@ -1,0 +1,8 @@
+"""Default recorder. The layout is that of `nv_one_logger.recorder.default_recorder`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.names import ExportCustomizationMode
+from exporter.one_logger.recorders import DefaultRecorder
+
+__all__ = ["DefaultRecorder", "ExportCustomizationMode"]

@@ -1,0 +1,212 @@
+"""Recorders: spans, events and errors recorded by explicit calls, on the threads of the job.
+
+No call raises unless the job has chosen PROPAGATE_EXCEPTIONS, and none returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from exporter.one_logger.configured import current, misuse
+from exporter.one_logger.delivery import ALL, EXIT_SECONDS, Delivery, SpanFilter
+from exporter.one_logger.exporters import Exporter
+from exporter.one_logger.names import ExportCustomizationMode
+from exporter.one_logger.span_export import RECORDER_VALUE, SpanExport
+from exporter.recording.conversion import safe_repr, to_name
+from exporter.training import kinds
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp
+from exporter.training.kinds import BlockKind
+from exporter.training.observer import ObservedBlock
+from exporter.training.rare_blocks import begin_block, end_block
+from exporter.training.recorder import TRAINING
+from exporter.training.spans import ErrorEvent, Event, InertSpan, Span
+
+__all__ = ["DefaultRecorder", "Recorder"]
+
+
+class RecorderObserver:
+    """Observer that exports the spans of one DefaultRecorder."""
+
+    def __init__(self, recorder: DefaultRecorder) -> None:
+        self._recorder = recorder
+        self.spans = SpanExport(recorder.delivery)
+
+    def wants(self, kind: BlockKind) -> bool:  # noqa: ARG002  # of the protocol, as below
+        """Return False: the blocks of the recorder are always observed."""
+        return False
+
+    def allows(self, kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:  # noqa: ARG002
+        """Return True: a recorder has no rules."""
+        return True
+
+    def begin_while_open(self, kind: BlockKind, call: str) -> bool:  # noqa: ARG002
+        """Return False: spans of the same name can be nested."""
+        return False
+
+    def block_began(self, block: ObservedBlock) -> None:
+        """Export the start of a span of the recorder."""
+        if block.values.get(RECORDER_VALUE) is self._recorder:
+            self.spans.start(block.span)
+
+    def block_ending(self, block: ObservedBlock) -> None:
+        """Do nothing: only applications and loops have this call."""
+
+    def block_ended(
+        self,
+        block: ObservedBlock,
+        at: TracingTimestamp,  # noqa: ARG002
+        error: BaseException | None,  # noqa: ARG002
+    ) -> None:
+        """Export the stop of a span of the recorder."""
+        self.spans.stop(block.span)
+
+    def block_discarded(self, block: ObservedBlock) -> None:
+        """Forget a span."""
+        self.spans.forget(block.span)
+
+    def event_added(self, span: Span, event: Event) -> None:
+        """Export an event of a span of the recorder."""
+        self.spans.event(span, event)
+
+    def end_without_begin(self, kind: BlockKind, call: str) -> None:
+        """Do nothing, as in all methods below: they concern no span of the recorder."""
+
+    def save_succeeded(self, global_step: object, at: TracingTimestamp, call: str) -> None:
+        """Do nothing."""
+
+    def step_reported(self, step: int | None, seconds: float | None, mode: str, at: TracingTimestamp) -> None:
+        """Do nothing."""
+
+    def iteration_ended(self, kind: BlockKind, began: float, ended: float, failed: bool) -> None:
+        """Do nothing."""
+
+
+class DefaultRecorder:
+    """Recorder with exporters; spans are nested per thread and asyncio task. `Recorder` is the same class."""
+
+    def __init__(
+        self,
+        exporters: Iterable[Exporter] = (),
+        export_customization_mode: ExportCustomizationMode = ALL,
+        span_name_filter: Iterable[SpanName] | None = None,
+    ) -> None:
+        self.delivery = Delivery(exporters, SpanFilter(export_customization_mode, span_name_filter))
+        self._closed = False
+        self._observer = self._observe()
+        self.delivery.start_exporters()
+
+    def _observe(self) -> RecorderObserver | None:
+        """Have the spans of this recorder exported."""
+        if not self.delivery.queues:
+            return None
+        observer = RecorderObserver(self)
+        TRAINING.observe(observer)
+        return observer
+
+    def start(
+        self,
+        span_name: SpanName,
+        span_attributes: Attributes | None = None,
+        start_event_attributes: Attributes | None = None,
+        start_time: TracingTimestamp | None = None,
+        parent_span: Span | None = None,
+    ) -> Span:
+        """Start a span; after `close` the span is not recorded."""
+        if not self._accepts("start"):
+            return Span.create(span_name, parent_span, span_attributes, start_event_attributes, start_time)
+        span, _ = begin_block(
+            kinds.named_kind(to_name(span_name), phase=False),
+            "start",
+            at=start_time or TracingTimestamp.now(),
+            span_name=span_name,
+            span_attributes=span_attributes,
+            start_event_attributes=start_event_attributes,
+            parent=parent_span,
+            values={RECORDER_VALUE: self},
+        )
+        return span
+
+    def stop(
+        self,
+        span: Span,
+        stop_event_attributes: Attributes | None = None,
+        stop_time: TracingTimestamp | None = None,
+    ) -> None:
+        """Stop a span; a span that is not active is an invalid call."""
+        if self._accepts("stop") and self._is_active("stop", span):
+            kind = kinds.named_kind(to_name(span.name), phase=False)
+            end_block(
+                kind,
+                "stop",
+                at=stop_time or TracingTimestamp.now(),
+                span=span,
+                attributes=stop_event_attributes,
+            )
+
+    def event(self, span: Span, event: Event) -> Event:
+        """Record an event of an active span."""
+        if self._accepts("event") and self._is_span("event", span):
+            span.add_event(event)
+        return event
+
+    def error(self, span: Span, error_message: str, exception: BaseException | None = None) -> ErrorEvent:
+        """Record an error of the application."""
+        event = ErrorEvent.create(error_message, exception)
+        if self._accepts("error") and self._is_span("error", span) and isinstance(span, Span):
+            span.keep(event)
+            self._export_error(span, event)
+        return event
+
+    def _export_error(self, span: Span, event: ErrorEvent) -> None:
+        if self._observer is not None:
+            self._observer.spans.error(span, event)
+
+    def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
+        """Export a notice that records are missing."""
+        if self._accepts("telemetry_data_error"):
+            self.delivery.telemetry_data_error(error_message, attributes)
+
+    def close(self) -> None:
+        """Stop all active spans, innermost first, and close the exporters; a second call has no effect."""
+        if self._closed:
+            return
+        for span in reversed(self._active()):
+            self.stop(span)
+        self._closed = True
+        if self._observer is not None:
+            TRAINING.unobserve(self._observer)
+        self.delivery.close(EXIT_SECONDS)
+
+    def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:
+        """Return the active spans of a name, in the order of their starts."""
+        return [span for span in self._active() if span.name_str == to_name(span_name)]
+
+    def _active(self) -> list[Span]:
+        blocks = TRAINING.open_blocks()
+        return [block.span for block in blocks if block.values.get(RECORDER_VALUE) is self]
+
+    def _accepts(self, call: str) -> bool:
+        """Return whether this recorder records; counts a call after `close`."""
+        if self._closed:
+            misuse(f"recorder.{call}", "closed", "to be called before the recorder is closed")
+            return False
+        observer = current()
+        return observer is None or observer.recorder is not self or observer.enabled
+
+    @staticmethod
+    def _is_active(call: str, span: object) -> bool:
+        if isinstance(span, Span) and span.active:
+            return True
+        misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {safe_repr(span)}")
+        return False
+
+    @staticmethod
+    def _is_span(call: str, span: object) -> bool:
+        """Return whether an object is a span; one-logger returns None as a span if disabled."""
+        if isinstance(span, (Span, InertSpan)):
+            return True
+        misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {safe_repr(span)}")
+        return False
+
+
+Recorder = DefaultRecorder

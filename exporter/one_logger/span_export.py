@@ -1,0 +1,45 @@
+"""Export of the spans of one recorder."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from exporter.one_logger.delivery import Delivery
+from exporter.training.spans import ErrorEvent, Event, Span
+
+RECORDER_VALUE = "recorder"
+"""Key in the values of a block that was begun by a DefaultRecorder, whose exporters receive the span."""
+
+
+class SpanExport:
+    """Export of the open spans of one recorder."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self._open: set[UUID] = set()
+
+    def start(self, span: Span) -> None:
+        """Export the start of a span, if spans of this name are exported."""
+        if self.delivery.wants(span.name):
+            self._open.add(span.id)
+            self.delivery.start(span)
+
+    def event(self, span: Span, event: Event) -> None:
+        """Export an event of a span whose start was exported."""
+        if span.id in self._open:
+            self.delivery.event(span, event)
+
+    def error(self, span: Span, event: ErrorEvent) -> None:
+        """Export an error of a span whose start was exported."""
+        if span.id in self._open:
+            self.delivery.error(span, event)
+
+    def stop(self, span: Span) -> None:
+        """Export the stop of a span whose start was exported."""
+        if span.id in self._open:
+            self._open.discard(span.id)
+            self.delivery.stop(span)
+
+    def forget(self, span: Span) -> None:
+        """Forget a span that will not stop."""
+        self._open.discard(span.id)

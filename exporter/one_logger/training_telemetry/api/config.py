@@ -1,0 +1,7 @@
+"""Configuration of a training job. The layout is that of `nv_one_logger.training_telemetry.api.config`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.config import TrainingTelemetryConfig
+
+__all__ = ["TrainingTelemetryConfig"]

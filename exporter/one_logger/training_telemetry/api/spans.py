@@ -1,0 +1,7 @@
+"""Names of spans of a training job. The layout is that of `nv_one_logger.training_telemetry.api.spans`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.names import StandardTrainingJobSpanName
+
+__all__ = ["StandardTrainingJobSpanName"]

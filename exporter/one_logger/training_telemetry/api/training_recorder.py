@@ -1,0 +1,7 @@
+"""Training recorder. The layout is that of `nv_one_logger.training_telemetry.api.training_recorder`."""
+
+from __future__ import annotations
+
+from exporter.one_logger.training_recorder import TrainingRecorder
+
+__all__ = ["TrainingRecorder"]

@@ -1,0 +1,174 @@
+"""Exporter to Weights & Biases: attributes of spans and events as metrics.
+
+The metrics go to a W&B run of the exporter, next to the run of the job, if the job uses W&B, too. Only the thread of the
+exporter waits for the network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+from uuid import uuid4
+
+from exporter.one_logger.exporters import BaseExporter
+from exporter.one_logger.names import StandardEventName
+from exporter.training.attributes import Attribute
+from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
+
+__all__ = [
+    "Config",
+    "FlatMetricNamingStrategy",
+    "HierarchicalMetricNamingStrategy",
+    "MetricNamingStrategy",
+    "WandBExporter",
+    "WandBExporterAsync",
+    "WandBExporterBase",
+    "WandBExporterSync",
+    "get_current_time_msec",
+]
+
+
+@dataclass
+class Config:
+    """Arguments of `wandb.init`."""
+
+    entity: str
+    host: str = "https://api.wandb.ai"
+    api_key: str = ""  # empty: W&B's own settings
+    project: str = "one-logger-tracking"
+    run_name: str | None = None  # None: a unique name
+    save_dir: str = "./wandb"
+    tags: Sequence[str] = ("e2e_metrics_enabled",)
+
+    def __post_init__(self) -> None:
+        self.run_name = self.run_name or f"{self.project}-run-{uuid4()}"
+        self.tags = list(self.tags)
+
+
+class HierarchicalMetricNamingStrategy:
+    """Names `span.attribute` and `span.event.attribute`, with a separator of choice."""
+
+    def __init__(self, separator: str = ".") -> None:
+        self._separator = separator
+
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
+        """Return the metric name of a span's attribute."""
+        return self._separator.join((span.name_str, attribute.name))
+
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
+        """Return the metric name of an event's attribute."""
+        return self._separator.join((span.name_str, event.name_str, attribute.name))
+
+
+MetricNamingStrategy = HierarchicalMetricNamingStrategy
+"""Base class of strategies, by one-logger's name."""
+
+
+class FlatMetricNamingStrategy(MetricNamingStrategy):
+    """Names `attribute`."""
+
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  # of the base class
+        """Return the name of the attribute."""
+        return attribute.name
+
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:  # noqa: ARG002  # likewise
+        """Return the name of the attribute."""
+        return attribute.name
+
+
+class WandBExporter(BaseExporter):
+    """Exporter to Weights & Biases.
+
+    Args:
+        config: The run.
+        metric_naming_strategy: None for HierarchicalMetricNamingStrategy.
+        begin: Function that creates the run; None for `wandb.init`.
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any],
+        metric_naming_strategy: MetricNamingStrategy | None = None,
+        begin: Callable[[Config], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._config = config if isinstance(config, Config) else Config(**config)
+        self._naming = metric_naming_strategy or HierarchicalMetricNamingStrategy()
+        self._begin = begin or _begin
+        self._run: Any = None
+
+    def initialize(self) -> None:
+        """Create the run."""
+        self._run = self._begin(self._config)
+        super().initialize()
+
+    def export_start(self, span: Span) -> None:
+        """Log the attributes of a span that starts."""
+        super().export_start(span)
+        self._log(span, span.attributes.values(), span.start_event)
+
+    def export_stop(self, span: Span) -> None:
+        """Log the attributes that a span received after the start, including the duration."""
+        super().export_stop(span)
+        self._log(span, span.updated_attributes.values(), span.stop_event)
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Log the attributes of an event."""
+        super().export_event(event, span)
+        self._log(span, (), event)
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Log the attributes of an error; W&B shows text, too."""
+        super().export_error(event, span)
+        self._log(span, (), event)
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Log the type of a telemetry error."""
+        super().export_telemetry_data_error(error)
+        self._send({StandardEventName.TELEMETRY_DATA_ERROR.value: error.error_type.name})
+
+    def close(self) -> None:
+        """Finish the run."""
+        run, self._run = self._run, None
+        super().close()
+        if run is not None:
+            run.finish(quiet=True)
+
+    def _log(self, span: Span, attributes: Iterable[Attribute], event: Event | None) -> None:
+        metrics = {self._naming.from_span_attribute(span, each): each.value for each in attributes}
+        if event is not None:
+            for each in event.attributes.values():
+                metrics[self._naming.from_event_attribute(span, event, each)] = each.value
+        self._send(metrics)
+
+    def _send(self, metrics: dict[str, Any]) -> None:
+        if metrics:
+            self._run.log(metrics | {"app_last_log_time": get_current_time_msec()}, commit=True)
+
+
+WandBExporterBase = WandBExporterSync = WandBExporterAsync = WandBExporter
+"""Names of one-logger; every exporter has a thread, so that the classes do not differ."""
+
+
+def get_current_time_msec() -> int:
+    """Return the Unix time in milliseconds."""
+    return round(time.time() * 1000)
+
+
+def _begin(config: Config) -> Any:
+    wandb: Any = import_module("wandb")
+    if config.api_key:
+        wandb.login(key=config.api_key, host=config.host, timeout=5)
+    quiet = {"x_disable_stats": True, "x_disable_machine_info": True, "console": "off"}
+    return wandb.init(
+        project=config.project,
+        name=config.run_name,
+        entity=config.entity,
+        tags=config.tags,
+        dir=config.save_dir,
+        reinit="create_new",
+        settings=wandb.Settings(base_url=config.host, **quiet),
+    )

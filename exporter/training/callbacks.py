@@ -1,0 +1,227 @@
+"""Callbacks: pairs of calls for the begin and the end of each block, for code that cannot use context managers.
+
+The names and signatures are one-logger's. Each call takes the time in milliseconds since the epoch, None for now; those that
+begin a block return its span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic
+
+from exporter.recording.conversion import to_scalar
+from exporter.training import kinds
+from exporter.training.blocks import HotBlock, hot_block
+from exporter.training.kinds import BlockKind
+from exporter.training.loop_values import loop_values
+from exporter.training.rare_blocks import begin_block, end_block, moment_of
+from exporter.training.recorder import TRAINING
+from exporter.training.records import SaveSucceeded
+from exporter.training.spans import InertSpan, Span
+
+
+def _begin(kind: BlockKind, start_time_msec: float | None) -> Span:
+    return begin_block(kind, kind.begin, at=moment_of(start_time_msec, kind.begin))[0]
+
+
+def _end(kind: BlockKind, finish_time_msec: float | None) -> None:
+    end_block(kind, kind.end, at=moment_of(finish_time_msec, kind.end))
+
+
+def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | InertSpan:
+    now, call = monotonic(), kind.begin
+    began = None if start_time_msec is None else moment_of(start_time_msec, call).perf_counter_seconds
+    block = hot_block(kind)
+    block.lexical = False
+    if TRAINING.is_on and not _is_refused(kind, call, now):
+        block.begin(now, call, began)
+        if block.is_open:
+            TRAINING.begun.append(block)
+    return block if block.span is None else block.span
+
+
+def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
+    """Discard a block of the same kind that is open, unless an observer refuses the new one."""
+    earlier = None if kind in kinds.ITERATIONS else _find(kind, in_process=False)
+    if earlier is None:
+        return False
+    if any(TRAINING.notify(lambda each: each.begin_while_open(kind, call))):
+        return True
+    earlier.abandon(now)
+    return False
+
+
+def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
+    now, call = monotonic(), kind.end
+    ended = None if finish_time_msec is None else moment_of(finish_time_msec, call).perf_counter_seconds
+    block = _find(kind, in_process=True) if TRAINING.is_on else None
+    if block is None:
+        if TRAINING.is_on:
+            TRAINING.notify(lambda each: each.end_without_begin(kind, call))
+        return
+    block.end(now, None, ended=ended)
+
+
+def _find(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
+    """Return the open block of a kind that began last in this thread or task, else in the process."""
+    clock, thread = TRAINING.clock, get_ident()
+    task = clock.present_task() if thread == clock.thread else None
+    found: HotBlock | None = None
+    begun = [each for each in TRAINING.begun if isinstance(each, HotBlock) and each.is_open]
+    stack = [each for each in clock.stack if isinstance(each, HotBlock) and each not in begun]
+    for block in reversed([*stack, *begun]):
+        if block.kind is kind and block.is_open:
+            if block.thread == thread and block.task == task:
+                return block
+            found = found or block
+    return found if in_process else None
+
+
+# Initialization and the application ----------------------------------------------------------------------------
+
+
+def on_app_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of the application."""
+    return _begin(kinds.APPLICATION, start_time_msec)
+
+
+def on_app_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the application."""
+    _end(kinds.APPLICATION, finish_time_msec)
+
+
+def on_distributed_init_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of the rendezvous of the ranks."""
+    return _begin(kinds.DISTRIBUTED_INIT, start_time_msec)
+
+
+def on_distributed_init_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the rendezvous of the ranks."""
+    _end(kinds.DISTRIBUTED_INIT, finish_time_msec)
+
+
+def on_model_init_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of the construction of the model."""
+    return _begin(kinds.MODEL_INIT, start_time_msec)
+
+
+def on_model_init_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the construction of the model."""
+    _end(kinds.MODEL_INIT, finish_time_msec)
+
+
+def on_dataloader_init_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of the construction of the data loaders."""
+    return _begin(kinds.DATALOADER_INIT, start_time_msec)
+
+
+def on_dataloader_init_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the construction of the data loaders."""
+    _end(kinds.DATALOADER_INIT, finish_time_msec)
+
+
+def on_load_checkpoint_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of the loading of a checkpoint."""
+    return _begin(kinds.CHECKPOINT_LOAD, start_time_msec)
+
+
+def on_load_checkpoint_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the loading of a checkpoint."""
+    _end(kinds.CHECKPOINT_LOAD, finish_time_msec)
+
+
+def on_optimizer_init_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of the construction of the optimizer."""
+    return _begin(kinds.OPTIMIZER_INIT, start_time_msec)
+
+
+def on_optimizer_init_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the construction of the optimizer."""
+    _end(kinds.OPTIMIZER_INIT, finish_time_msec)
+
+
+# Training, validation, test ------------------------------------------------------------------------------------
+
+
+def on_train_start(
+    train_iterations_start: int,
+    train_samples_start: int | None = None,
+    train_iterations_target_or_fn: int | Callable[[], int] | None = None,
+    train_samples_target_or_fn: int | Callable[[], int] | None = None,
+    start_time_msec: float | None = None,
+) -> Span:
+    """Record the begin of a training loop; the other arguments are those of `training_loop`."""
+    kind, targets = kinds.TRAINING_LOOP, (train_iterations_target_or_fn, train_samples_target_or_fn)
+    values = loop_values(kind.begin, train_iterations_start, train_samples_start, *targets)
+    return begin_block(kind, kind.begin, at=moment_of(start_time_msec, kind.begin), values=values)[0]
+
+
+def on_train_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the training loop."""
+    _end(kinds.TRAINING_LOOP, finish_time_msec)
+
+
+def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span | InertSpan:
+    """Record the begin of a training iteration."""
+    return _begin_hot(kinds.TRAINING_ITERATION, start_time_msec)
+
+
+def on_training_single_iteration_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the training iteration."""
+    _end_hot(kinds.TRAINING_ITERATION, finish_time_msec)
+
+
+def on_validation_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of a validation."""
+    return _begin(kinds.VALIDATION_LOOP, start_time_msec)
+
+
+def on_validation_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the validation."""
+    _end(kinds.VALIDATION_LOOP, finish_time_msec)
+
+
+def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span | InertSpan:
+    """Record the begin of a batch of a validation."""
+    return _begin_hot(kinds.VALIDATION_ITERATION, start_time_msec)
+
+
+def on_validation_single_iteration_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the batch of a validation."""
+    _end_hot(kinds.VALIDATION_ITERATION, finish_time_msec)
+
+
+def on_testing_start(start_time_msec: float | None = None) -> Span:
+    """Record the begin of a test."""
+    return _begin(kinds.TESTING_LOOP, start_time_msec)
+
+
+def on_testing_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the test."""
+    _end(kinds.TESTING_LOOP, finish_time_msec)
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def on_save_checkpoint_start(global_step: int, start_time_msec: float | None = None) -> Span:
+    """Record the begin of saving the checkpoint of a step."""
+    kind = kinds.CHECKPOINT_SAVE
+    at, values = moment_of(start_time_msec, kind.begin), {"global_step": to_scalar(global_step)}
+    return begin_block(kind, kind.begin, at=at, values=values)[0]
+
+
+def on_save_checkpoint_success(global_step: int, time_msec: float | None = None) -> None:
+    """Record that a checkpoint is safe; that of an asynchronous save at any later time, from any thread."""
+    call = "on_save_checkpoint_success"
+    step, at = to_scalar(global_step), moment_of(time_msec, call)
+    if TRAINING.saves_are_enabled():
+        TRAINING.append(SaveSucceeded(call, step, at.perf_counter_seconds, at.seconds_since_epoch))
+    TRAINING.notify(lambda each: each.save_succeeded(step, at, call))
+    TRAINING.publish_soon()
+
+
+def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
+    """Record the end of the part of a save that blocks the training; a synchronous save without success has failed."""
+    _end(kinds.CHECKPOINT_SAVE, finish_time_msec)

@@ -1,0 +1,355 @@
+"""Phase clock: exclusive seconds, entries and durations of the phases of the main thread.
+
+Blocks update the clock when they are entered and left. The updates of one edge contain no call, so neither a signal handler
+nor an exception can come between them: the seconds of all phases always sum to the wall time.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from threading import get_ident
+from time import monotonic
+from typing import Any
+from weakref import ref
+
+from exporter.recording.exponential import BEYOND, LEAST, bucket_of, upper_bound
+from exporter.training.history import PhaseHistory
+from exporter.training.metrics import PHASE_BUCKETS
+from exporter.training.phases import PHASES, Phase
+
+INIT, OTHER = "init", "other"
+MOST_OPEN = 1024
+"""Blocks that may be open on the main thread; beyond it the oldest is discarded."""
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-7, 1e5
+"""Range of the durations with the resolution of native histograms."""
+
+_EXPONENTIAL = range(bucket_of(SHORTEST_SECONDS), bucket_of(LONGEST_SECONDS) + 1)
+CELLS = tuple(sorted({*PHASE_BUCKETS, *map(upper_bound, _EXPONENTIAL)}))
+"""Upper bounds of the cells in which durations are counted: those of classic and of native buckets together."""
+_BUCKETS = (LEAST, *(bucket_of(bound) for bound in CELLS[1:]), BEYOND)
+"""The native bucket of each cell."""
+
+
+class PhaseTotals:
+    """Exclusive seconds, entries and durations of one phase.
+
+    Attributes:
+        bin_seconds: The seconds at the begin of the present bin of the history.
+        cells: Durations by cell; None for a phase without a histogram.
+    """
+
+    __slots__ = ("row", "name", "seconds", "bin_seconds", "entries", "cells", "duration_seconds")
+
+    def __init__(self, row: Phase) -> None:
+        self.row = row
+        self.name = row.name
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.seconds = self.bin_seconds = self.duration_seconds = 0.0
+        self.entries = 0
+        self.cells = [0] * (len(CELLS) + 1) if self.row.recurring else None
+
+
+class StackEntry:
+    """A block on the clock's stack.
+
+    Attributes:
+        totals: The phase whose time it is, or that of the block around it.
+        has_phase: Whether it is a phase of its own; else it continues the phase around it.
+        is_nested: Whether it is inside the same phase, or continues the one around it.
+        mark: The phase's seconds when it was entered.
+        task: The asyncio task that entered it; None without one.
+        lexical: Whether a context manager has entered it.
+    """
+
+    __slots__ = ("totals", "has_phase", "is_nested", "mark", "task", "lexical", "is_open")
+
+    totals: PhaseTotals
+    has_phase: bool
+    is_nested: bool
+    mark: float
+    task: ref[Any] | None
+    lexical: bool
+    is_open: bool
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.task = None
+        self.lexical = True
+        self.mark = 0.0
+
+    def abandon(self, now: float) -> None:
+        """End a block that was left open; the clock has removed its entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """A consistent copy of the clock at one moment."""
+
+    at: float
+    active: str
+    since: float  # when the active phase began
+    seconds: dict[str, float]
+    work: float
+    open_work: float  # of the iteration that is open
+    history_until: float
+    history_phases: tuple[str, ...]
+    history: tuple[int, ...]
+
+
+def _no_loop() -> None:
+    """Return the running loop of a process that has not loaded asyncio."""
+
+
+class PhaseClock:
+    """Clock of the main thread: each moment counts for one phase, the one of the innermost block.
+
+    Before the first step the phase is `init` where no block is open, afterwards `other`.
+
+    Attributes:
+        thread: The thread whose time is divided: the first that enters a block. None before.
+        limit: The time before which an edge of the main thread needs nothing but the clock.
+        iteration: The training iteration that is open; `iteration_work` are the seconds of work when it began.
+        accepts_iteration: Whether another may begin without a look at what is open.
+        last: The time of the latest edge; also the version that the reader compares.
+    """
+
+    __slots__ = (
+        *("phases", "thread", "stack", "active", "last", "since", "limit", "began", "is_watched"),
+        *("base", "is_training", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
+        *("iteration_phase", "work", "waits", "history"),
+    )
+
+    def __init__(self, began: float) -> None:
+        self.phases = {row.name: PhaseTotals(row) for row in PHASES.values()}
+        self.work = tuple(each for each in self.phases.values() if each.row.work)
+        self.waits = tuple(each for each in self.phases.values() if each.row.waiting)
+        self.iteration_phase = self.phases["iteration"]
+        self.running_loop: Callable[[], object] = _no_loop
+        self.is_watched = False
+        self.restart(began)
+
+    def restart(self, began: float) -> None:
+        """Begin again with nothing open, as in a forked child."""
+        for totals in self.phases.values():
+            totals.reset()
+        self.thread: int | None = None
+        self.base = StackEntry()
+        self.base.totals = self.active = self.phases[INIT]
+        self.stack: list[StackEntry] = [self.base]
+        self.is_training = False
+        self.iteration: StackEntry | None = None
+        self.accepts_iteration = False
+        self.iteration_work = 0.0
+        self.active.entries = 1
+        self.began = self.last = self.since = began
+        self.history = PhaseHistory(began)
+        self.watch(on=False)
+
+    def reset(self, now: float) -> None:
+        """Count from zero; open blocks stay open."""
+        for totals in self.phases.values():
+            totals.reset()
+        for entry in self.stack:
+            entry.mark = 0.0
+        self.began = self.last = self.since = now
+        self.iteration_work = 0.0
+        self.history = PhaseHistory(now)
+        self.watch(on=self.is_watched)
+
+    def watch(self, *, on: bool) -> None:
+        """Send every edge through the slow path, as observers and the GPU timer need."""
+        self.is_watched = on
+        self.limit = -inf if on else self.history.bin_end
+
+    # On the main thread ----------------------------------------------------------------------------------
+
+    def switch(self, totals: PhaseTotals, now: float) -> None:
+        """Count the time up to now, and go on with another phase."""
+        if now >= self.history.bin_end:
+            self._close_bin(now)
+        last = self.last
+        self.last = now
+        active = self.active
+        active.seconds += now - last
+        if active is not totals:
+            self.active = totals
+            self.since = now
+
+    def enter(self, entry: StackEntry, phase: str | None, now: float) -> None:
+        """Put a block on the stack; None as the phase continues the phase around it."""
+        if now >= self.history.bin_end:
+            self.remove_ended(now)
+        entry.task = self.present_task()
+        totals = self.active if phase is None else self.phases[phase]
+        entry.totals = totals
+        entry.has_phase = phase is not None
+        entry.is_nested = phase is None or (totals is self.active and len(self.stack) > 1)
+        entry.mark = 0.0
+        self.switch(totals, now)
+        if not entry.is_nested:
+            totals.entries += 1
+            entry.mark = totals.seconds
+        entry.is_open = True
+        self.stack.append(entry)
+        if len(self.stack) > MOST_OPEN:
+            self._abandon([self.stack[1]], now)
+
+    def leave(self, entry: StackEntry, now: float, *, everything: bool = False) -> None:
+        """Remove a block, which need not be the innermost, and end what is left open inside.
+
+        A context manager ends the context managers that its own task has entered since; *everything* also ends what
+        callbacks and other tasks have begun since.
+        """
+        if now >= self.history.bin_end:
+            self.remove_ended(now)
+        stack = self.stack
+        if entry not in stack:
+            entry.is_open = False
+            return
+        since = stack[stack.index(entry) + 1 :]
+        if not everything:
+            lexical = entry.lexical
+            since = [each for each in since if lexical and each.lexical and each.task == entry.task]
+        if since:
+            self._abandon(since[::-1], now)
+        self.remove([entry], now)
+
+    def remove(self, entries: list[StackEntry], now: float) -> None:
+        """Remove blocks from the stack and count their durations."""
+        self.switch(self.active, now)
+        for entry in entries:
+            if entry not in self.stack:
+                continue  # a signal handler has ended it meanwhile
+            self.stack.remove(entry)
+            entry.is_open = False
+            totals = entry.totals
+            if totals.cells is not None and not entry.is_nested:
+                own = totals.seconds - entry.mark
+                totals.duration_seconds += own
+                totals.cells[bisect_left(CELLS, own)] += 1
+        outer = self.base.totals
+        for entry in self.stack[1:]:
+            if not entry.has_phase:
+                entry.totals = outer
+            outer = entry.totals
+        self.switch(outer, now)
+
+    def _abandon(self, entries: list[StackEntry], now: float) -> None:
+        self.remove(entries, now)
+        for entry in entries:
+            entry.abandon(now)
+
+    def begin_training(self, now: float) -> None:
+        """Note that the initialization is over."""
+        if not self.is_training:
+            self.is_training = True
+            self.base.totals = self.phases[OTHER]
+            self.remove([], now)
+
+    def present_task(self) -> ref[Any] | None:
+        """Return a reference to the running asyncio task; None outside of a task."""
+        if self.running_loop is _no_loop:
+            self.running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None) or _no_loop
+        if self.running_loop() is None:
+            return None
+        task = sys.modules["asyncio"].current_task()
+        self.remove_ended(monotonic())
+        return None if task is None else ref(task)
+
+    def remove_ended(self, now: float) -> None:
+        """Remove the blocks that another thread has ended, and those of tasks that have ended."""
+        if all(each.task is None and each.is_open for each in self.stack[1:]):
+            return
+        closed = [each for each in self.stack[1:] if not each.is_open]  # by another thread
+        if closed:
+            self.remove(closed, now)
+        ended = [each for each in self.stack[1:] if each.task is not None and is_over(each.task())]
+        if ended:
+            self._abandon(ended[::-1], now)
+
+    def _close_bin(self, now: float) -> None:
+        """Begin the bin of the history in which *now* is."""
+        self.history.close_bin(self.phases.values(), self.active, self.last, now)
+        if not self.is_watched:
+            self.limit = self.history.bin_end
+
+    # Work ------------------------------------------------------------------------------------------------
+
+    def work_seconds(self) -> float:
+        """Return the seconds of all phases that are work, up to the latest edge."""
+        seconds = 0.0
+        for totals in self.work:
+            seconds += totals.seconds
+        return seconds
+
+    def wait_seconds(self) -> float:
+        """Return the seconds of all phases in which a rank waits, up to the latest edge."""
+        seconds = 0.0
+        for totals in self.waits:
+            seconds += totals.seconds
+        return seconds
+
+    def has_entries(self) -> bool:
+        """Return True if a block of a phase was entered."""
+        return any(totals.entries for name, totals in self.phases.items() if name != INIT)
+
+    def possible_work(self, now: float) -> float:
+        """Return the seconds that may have been work in a job that reports no iterations."""
+        if get_ident() == self.thread:
+            self.switch(self.active, now)
+        return self.work_seconds() + self.phases[OTHER].seconds
+
+    # On the recording thread -----------------------------------------------------------------------------
+
+    def read(self, until: float | None = None) -> ClockReading:
+        """Return a copy whose seconds sum to the wall time; a torn copy misses at most one edge.
+
+        *until* replaces the present time, in simulations.
+        """
+        for attempt in range(100):
+            version = self.last
+            seconds = {name: totals.seconds for name, totals in self.phases.items()}
+            active, since, began = self.active, self.since, self.iteration_work
+            has_iteration = self.iteration is not None
+            work, history = self.work_seconds(), self.history
+            now = monotonic() if until is None else until
+            stays = history.read(active.name, now)
+            if self.last == version or attempt == 99:
+                break
+        passed = max(now - version, 0.0)
+        seconds[active.name] += passed
+        work += passed if active.row.work else 0.0
+        open_work = max(work - began, 0.0) if has_iteration else 0.0
+        found = {name: value for name, value in seconds.items() if value > 0}
+        return ClockReading(now, active.name, since, found, work, open_work, *stays)
+
+
+def is_over(task: Any) -> bool:
+    """Return True for a task that has ended, or whose object is gone."""
+    return task is None or bool(task.done())
+
+
+def native_buckets(cells: list[int]) -> dict[int, int]:
+    """Return the counts of a native histogram's buckets."""
+    found: dict[int, int] = {}
+    for bucket, count in zip(_BUCKETS, cells, strict=True):
+        if count:
+            found[bucket] = found.get(bucket, 0) + count
+    return found
+
+
+def classic_buckets(cells: list[int]) -> list[int]:
+    """Return the counts of the classic buckets, the last one without bound."""
+    found, start = [], 0
+    for bound in PHASE_BUCKETS:
+        end = bisect_left(CELLS, bound) + 1
+        found.append(sum(cells[start:end]))
+        start = end
+    return [*found, sum(cells[start:])]

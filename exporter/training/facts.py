@@ -1,0 +1,75 @@
+"""Facts about the run: names, versions, sizes and FLOP rates, from the launcher, the configuration and `describe`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from exporter.recording.conversion import safe_repr
+from exporter.recording.identity import clean_text
+from exporter.training.metrics import Families, amount
+
+_TEXTS = frozenset(
+    {
+        *("job_name", "framework", "framework_version", "model", "precision", "flops_method"),
+        *("application", "session_tag", "perf_tag"),
+    }
+)
+RATES = ("flops_per_token", "hardware_flops_per_token", "flops_per_sample", "peak_flops")
+_ENVIRONMENT = {
+    "job_id": ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"),
+    "job_name": ("SLURM_JOB_NAME", "LSB_JOBNAME", "PBS_JOBNAME"),
+    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "user": ("SLURM_JOB_USER", "USER", "LOGNAME"),
+    "world_size": ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"),
+}
+"""Environment variables of launchers; facts that the job reports replace them."""
+
+
+class Facts:
+    """Facts about the run; a number is None until it is reported."""
+
+    world_size: int | None = None
+    peak_flops: float | None = None
+    flops_per_token: float | None = None
+    hardware_flops_per_token: float | None = None
+    flops_per_sample: float | None = None
+
+    def __init__(self, families: Families, environment: Mapping[str, str] = os.environ) -> None:
+        self._families = families
+        self._texts: dict[str, str] = {}
+        for fact, variables in _ENVIRONMENT.items():
+            for variable in reversed(variables):
+                self._set(fact, environment.get(variable))
+
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Return all texts, sorted by name."""
+        return tuple(sorted(self._texts.items()))
+
+    def describe(self, values: Mapping[str, object]) -> list[tuple[str, str]]:
+        """Take facts that the job reports; returns the names of invalid ones, with what was expected."""
+        wrong = []
+        for name, value in values.items():
+            if value is None:
+                continue
+            number = amount(value, 1e308)
+            if name in _TEXTS:
+                self._set(name, value)
+            elif name == "is_baseline":
+                self._set(name, str(bool(value)).lower())
+            elif not number or (name not in RATES and type(value) is not int):
+                expected = {"step_target": "a step above 0", "world_size": "a number of ranks"}
+                wrong.append((name, f"to be {expected.get(name, 'a number above 0')}"))
+            elif name in RATES:
+                setattr(self, name, number)
+            elif name == "world_size":
+                self.world_size = int(number)
+                self._set(name, self.world_size)
+            elif name == "step_target":
+                self._families.gauge("training.step_target").set(number)
+        return wrong
+
+    def _set(self, name: str, value: object) -> None:
+        text = value if type(value) is str else safe_repr(value) if type(value) in {int, float, bool} else ""
+        if clean_text(text):
+            self._texts[name] = clean_text(text)

@@ -1,0 +1,47 @@
+"""Exit reasons: the entry of `END_REASONS` that an exception stands for."""
+
+from __future__ import annotations
+
+import errno
+
+_CLASSES = {
+    "user": ("KeyboardInterrupt",),
+    "gpu_memory": ("OutOfMemoryError",),
+    "gpu": ("AcceleratorError",),
+    "nccl_timeout": ("DistBackendError",),
+    "network": ("DistNetworkError", "DistStoreError", "ConnectionError", "TimeoutError"),
+    "host": ("MemoryError",),
+    "storage": ("EOFError",),
+}
+"""Reasons by the name of the exception's class."""
+_TEXTS = {
+    "gpu_memory": ("out of memory",),
+    "nccl_timeout": ("NCCL",),
+    "gpu": ("CUDA error", "CUDNN", "cuBLAS", "CUBLAS"),
+    "storage": ("No space left",),
+    "network": ("Connection reset", "Connection refused", "Connection closed"),
+    "host": ("DataLoader worker",),
+}
+"""Reasons by the text of a RuntimeError."""
+_STORAGE = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.ESTALE})
+
+
+def reason_of(exception: BaseException) -> str:
+    """Return the reason why an exception ends the job, "" if the exception is an orderly exit; never raises."""
+    if isinstance(exception, SystemExit):
+        code = exception.code
+        return "" if code is None or (isinstance(code, int) and code == 0) else "exit"
+    if isinstance(exception, GeneratorExit):
+        return ""
+    for each in type(exception).__mro__:
+        for reason, names in _CLASSES.items():
+            if each.__name__ in names:
+                return reason
+    if isinstance(exception, OSError) and exception.errno in _STORAGE:
+        return "storage"
+    try:
+        text = str(exception) if isinstance(exception, RuntimeError) else ""
+    except Exception:  # noqa: BLE001  # the job's own class
+        text = ""
+    found = (reason for reason, parts in _TEXTS.items() if any(part in text for part in parts))
+    return next(found, "exit")

@@ -1,0 +1,86 @@
+"""Phase history: the phases of the main thread in the last seconds, for the attribution of energy.
+
+The time is divided into bins of one power sample. Within a bin each phase has one interval.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import floor
+from typing import Protocol
+
+BINS_PER_SECOND = 50
+SECONDS = 7.0
+"""Length of the history: a sidecar that is scraped rarely reads every 5 s."""
+MOST_INTERVALS = 2048
+
+
+class PhaseSeconds(Protocol):
+    """Seconds of one phase, now and at the begin of the present bin."""
+
+    name: str
+    seconds: float
+    bin_seconds: float
+
+
+class PhaseHistory:
+    """Phase intervals up to the begin of the present bin, which ends at `bin_end`."""
+
+    __slots__ = ("bin_end", "_bin", "_first", "_intervals", "_total")
+
+    def __init__(self, began: float) -> None:
+        self._bin = floor(began * BINS_PER_SECOND)
+        self.bin_end = (self._bin + 1) / BINS_PER_SECOND
+        self._first = ""  # the phase at the begin of the present bin
+        self._intervals: deque[tuple[str, int]] = deque()  # phase and microseconds
+        self._total = 0
+
+    def close_bin(
+        self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
+    ) -> None:
+        """Append the intervals of the bins that have ended by *now*; *active* is the phase since *last*."""
+        ended = []
+        own = 0.0
+        for phase in phases:
+            seconds = phase.seconds - phase.bin_seconds
+            phase.bin_seconds = phase.seconds
+            if phase is active:
+                own = seconds
+            elif seconds > 0:
+                ended.append((phase.name, seconds))
+        ended.sort(key=lambda interval: interval[0] != self._first)
+        for name, seconds in ended:
+            self._append(name, seconds)
+        self._bin = max(floor(now * BINS_PER_SECOND), self._bin + 1)
+        began = self._bin / BINS_PER_SECOND
+        self._append(active.name, own + began - last)
+        active.bin_seconds = active.seconds + began - last
+        self._first = active.name
+        self.bin_end = (self._bin + 1) / BINS_PER_SECOND
+
+    def _append(self, name: str, seconds: float) -> None:
+        intervals, microseconds = self._intervals, round(seconds * 1e6)
+        if microseconds <= 0:
+            return
+        self._total += microseconds
+        if intervals and intervals[-1][0] == name:
+            microseconds += intervals.pop()[1]
+        intervals.append((name, microseconds))
+        while len(intervals) > MOST_INTERVALS or self._total - intervals[0][1] > SECONDS * 1e6:
+            self._total -= intervals.popleft()[1]
+
+    def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
+        """Return the time up to which the history goes, the phases, and by turns the index of one and microseconds.
+
+        *active* is the phase of a main thread that has passed no edge since the present bin began.
+        """
+        intervals = list(self._intervals)
+        until = max(floor(now * BINS_PER_SECOND), self._bin)
+        if until > self._bin:
+            intervals.append((active, (until - self._bin) * 1_000_000 // BINS_PER_SECOND))
+        indexes: dict[str, int] = {}
+        found: list[int] = []
+        for name, microseconds in intervals:
+            found += (indexes.setdefault(name, len(indexes)), microseconds)
+        return until / BINS_PER_SECOND, tuple(indexes), tuple(found)

@@ -1,0 +1,129 @@
+"""Kinds of blocks: the standard ones with one-logger's span names, and the job's own names.
+
+Each kind says under which phase its time counts. A block for a new phase is a row in `phases.py`, a constant here and a
+function in `api.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.recording.conversion import to_name
+from exporter.training.misuse import report
+from exporter.training.phases import PHASES
+
+MOST_NAMES = 1000
+"""Names of the job's own that are kept apart; further names become `other`."""
+LONGEST_NAME = 256
+OTHER = "other"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BlockKind:
+    """Properties that all blocks of one name share."""
+
+    call: str  # the call that makes the block, as the job writes it
+    phase: str | None  # the phase whose time it is; None if its time belongs to the phase around it
+    span_name: str  # the exported name
+    callbacks: str = ""  # common part of the names of its two callbacks; "" if it has none
+    single: bool = True  # at most one is open in each thread or task
+    inferred: bool = False  # reported by a bridge; a job's own blocks replace it
+    hot: bool = False  # entered in each step; a span exists only if an observer wants it
+
+    @property
+    def begin(self) -> str:
+        """The callback, else the block, that begins one."""
+        return f"on_{self.callbacks}_start" if self.callbacks else self.call
+
+    @property
+    def end(self) -> str:
+        """The callback, else the block, that ends one."""
+        return f"on_{self.callbacks}_end" if self.callbacks else self.call
+
+    def __repr__(self) -> str:
+        return f"<{self.call}>"
+
+
+APPLICATION = BlockKind("application", None, "application", "app")
+DISTRIBUTED_INIT = BlockKind(
+    "distributed_init", "rendezvous", "distributed_code_initialization", "distributed_init"
+)
+MODEL_INIT = BlockKind("model_init", "model_init", "model_initialization", "model_init")
+DATALOADER_INIT = BlockKind(
+    "dataloader_init", "dataloader_init", "data_loader_initialization", "dataloader_init"
+)
+OPTIMIZER_INIT = BlockKind("optimizer_init", "optimizer_init", "optimizer_initialization", "optimizer_init")
+CHECKPOINT_LOAD = BlockKind("checkpoint_load", "checkpoint_load", "checkpoint_load", "load_checkpoint")
+TRAINING_LOOP = BlockKind("training_loop", None, "training_loop", "train")
+TRAINING_ITERATION = BlockKind(
+    "training_iteration", "iteration", "training_single_iteration", "training_single_iteration", hot=True
+)
+VALIDATION_LOOP = BlockKind("validation_loop", "validation", "validation_loop", "validation")
+VALIDATION_ITERATION = BlockKind(
+    *("validation_iteration", "validation", "validation_single_iteration", "validation_single_iteration"),
+    hot=True,
+)
+TESTING_LOOP = BlockKind("testing_loop", "test", "testing_loop", "testing")
+TESTING_ITERATION = BlockKind("testing_iteration", "test", "TESTING_SINGLE_ITERATION", hot=True)
+CHECKPOINT_SAVE = BlockKind(
+    "checkpoint_save", "checkpoint_save_sync", "checkpoint_save_sync", "save_checkpoint"
+)
+DATA_LOADING = BlockKind("data_loading", "data_loading", "data_loading", hot=True)
+MODEL_FORWARD = BlockKind("model_forward", "forward", "model_forward", hot=True)
+MODEL_BACKWARD = BlockKind("model_backward", "backward", "model_backward", hot=True)
+ZERO_GRAD = BlockKind("zero_grad", "zero_grad", "zero_grad", hot=True)
+OPTIMIZER_UPDATE = BlockKind("optimizer_update", "optimizer", "optimizer_update", hot=True)
+INFERRED_LOOP = BlockKind("training_loop", None, "training_loop", inferred=True)
+INFERRED_ITERATION = BlockKind(
+    "training_iteration", "iteration", "training_single_iteration", inferred=True, hot=True
+)
+
+SHORT = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
+"""Kinds that are only a phase."""
+LOOPS = frozenset({TRAINING_LOOP, INFERRED_LOOP})
+ITERATIONS = frozenset({TRAINING_ITERATION, INFERRED_ITERATION})
+STEPS = ITERATIONS | {VALIDATION_ITERATION, TESTING_ITERATION}
+KINDS = (
+    *(APPLICATION, DISTRIBUTED_INIT, MODEL_INIT, DATALOADER_INIT, OPTIMIZER_INIT, CHECKPOINT_LOAD),
+    *(TRAINING_LOOP, TRAINING_ITERATION, VALIDATION_LOOP, VALIDATION_ITERATION, TESTING_LOOP),
+    *(TESTING_ITERATION, CHECKPOINT_SAVE, *SHORT),
+)
+"""The standard kinds, without those that a bridge infers."""
+
+_BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
+_BY_PHASE = {str(kind.phase): kind for kind in SHORT}
+_NAMED: dict[tuple[str, bool], BlockKind] = {}
+
+
+def by_span_name(name: object) -> BlockKind | None:
+    """Return the standard kind whose span has a name; None if there is none."""
+    return _BY_SPAN_NAME.get(to_name(name))
+
+
+def named_kind(name: object, *, phase: bool) -> BlockKind:
+    """Return the kind of a name of the job's own; a *phase* that does not exist is reported once, and is a span."""
+    text = to_name(name)[:LONGEST_NAME] or OTHER
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else "?" for each in text)
+    known = _NAMED.get((text, phase))
+    if known is not None:
+        return known
+    short = _BY_PHASE.get(text) if phase else None
+    if short is None and (standard := _BY_SPAN_NAME.get(text)) in SHORT:
+        short = standard
+    if short is not None:
+        return short
+    if phase and text not in PHASES:
+        report("phase", "unknown_phase", f"one of {', '.join(PHASES)}, not {text!r}; use span(name)")
+    if len(_NAMED) >= MOST_NAMES and text != OTHER:
+        return named_kind(OTHER, phase=False)
+    call = f"{'phase' if phase else 'span'}({text!r})"
+    kind = BlockKind(call, text if text in PHASES else None, text, single=False)
+    return _NAMED.setdefault((text, phase), kind)
+
+
+def restored_kind(span_name: str, call: str) -> BlockKind:
+    """Return the kind of a block that was pickled or copied."""
+    if "(" in call:
+        return named_kind(span_name, phase=call.startswith("phase"))
+    return _BY_SPAN_NAME[span_name]

@@ -1,0 +1,329 @@
+"""Rare blocks: application, loops, saves, initialization, and spans of the job's own names.
+
+Each has a span, which the job may change while the block is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from math import isfinite
+from threading import get_ident
+from time import monotonic, time
+
+from exporter.errors import OneLoggerError
+from exporter.recording.conversion import safe_repr, to_number
+from exporter.training import kinds
+from exporter.training.attributes import AHEAD_SECONDS, Attributes, SpanName, TracingTimestamp
+from exporter.training.checkpoints import SavePolicy
+from exporter.training.clock import StackEntry
+from exporter.training.failures import reason_of
+from exporter.training.kinds import BlockKind
+from exporter.training.misuse import report
+from exporter.training.observer import ObservedBlock
+from exporter.training.progress import is_count
+from exporter.training.recorder import MOST_OPEN, TRAINING
+from exporter.training.records import (
+    ApplicationBegan,
+    ApplicationEnded,
+    LoopBegan,
+    LoopEnded,
+    Record,
+    SaveBegan,
+    SaveEnded,
+    SpanEnded,
+)
+from exporter.training.span_log import log_begin, log_end
+from exporter.training.spans import Event, Span
+
+_KEYS = count()
+_SINGLE_IN_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
+
+
+class OpenBlock(StackEntry):
+    """A rare block that is open."""
+
+    __slots__ = ("kind", "key", "observed", "policy", "thread", "is_logged", "is_ended")
+
+    def __init__(self, kind: BlockKind, observed: ObservedBlock, policy: SavePolicy) -> None:
+        super().__init__()
+        self.kind = kind
+        self.key = next(_KEYS)
+        self.observed = observed
+        self.policy = policy
+        self.thread = get_ident()
+        self.lexical = observed.entered
+        self.is_logged = self.is_ended = False
+
+    def abandon(self, now: float) -> None:  # noqa: ARG002  # the wall clock's time is needed, too
+        """End the block with the block around it."""
+        self.evict()
+
+    def evict(self) -> None:
+        """End the block, which the job has left open."""
+        end_open_block(self, moment_now(), is_complete=False)
+
+    def discard(self) -> None:
+        """Forget the block, which will not end."""
+        discard_block(self)
+
+
+def moment_now() -> TracingTimestamp:
+    """Return the present time, whose second clock is the monotonic one."""
+    return TracingTimestamp(time(), monotonic())
+
+
+def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
+    """Return the moment of a time in milliseconds since the epoch; now for None, and for a time far ahead."""
+    wall, now = time(), monotonic()
+    if milliseconds is None:
+        return TracingTimestamp(wall, now)
+    number = to_number(milliseconds)
+    try:
+        at = -1.0 if number is None else number / 1000
+    except OverflowError:
+        at = -1.0
+    if not isfinite(at) or at < 0:
+        report(call, "time", f"milliseconds since the epoch, not {safe_repr(milliseconds)}"[:200])
+    if not 0 < at <= wall + AHEAD_SECONDS:
+        at = wall
+    return TracingTimestamp(at, now - (wall - at))
+
+
+# Begins --------------------------------------------------------------------------------------------------------
+
+
+def begin_block(
+    kind: BlockKind,
+    call: str,
+    *,
+    at: TracingTimestamp | None = None,
+    entered: bool = False,
+    span_name: SpanName | None = None,
+    span_attributes: Attributes | None = None,
+    start_event_attributes: Attributes | None = None,
+    parent: Span | None = None,
+    values: Mapping[str, object] | None = None,
+) -> tuple[Span, OpenBlock | None]:
+    """Begin a rare block; returns its span, and None as the block if the begin is refused."""
+    began = at or moment_now()
+    policy = (
+        TRAINING.present_save_policy() if kind is kinds.CHECKPOINT_SAVE and TRAINING.is_on else SavePolicy()
+    )
+    given = dict(values or {})
+    name: SpanName = kind.span_name if span_name is None else span_name
+    if kind is kinds.CHECKPOINT_SAVE:
+        given |= {"strategy": policy.strategy, "enabled": policy.enabled}
+        name = f"checkpoint_save_{policy.strategy}"
+    around = parent or TRAINING.parent_for_span()
+    span = Span.create(name, around, span_attributes, start_event_attributes, began)
+    if not TRAINING.is_on or not _is_begun(kind, call, given):
+        return span, None
+    span.on_event = _event_added
+    block = OpenBlock(kind, ObservedBlock(kind, span, began, entered, call, given), policy)
+    _open(block, f"checkpoint_save_{policy.strategy}" if kind is kinds.CHECKPOINT_SAVE else kind.phase)
+    record = _begin_record(block)
+    if record is not None:
+        TRAINING.append(record)
+    try:
+        if all(TRAINING.notify(lambda each: each.allows(kind, call, given))):
+            TRAINING.enter_span(span)  # a block that is not observed is no parent
+            TRAINING.notify(lambda each: each.block_began(block.observed))
+    except OneLoggerError:
+        end_open_block(block, moment_now(), is_complete=False)
+        raise
+    log_begin(block.observed, with_parameters=kind in _SINGLE_IN_PROCESS)
+    block.is_logged = True
+    return span, block
+
+
+def _is_begun(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
+    """Return False if a block cannot begin."""
+    if kind.inferred:
+        loop = any(each.kind in kinds.LOOPS for each in _open_rare())
+        return not TRAINING.job_is_instrumented and not loop
+    if kind is kinds.TRAINING_LOOP:
+        TRAINING.take_over()
+        for name in ("train_iterations_start", "train_samples_start"):
+            value = values.get(name)
+            if not is_count(value) and (value is not None or name == "train_iterations_start"):
+                report(call, "invalid_start", f"{name} of 0 or more, not {safe_repr(value)}")
+                TRAINING.notify(lambda each: each.allows(kind, call, values))
+                return False
+    earlier = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.single else None
+    if earlier is None:
+        return True
+    if any(TRAINING.notify(lambda each: each.begin_while_open(kind, call))):
+        return False
+    discard_block(earlier)
+    return True
+
+
+def _open(block: OpenBlock, phase: str | None) -> None:
+    now = monotonic()
+    clock = TRAINING.clock
+    if clock.thread is None:
+        TRAINING.adopt(block.thread)
+    TRAINING.start_recording()
+    TRAINING.look_for_handlers()
+    if block.kind in kinds.LOOPS and block.thread == clock.thread:
+        clock.begin_training(now)
+    TRAINING.open[block.key] = block
+    block.is_open = True
+    if block.thread == clock.thread:
+        clock.enter(block, phase, now)
+        if TRAINING.gpu.on and phase is not None:
+            TRAINING.gpu.begin(block.kind, phase)
+    TRAINING.is_training = TRAINING.is_training or phase is not None
+    if len(TRAINING.open) > MOST_OPEN:
+        oldest = next(iter(TRAINING.open.values()), None)
+        if oldest is not None:
+            oldest.evict()
+
+
+def _begin_record(block: OpenBlock) -> Record | None:
+    values, began = block.observed.values, block.observed.began.perf_counter_seconds
+    if block.kind in kinds.LOOPS:
+        start, target = values["train_iterations_start"], values.get("train_iterations_target")
+        whole = target if type(target) is int else None
+        return LoopBegan(start if type(start) is int else 0, whole, began, block.kind.inferred)
+    if block.kind is kinds.APPLICATION:
+        return ApplicationBegan()
+    if block.kind is kinds.CHECKPOINT_SAVE and block.policy.enabled:
+        return SaveBegan(
+            block.key, block.observed.call, values.get("global_step"), block.policy.strategy, began
+        )
+    return None
+
+
+def _event_added(span: Span, event: Event) -> None:
+    TRAINING.notify(lambda each: each.event_added(span, event))
+
+
+# Ends ----------------------------------------------------------------------------------------------------------
+
+
+def end_block(
+    kind: BlockKind,
+    call: str,
+    *,
+    at: TracingTimestamp | None = None,
+    span: Span | None = None,
+    attributes: Attributes | None = None,
+) -> None:
+    """End the open block of a kind, or the block of a span; an end without a begin is passed to the observers."""
+    if not TRAINING.is_on:
+        if span is not None:
+            span.stop(attributes, at)
+        return
+    block = _block_of(span) if span is not None else find_open(kind, in_process=True)
+    if block is None:
+        TRAINING.notify(lambda each: each.end_without_begin(kind, call))
+    else:
+        end_open_block(block, at or moment_now(), attributes=attributes)
+
+
+def end_open_block(
+    block: OpenBlock,
+    at: TracingTimestamp,
+    *,
+    error: BaseException | None = None,
+    attributes: Attributes | None = None,
+    is_complete: bool = True,
+) -> None:
+    """End a block; `is_complete` is False if the block around ends it."""
+    if TRAINING.open.get(block.key) is not block:
+        return
+    kind, span = block.kind, block.observed.span
+    everything = kind in _SINGLE_IN_PROCESS
+    in_order = not (kind is kinds.APPLICATION and any(each.kind in kinds.LOOPS for each in _open_rare()))
+    if everything:
+        TRAINING.notify(lambda each: each.block_ending(block.observed), propagates=False)
+        end_blocks_since(block)
+    _close(block)
+    span.stop(attributes, at)
+    TRAINING.leave_span(span)
+    _append_end(block, at, error, in_order=in_order, is_complete=is_complete)
+    if block.is_logged:
+        log_end(
+            block.observed,
+            at,
+            ok=error is None and is_complete,
+            reason=reason_of(error) if error else None,
+            with_parameters=everything,
+        )
+    TRAINING.notify(lambda each: each.block_ended(block.observed, at, error), propagates=error is None)
+
+
+def _close(block: StackEntry) -> None:
+    """Take a block off the clock's stack and out of the open ones."""
+    now = monotonic()
+    if isinstance(block, OpenBlock):
+        if TRAINING.gpu.on:
+            TRAINING.gpu.end(block.kind)
+        TRAINING.open.pop(block.key, None)
+        block.is_ended = True
+        if block.thread != get_ident() or not block.is_open or TRAINING.clock.thread != block.thread:
+            block.is_open = False
+            return
+    TRAINING.clock.leave(block, now, everything=getattr(block, "kind", None) in _SINGLE_IN_PROCESS)
+
+
+def _append_end(
+    block: OpenBlock, at: TracingTimestamp, error: BaseException | None, *, in_order: bool, is_complete: bool
+) -> None:
+    kind, ended = block.kind, at.perf_counter_seconds
+    failure = "" if error is None else reason_of(error)
+    seconds = max(ended - block.observed.began.perf_counter_seconds, 0.0)
+    if kind.phase is None:
+        TRAINING.append(SpanEnded(block.observed.span.name_str, seconds))
+    if kind in kinds.LOOPS:
+        TRAINING.append(LoopEnded(failure))
+    elif kind is kinds.APPLICATION:
+        TRAINING.append(ApplicationEnded(failure, in_order))
+        TRAINING.publish_soon()
+    elif kind is kinds.CHECKPOINT_SAVE and block.policy.enabled:
+        succeeded = None if is_complete and not block.lexical else is_complete and error is None
+        TRAINING.append(SaveEnded(block.key, ended, at.seconds_since_epoch, succeeded))
+        if succeeded:
+            TRAINING.publish_soon()
+
+
+def end_blocks_since(block: OpenBlock) -> None:
+    """End all that is open inside an application or a loop, the innermost first."""
+    for each in reversed(_open_rare()):
+        if each.key > block.key and (block.kind is kinds.APPLICATION or each.thread == block.thread):
+            end_open_block(each, moment_now(), is_complete=False)
+
+
+def discard_block(block: OpenBlock) -> None:
+    """Discard a block that will not end."""
+    _close(block)
+    TRAINING.leave_span(block.observed.span)
+    if block.is_logged:
+        log_end(block.observed, moment_now(), ok=False, reason=None, with_parameters=False)
+    TRAINING.notify(lambda each: each.block_discarded(block.observed), propagates=False)
+
+
+# What is open --------------------------------------------------------------------------------------------------
+
+
+def _open_rare() -> list[OpenBlock]:
+    return [each for each in list(TRAINING.open.values()) if type(each) is OpenBlock]
+
+
+def find_open(kind: BlockKind, *, in_process: bool) -> OpenBlock | None:
+    """Return the open block of a kind that began last in this thread or task, else in the process."""
+    thread = get_ident()
+    task = TRAINING.clock.present_task() if thread == TRAINING.clock.thread else None
+    found = None
+    for each in reversed(_open_rare()):
+        if each.kind is kind or (kind is kinds.TRAINING_LOOP and each.kind is kinds.INFERRED_LOOP):
+            if each.thread == thread and (each.thread != TRAINING.clock.thread or each.task == task):
+                return each
+            found = found or each
+    return found if in_process else None
+
+
+def _block_of(span: Span) -> OpenBlock | None:
+    return next((each for each in _open_rare() if each.observed.span is span), None)

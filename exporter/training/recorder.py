@@ -1,0 +1,450 @@
+"""Training recorder: the state of one process's training, from the job's blocks to the metrics in the feed.
+
+The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records; a
+thread that has appended very many applies them itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from time import monotonic, time
+from typing import Any, Protocol
+
+from exporter.errors import OneLoggerError
+from exporter.recording.notices import log_once
+from exporter.recording.recorder import RECORDER
+from exporter.recording.values import StatReading, TrainingReading
+from exporter.training import kinds
+from exporter.training.attributes import TracingTimestamp
+from exporter.training.checkpoints import SavePolicy
+from exporter.training.clock import PhaseClock, StackEntry
+from exporter.training.gpu_time import GpuTimer
+from exporter.training.kinds import BlockKind
+from exporter.training.misuse import REPORTED, report
+from exporter.training.numbers import Numbers
+from exporter.training.observer import ObservedBlock, TrainingObserver
+from exporter.training.records import EvaluationStepEnded, Expectation, Record, RunDescribed, StepReported
+from exporter.training.spans import Span
+from exporter.training.state import TrainingState
+
+MANY_RECORDS = 1 << 14
+"""Records at which the thread that appends them applies them itself."""
+MOST_RECORDS = 1 << 16
+"""Records at which further ones are dropped and counted."""
+PIECE_RECORDS = 128
+"""Records applied between two chances for the job's threads to take the interpreter lock."""
+MOST_OPEN = 1024
+"""Rare blocks that may be open; beyond it the oldest is ended."""
+DEEPEST = 64
+"""Spans inside each other that are kept: a job that never ends them does not fill the memory."""
+PATIENCE_SECONDS = 1.0
+"""The longest wait for another thread that applies records."""
+
+
+class OpenRareBlock(Protocol):
+    """A rare block that is open."""
+
+    kind: BlockKind
+    observed: ObservedBlock
+
+    def discard(self) -> None:
+        """Forget the block, which will not end."""
+
+    def evict(self) -> None:
+        """End the block, because too many are open."""
+
+
+class OpenHotBlock(Protocol):
+    """A hot block that a callback has begun."""
+
+    kind: BlockKind
+    is_open: bool
+
+
+class TrainingRecording:
+    """Recorder of the training of one process.
+
+    Attributes:
+        clock: The phase clock; the same object for the life of the process.
+        job_is_instrumented: Whether the job itself reports loops or steps, so that bridges need not infer any.
+        expected: Samples and tokens of a step as configured; None if nothing is configured.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+        self.clock = PhaseClock(monotonic())
+        self.records: deque[Record] = deque()
+        self.numbers = Numbers()
+        self.open: dict[int, OpenRareBlock] = {}
+        self.begun: deque[OpenHotBlock] = deque(maxlen=DEEPEST)  # by callbacks
+        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, beside the main thread
+        self.is_on = RECORDER.recording
+        self._collect: Callable[[], None] = lambda: None
+        self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._retired_timers: list[GpuTimer] = []  # never freed: freeing their events would call CUDA
+        self._begin(monotonic() - max(time() - RECORDER.started_at, 0.0))
+
+    def _begin(self, began: float) -> None:
+        self._lock = threading.Lock()
+        self._current: ContextVar[Span | None] = ContextVar("exporter-training-span", default=None)
+        self.clock.restart(began)
+        self.records.clear()
+        self.dropped = 0
+        self.numbers.reset()
+        self.open.clear()
+        self.begun.clear()
+        self.iterations_elsewhere.clear()
+        self.observers: tuple[TrainingObserver, ...] = ()
+        self.observed_kinds: frozenset[BlockKind] = frozenset()
+        self.job_is_instrumented = False
+        self.has_records = False  # any was appended
+        self.is_training = False  # another thread than the main one was in a phase, or a step was reported
+        self.expected: Expectation | None = None
+        self.save_policy: Callable[[], SavePolicy] | None = None
+        self.gpu = GpuTimer(self._environment)
+        self._state = TrainingState(self.clock, self.numbers)
+        self._series: Sequence[StatReading] = ()
+        self._reading: TrainingReading | None = None
+        self._logs_spans = False
+
+    # Life of the process ---------------------------------------------------------------------------------
+
+    def record(self, *, on: bool) -> None:
+        """Switch the recording of this process on or off."""
+        self.is_on = on and RECORDER.recording
+        if not self.is_on:
+            self.clock.thread = None
+
+    def reset(self) -> None:
+        """Count from zero; open blocks stay open."""
+        self.drain()
+        with self._lock:
+            self.clock.reset(monotonic())
+            self.numbers.reset()
+            self._state.reset()
+
+    def after_fork(self) -> None:
+        """Begin again in a forked child, without what the parent recorded, opened or configured."""
+        REPORTED.clear()
+        self._retired_timers.append(self.gpu)
+        self._begin(monotonic())
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_reset(self, callback: Callable[[], None]) -> None:
+        """Register a callback for forked children, called after the recorder began again."""
+        self._reset_callbacks.append(callback)
+
+    def add_exporter_lifecycle(self, flush: Callable[[float], bool], close: Callable[[float], None]) -> None:
+        """Register the flush and the close of span exporters, both of bounded time."""
+        self._exporters.append((flush, close))
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait for the exporters of spans; returns False if one did not take all spans in time."""
+        until = monotonic() + timeout_seconds
+        taken = [flush(max(until - monotonic(), 0.1)) for flush, _ in self._exporters]
+        return all(taken)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Close the exporters of spans within the time."""
+        until = monotonic() + timeout_seconds
+        for _, close in self._exporters:
+            close(max(until - monotonic(), 0.1))
+
+    # The job's threads -----------------------------------------------------------------------------------
+
+    def adopt(self, thread: int) -> None:
+        """Make the thread of the first block the main thread, and start the recording thread."""
+        if self.clock.thread is None and self.is_on:
+            self.clock.thread = thread
+            self.start_recording()
+
+    def start_recording(self) -> None:
+        """Start the recording thread unless it runs."""
+        if self.is_on:
+            RECORDER.start()
+
+    def append(self, record: Record) -> None:
+        """Append a record."""
+        if not self.is_on:
+            return
+        self.has_records = True
+        records = self.records
+        if len(records) >= MANY_RECORDS:
+            self._apply_many()
+        if len(records) < MOST_RECORDS:
+            records.append(record)
+        else:
+            self.dropped += 1
+
+    def report_step(self, number: int | None, seconds: float | None, mode: str) -> None:
+        """Record a step that has just ended; one inside an iteration is that iteration."""
+        now, clock = monotonic(), self.clock
+        self.start_recording()
+        if mode != "train":
+            self.append(EvaluationStepEnded(mode, seconds, now))
+            return
+        self.is_training = True
+        iteration = clock.iteration
+        if iteration is None:
+            self.take_over()
+        if self.gpu.on:
+            self.gpu.step()
+        at = TracingTimestamp(time(), now)
+        self.notify(lambda each: each.step_reported(number, seconds, mode, at))
+        if iteration is None and self.is_on:
+            if clock.thread in {None, threading.get_ident()}:
+                clock.begin_training(now)
+            self.append(StepReported(number, seconds, now, clock.possible_work(now), self.expected))
+
+    def on_collect(self, collect: Callable[[], None], forget: Callable[[], None]) -> None:
+        """Set the functions that take the tensors that have arrived, and that forget all tensors after a fork."""
+        self._collect = collect
+        self.on_reset(forget)
+
+    def collect_tensors(self) -> None:
+        """Take the values of this thread's tensors that have arrived."""
+        self._collect()
+
+    def publish_soon(self) -> None:
+        """Have the recording thread flush at once."""
+        if self.is_on:
+            RECORDER.flush_soon()
+
+    def _apply_many(self) -> None:
+        """Apply the records on the job's thread, unless another thread does."""
+        lock = self._lock
+        if lock.acquire(blocking=False):
+            try:
+                self._apply(len(self.records))
+            finally:
+                lock.release()
+
+    def describe(self, values: Mapping[str, object]) -> None:
+        """Record facts about the run, converted to plain values."""
+        self.start_recording()
+        self.append(RunDescribed(dict(values)))
+
+    def expect(self, samples: float | None, tokens: float | None) -> None:
+        """Set the samples and tokens of this rank in a step, which count unless the job records its own."""
+        known = self.expected
+        if known is None or (known.samples, known.tokens) != (samples, tokens):
+            self.expected = Expectation(samples, tokens)
+
+    def set_save_policy(self, policy: Callable[[], SavePolicy] | None) -> None:
+        """Set the function that returns how a save that begins is made; None for synchronous saves."""
+        self.save_policy = policy
+
+    # Observers -------------------------------------------------------------------------------------------
+
+    def observe(self, observer: TrainingObserver) -> None:
+        """Add an observer, or ask one again which hot kinds it wants."""
+        self.observers = (*(each for each in self.observers if each is not observer), observer)
+        self._update_observed()
+
+    def unobserve(self, observer: TrainingObserver) -> None:
+        """Remove an observer."""
+        self.observers = tuple(each for each in self.observers if each is not observer)
+        self._update_observed()
+
+    def _update_observed(self) -> None:
+        hot = (*kinds.ITERATIONS, *kinds.STEPS, *kinds.SHORT)
+        wanted = {kind for kind in hot for each in self.observers if each.wants(kind)}
+        self.observed_kinds = frozenset(wanted | (set(hot) if self.logs_spans() else set()))
+        self._watch()
+
+    def logs_spans(self) -> bool:
+        """Return True if a handler of events asks for the spans of steps."""
+        self._logs_spans = any(each.names("span") for each in RECORDER.events.active)
+        return self._logs_spans
+
+    def look_for_handlers(self) -> None:
+        """Observe hot blocks as long as a handler of events asks for their spans."""
+        before = self._logs_spans
+        if self.logs_spans() != before:
+            self._update_observed()
+
+    def _watch(self) -> None:
+        self.clock.watch(on=bool(self.observers) or self._logs_spans or self.gpu.on)
+
+    def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
+        """Call every observer; returns what they return. Only OneLoggerError is raised, if it *propagates*."""
+        found = []
+        for observer in self.observers:
+            try:
+                found.append(call(observer))
+            except OneLoggerError:  # noqa: PERF203  # each observer for itself
+                if propagates:
+                    raise
+            except Exception as error:  # noqa: BLE001  # a defect of an observer is not the job's problem
+                report("observer", "raised", "an observer that does not raise")
+                log_once(f"observer {error!r}", f"a defect in an observer of training: {error!r}")
+        return found
+
+    def current_span(self) -> Span | None:
+        """Return the innermost open span of the calling thread or task."""
+        span = self._current.get()
+        while span is not None and not span.active:
+            span = span.parent_span
+        return span
+
+    def current_span_id(self) -> str | None:
+        """Return the id of the innermost open span of the calling thread or task."""
+        span = self.current_span()
+        return None if span is None else str(span.id)
+
+    def enter_span(self, span: Span) -> None:
+        """Make a span the current one."""
+        self._current.set(span)
+
+    def parent_for_span(self) -> Span | None:
+        """Return the parent of a new span; not deeper than some, whatever the job leaves open."""
+        span, depth = self.current_span(), 0
+        ancestor = span
+        while ancestor is not None and depth < DEEPEST:
+            ancestor, depth = ancestor.parent_span, depth + 1
+        return None if span is None else span if depth < DEEPEST else span.parent_span
+
+    def leave_span(self, span: Span) -> None:
+        """Go back to the span around."""
+        if self._current.get() is span:
+            self._current.set(span.parent_span)
+            self._current.set(self.current_span())
+
+    def open_blocks(self) -> list[ObservedBlock]:
+        """Return the observed blocks that are open, in the order of their begins."""
+        return [each.observed for each in list(self.open.values())]
+
+    def saves_are_enabled(self) -> bool:
+        """Return False if the job is configured to save nothing."""
+        return self.present_save_policy().enabled
+
+    def present_save_policy(self) -> SavePolicy:
+        """Return the policy of a save that begins now."""
+        try:
+            found = None if self.save_policy is None else self.save_policy()
+        except Exception:  # noqa: BLE001  # an observer's defect
+            found = None
+        return found or SavePolicy()
+
+    def take_over(self) -> None:
+        """Let the blocks of the job itself replace those that a bridge has inferred."""
+        if self.job_is_instrumented:
+            return
+        self.job_is_instrumented = True
+        now = monotonic()
+        for entry in [each for each in reversed(self.clock.stack[1:]) if is_inferred_iteration(each)]:
+            self.clock.remove([entry], now)
+            entry.abandon(now)
+        for block in [each for each in reversed(self.open.values()) if each.kind.inferred]:
+            block.discard()
+
+    def discard_iteration(self) -> None:
+        """Discard the iteration that is open: a bridge has found that there is none."""
+        elsewhere = self.iterations_elsewhere.get(threading.get_ident())
+        if elsewhere is not None:
+            elsewhere.abandon(monotonic())
+            return
+        for entry in reversed(self.clock.stack):
+            if getattr(entry, "kind", None) in kinds.ITERATIONS:
+                self.clock.remove([entry], monotonic())
+                entry.abandon(monotonic())
+                return
+
+    # The recording thread --------------------------------------------------------------------------------
+
+    def in_use(self) -> bool:
+        """Return True if the job has reported anything."""
+        return self._has_reported() or bool(REPORTED or self._series)
+
+    def _has_reported(self) -> bool:
+        return self.clock.thread is not None or self.has_records or self.numbers.is_used
+
+    def trains(self) -> bool:
+        """Return True if the job has reported a phase, a step or a number."""
+        return self.is_training or self.numbers.is_used or self.clock.has_entries()
+
+    def _apply(self, most: int) -> bool:
+        """Apply records, the oldest first, under the lock; returns True if more are waiting."""
+        state, records = self._state, self.records
+        state.offset = time() - monotonic()
+        for _ in range(min(most, len(records))):
+            try:
+                state.apply(records.popleft())
+            except Exception as error:  # noqa: BLE001, PERF203  # a defect costs one record, not those after it
+                log_once(f"record {error!r}", f"a defect in the recording of training: {error!r}")
+        return bool(records)
+
+    def drain(self) -> None:
+        """Apply the records that exist now."""
+        waiting = len(self.records)
+        while waiting > 0:
+            if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+                return
+            try:
+                self._apply(PIECE_RECORDS)
+            finally:
+                self._lock.release()
+            waiting -= PIECE_RECORDS
+            RECORDER.yield_gil()
+
+    def tick(self) -> None:
+        """Apply records between two flushes if there are many."""
+        self.look_for_handlers()
+        if len(self.records) > MANY_RECORDS // 8:
+            self.drain()
+
+    def series(self) -> Sequence[StatReading]:
+        """Return the readings of all series, up to now."""
+        if self._lock.acquire(timeout=PATIENCE_SECONDS):
+            try:
+                self._series = self._publish()
+            finally:
+                self._lock.release()
+        return self._series
+
+    def _publish(self) -> Sequence[StatReading]:
+        self.look_for_handlers()
+        state, is_used = self._state, self.in_use()
+        state.count_misuse(self._take_dropped())
+        if not is_used:
+            return ()
+        if self._has_reported():
+            self._reading = state.publish()
+            main = self.clock.thread or threading.main_thread().ident
+            self.gpu.decide(main, state.progress.ideal)
+            if self.gpu.on != self.clock.is_watched:
+                self._watch()
+            self.gpu.publish(state.families)
+        return tuple(state.families.readings())
+
+    def _take_dropped(self) -> int:
+        dropped, self.dropped = self.dropped, 0
+        return dropped
+
+    def reading(self) -> TrainingReading | None:
+        """Return the reading beside the series, as of the last call of `series`; None if nothing was reported."""
+        return self._reading
+
+    def collect(self, *, final: bool) -> None:
+        """Apply all records; *final* also counts what the job could still have corrected."""
+        self.drain()
+        if final and self._lock.acquire(timeout=PATIENCE_SECONDS):
+            try:
+                self._state.progress.count_expected()
+            finally:
+                self._lock.release()
+
+
+def is_inferred_iteration(entry: StackEntry) -> bool:
+    """Return True for an iteration that a bridge has inferred."""
+    return getattr(entry, "kind", None) is kinds.INFERRED_ITERATION
+
+
+TRAINING = TrainingRecording()
+"""The recorder of this process."""

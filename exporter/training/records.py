@@ -1,0 +1,197 @@
+"""Records of what a job did, which its threads append and the recording thread applies in order.
+
+Blocks update the phase clock themselves; a record exists for each finished step and for everything rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from exporter.recording.conversion import AttributeValue
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Samples and tokens of this rank in a step, as configured; None if unknown."""
+
+    samples: float | None
+    tokens: float | None
+
+
+class IterationEnded(NamedTuple):
+    """A training iteration; a named tuple, because one is created in every step."""
+
+    began: float  # monotonic seconds, as all times of records
+    ended: float
+    work: float  # seconds of the phases that are work
+    waits: float | None  # seconds of waiting; None on another thread than the main one
+    failed: bool
+    expected: Expectation | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStepEnded:
+    """A batch of a validation or a test."""
+
+    mode: str
+    seconds: float | None
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReported:
+    """A step that the job reports after its end."""
+
+    number: int | None
+    seconds: float | None
+    ended: float
+    possible_work: float  # seconds of the process that may have been work
+    expected: Expectation | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBegan:
+    """A training loop."""
+
+    start: int
+    target: int | None
+    began: float
+    inferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """End of the training loop; `failure` is one of `END_REASONS`, or empty."""
+
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationBegan:
+    """Begin of the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationEnded:
+    """End of the application; `in_order` is False if a training loop was open."""
+
+    failure: str
+    in_order: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBegan:
+    """A save that the job begins; `key` identifies it."""
+
+    key: int
+    call: str
+    step: object
+    strategy: str
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveEnded:
+    """End of a save, as far as it blocked the training."""
+
+    key: int
+    ended: float
+    wall: float
+    succeeded: bool | None  # None if a callback ended it, which does not say
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSucceeded:
+    """A save that is safe."""
+
+    call: str
+    step: object
+    at: float
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReported:
+    """A save that the job reports after its end."""
+
+    step: object
+    kind: object
+    ok: object
+    seconds: object
+    blocking_seconds: object
+    bytes: object
+    at: float
+    wall: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """Facts about the run, converted to plain values."""
+
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSkipped:
+    """A step that did not change the model."""
+
+    reason: object
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Reason why the process is about to end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundEnded:
+    """Work beside the training."""
+
+    task: object
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEnded:
+    """A span that is no phase."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLogged:
+    """An event about a span, for the handlers of events; `parameters` adds what is known of the run."""
+
+    type: str
+    span_id: str
+    name: str
+    data: Mapping[str, AttributeValue | None]
+    at: float  # Unix seconds
+    parameters: bool = False
+    reason: str | None = None
+
+
+Record = (
+    IterationEnded
+    | EvaluationStepEnded
+    | StepReported
+    | LoopBegan
+    | LoopEnded
+    | ApplicationBegan
+    | ApplicationEnded
+    | SaveBegan
+    | SaveEnded
+    | SaveSucceeded
+    | SaveReported
+    | RunDescribed
+    | StepSkipped
+    | Interrupted
+    | BackgroundEnded
+    | SpanEnded
+    | SpanLogged
+)

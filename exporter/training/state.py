@@ -1,0 +1,322 @@
+"""Training state: loops, steps, saves and the outcome of the run, made of the records of the job.
+
+Used under the lock of the recorder, mostly on the recording thread.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns, time
+from typing import Any
+
+from exporter.recording.conversion import safe_repr, to_datum
+from exporter.recording.event_values import RawEvent
+from exporter.recording.identity import clean_text
+from exporter.recording.recorder import RECORDER
+from exporter.recording.values import TrainingReading
+from exporter.training.checkpoints import Checkpoints, Save, Work
+from exporter.training.clock import ClockReading, PhaseClock, classic_buckets, native_buckets
+from exporter.training.collectives import sequence_numbers
+from exporter.training.facts import RATES, Facts
+from exporter.training.kinds import OTHER
+from exporter.training.metrics import PHASE_BUCKETS, Families
+from exporter.training.misuse import count_reported, report
+from exporter.training.numbers import Numbers
+from exporter.training.progress import SKIPPED, Loop, Progress, is_count
+from exporter.training.records import (
+    ApplicationBegan,
+    ApplicationEnded,
+    BackgroundEnded,
+    EvaluationStepEnded,
+    Expectation,
+    Interrupted,
+    IterationEnded,
+    LoopBegan,
+    LoopEnded,
+    Record,
+    RunDescribed,
+    SaveBegan,
+    SaveEnded,
+    SaveReported,
+    SaveSucceeded,
+    SpanEnded,
+    SpanLogged,
+    StepReported,
+    StepSkipped,
+)
+
+MOST_NAME = 100
+"""Characters of the labels `span` and `task`."""
+
+
+class TrainingState:
+    """State of the training of one process.
+
+    Attributes:
+        offset: Wall clock minus monotonic clock, at present.
+    """
+
+    def __init__(self, clock: PhaseClock, numbers: Numbers) -> None:
+        self.clock = clock
+        self.families = Families()
+        self.facts = Facts(self.families)
+        self.progress = Progress(self.families, self.facts, numbers)
+        self.work = Work()
+        self.checkpoints = Checkpoints(self.families, self.work)
+        self.offset = 0.0
+        self.loop: Loop | None = None  # the latest; None before the first
+        self._loops = 0
+        self._first_step: int | None = None
+        self._is_inferred = False  # the latest loop
+        self._last_step: float | None = None
+        self._last_possible_work = 0.0
+        self._is_closed = False  # the application has ended, and no other has begun
+        self._is_finished = False
+        self._failure = ""  # why the job ends, one of `END_REASONS`
+        self._saves: dict[int, Save] = {}  # that block the training
+        self._handlers: dict[type, Any] = {
+            IterationEnded: self._iteration_ended,
+            EvaluationStepEnded: self._evaluation_step_ended,
+            StepReported: self._step_reported,
+            LoopBegan: self._loop_began,
+            LoopEnded: self._loop_ended,
+            ApplicationBegan: self._application_began,
+            ApplicationEnded: self._application_ended,
+            SaveBegan: self._save_began,
+            SaveEnded: self._save_ended,
+            SaveSucceeded: self._save_succeeded,
+            SaveReported: self._save_reported,
+            RunDescribed: self._run_described,
+            StepSkipped: self._step_skipped,
+            Interrupted: self._interrupted,
+            BackgroundEnded: self._background_ended,
+            SpanEnded: self._span_ended,
+            SpanLogged: self._span_logged,
+        }
+
+    def apply(self, record: Record) -> None:
+        """Apply one record."""
+        self._handlers[type(record)](record)
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.families.reset()
+        self.work.reset()
+        self.progress.reset()
+
+    def count_misuse(self, dropped_records: int) -> None:
+        """Count the misuse that was reported since, and dropped records."""
+        if dropped_records:
+            report("records", "dropped", f"fewer at once: {dropped_records} were dropped")
+        count_reported(self.families)
+
+    # Steps -----------------------------------------------------------------------------------------------
+
+    def _iteration_ended(self, record: IterationEnded) -> None:
+        began, ended, work, waits, failed, expected = record
+        if failed:
+            self.work.failed_seconds += work
+            return
+        seconds = ended - began if ended > began else 0.0
+        self._last_possible_work += work
+        compute = None if waits is None else max(seconds - waits, 0.0)
+        self._step_ended(seconds, ended, work, compute, None, expected)
+
+    def _step_ended(
+        self,
+        seconds: float | None,
+        at: float,
+        work: float,
+        compute: float | None,
+        number: int | None,
+        expected: Expectation | None,
+    ) -> None:
+        """Count a completed step: its duration, the work in it, and its duration without waiting."""
+        self.progress.trained(seconds, at, compute)
+        self._last_step = at
+        loop = self.loop
+        if loop is None:
+            loop = self._enter_loop(0 if number is None else max(number - 1, 0), is_inferred=False)
+        loop.completed = loop.completed + 1 if number is None else number
+        self.progress.expect(expected)
+        self.work.done(loop.number, loop.completed - 1, work)
+
+    def _step_reported(self, record: StepReported) -> None:
+        seconds, last, work = record.seconds, self._last_step, record.seconds or 0.0
+        if last is not None:
+            seconds = max(record.ended - last, 0.0) if seconds is None else seconds
+            work = max(min(record.possible_work - self._last_possible_work, seconds), 0.0)
+        self._last_possible_work = record.possible_work
+        self._step_ended(seconds, record.ended, work, None, record.number, record.expected)
+
+    def _evaluation_step_ended(self, record: EvaluationStepEnded) -> None:
+        self.progress.evaluated(record.mode, record.seconds, record.ended)
+
+    def _step_skipped(self, record: StepSkipped) -> None:
+        if record.reason in SKIPPED:
+            self.families.counter("training.skipped_steps", reason=str(record.reason)).add()
+        else:
+            report("skipped_step", "value", f"overflow or nonfinite, not {safe_repr(record.reason)}")
+
+    # Loops and the application ---------------------------------------------------------------------------
+
+    def _enter_loop(self, start: int, *, is_inferred: bool) -> Loop:
+        self._loops += 1
+        self.loop = Loop(self._loops, start, start)
+        if self._first_step is None or (self._is_inferred and not is_inferred):
+            self._first_step = start
+        self._is_inferred = is_inferred
+        return self.loop
+
+    def _loop_began(self, record: LoopBegan) -> None:
+        self.progress.count_expected()
+        self._failure = ""  # the job went on after the failure of an earlier loop
+        self._last_step = record.began
+        self._enter_loop(record.start, is_inferred=record.inferred)
+        self.checkpoints.furthest = None  # steps count from somewhere else
+        if record.target:
+            self.facts.describe({"step_target": record.target})
+
+    def _loop_ended(self, record: LoopEnded) -> None:
+        self.progress.count_expected()
+        self.progress.over = True
+        self._failure = self._failure or record.failure
+
+    def _application_began(self, _: ApplicationBegan) -> None:
+        if self._is_closed:
+            self._is_closed = False
+            self.loop = None
+            self.checkpoints.under_way.clear()
+        self._is_finished, self._failure = False, ""
+
+    def _application_ended(self, record: ApplicationEnded) -> None:
+        self.progress.count_expected()
+        self._is_closed = True
+        self._failure = self._failure or record.failure
+        self._is_finished = record.in_order and not self._failure
+
+    def _interrupted(self, record: Interrupted) -> None:
+        self._failure = record.reason
+
+    # Saves -----------------------------------------------------------------------------------------------
+
+    def _save_began(self, record: SaveBegan) -> None:
+        step = record.step
+        if type(step) is not int or not is_count(abs(step)):
+            report(record.call, "global_step", f"global_step to be a number, not {safe_repr(step)}")
+            step = 0 if self.loop is None else self.loop.completed
+        completed = step if self.loop is None else self.loop.completed
+        self._saves[record.key] = self.checkpoints.begin(step, record.strategy, record.began, completed)
+
+    def _save_ended(self, record: SaveEnded) -> None:
+        save = self._saves.pop(record.key, None)
+        if save is None:
+            return
+        synchronous = save.strategy == "sync"
+        if synchronous and record.succeeded and not save.confirmed:
+            self.checkpoints.succeed(save, record.ended, record.wall)
+        self.checkpoints.blocked(save.strategy, max(record.ended - save.began, 0.0))
+        if synchronous or record.succeeded is False:
+            self.checkpoints.fail(save)
+
+    def _save_succeeded(self, record: SaveSucceeded) -> None:
+        save = self.checkpoints.pending(record.step)
+        if save is None:
+            expected = f"the step of a save that has begun and is not safe yet, not {safe_repr(record.step)}"
+            report(record.call, "unknown_step", expected)
+        else:
+            self.checkpoints.succeed(save, record.at, record.wall)
+
+    def _save_reported(self, record: SaveReported) -> None:
+        wrong = self.checkpoints.report(record)
+        if wrong is not None:
+            report("checkpoint_saved", "value", wrong)
+
+    # Facts and spans -------------------------------------------------------------------------------------
+
+    def _run_described(self, record: RunDescribed) -> None:
+        for name, expected in self.facts.describe(record.values):
+            report("describe", name, f"{name} {expected}, not {safe_repr(record.values[name])}")
+
+    def _background_ended(self, record: BackgroundEnded) -> None:
+        task = clean_text(record.task)[:MOST_NAME] if type(record.task) is str else ""
+        self.families.counter("training.background", "seconds", task=task or OTHER).add(record.seconds)
+
+    def _span_ended(self, record: SpanEnded) -> None:
+        name = clean_text(record.name)[:MOST_NAME]
+        self.families.summary("training.span_duration", span=name or OTHER).observe(record.seconds)
+
+    def _span_logged(self, record: SpanLogged) -> None:
+        kind = RECORDER.events.kind(record.type, "info")
+        if not kind.enabled:
+            return
+        data: dict[str, Any] = dict(record.data)
+        if record.parameters and record.type == "training.begin":
+            rates = {name: getattr(self.facts, name) for name in RATES}
+            data = dict(self.facts.pairs()) | rates | data
+        elif record.parameters:
+            step = None if self.loop is None else self.loop.completed
+            reason = record.reason or self._failure or None
+            data |= {"reason": reason, "step": step, "steps": self.progress.steps}
+        found = {name: to_datum(value) for name, value in data.items()} | {"name": record.name}
+        plain = {name: value for name, value in found.items() if value is not None}
+        raw = RawEvent(record.type, None, "info", plain, record.at, time(), monotonic_ns(), record.span_id)
+        RECORDER.events.record(kind, raw, record.at)
+
+    # What is published -----------------------------------------------------------------------------------
+
+    def publish(self, until: float | None = None) -> TrainingReading:
+        """Update the series up to now, or up to another time in simulations; returns the reading beside them."""
+        for group, number in sequence_numbers().items():
+            self.families.gauge("training.collective_sequence", group=group).set(number)
+        clock = self.clock.read(until)
+        self._publish_phases(clock)
+        self.progress.publish(self.offset)
+        if self.loop is not None:
+            self.families.gauge("training.step").set(float(self.loop.completed))
+        return self._reading(clock)
+
+    def _publish_phases(self, clock: ClockReading) -> None:
+        families = self.families
+        for name, totals in self.clock.phases.items():
+            if not totals.entries and name not in clock.seconds:
+                continue
+            families.counter("training.phase_entries", phase=name).raise_to(totals.entries)
+            families.counter("training.phase", "seconds", phase=name).raise_to(clock.seconds.get(name, 0.0))
+            families.gauge("training.phase_active", phase=name).set(float(name == clock.active))
+            if totals.cells is not None:
+                cells = list(totals.cells)
+                series = families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
+                if sum(cells) != series.count:
+                    series.replace(totals.duration_seconds, classic_buckets(cells), native_buckets(cells))
+        since = families.gauge("training.phase_active_since_timestamp", "seconds")
+        since.set(round(clock.since + self.offset, 3))
+
+    def _reading(self, clock: ClockReading) -> TrainingReading:
+        progress, work = self.progress, self.work
+        return TrainingReading(
+            facts=self.facts.pairs(),
+            phase=clock.active,
+            phase_since=clock.since + self.offset,
+            phases=clock.seconds,
+            last_progress=None if progress.last is None else progress.last + self.offset,
+            first_step=self._first_step,
+            loop=self._loops,
+            guessed=self._is_inferred,
+            step=None if self.loop is None else self.loop.completed,
+            steps=progress.steps,
+            work_seconds=work.seconds,
+            open_seconds=clock.open_work,
+            failed_seconds=work.failed_seconds,
+            committed_step=work.committed_step,
+            committed_seconds=work.committed_seconds,
+            segments=work.segments(),
+            finished=self._is_finished,
+            failure=self._failure,
+            longest_step_seconds=progress.longest,
+            history_until=clock.history_until,
+            history_phases=clock.history_phases,
+            history=clock.history,
+            flops_per_token=self.facts.flops_per_token,
+            hardware_flops_per_token=self.facts.hardware_flops_per_token,
+            peak_flops=self.facts.peak_flops,
+        )

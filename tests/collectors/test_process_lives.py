@@ -1,0 +1,32 @@
+"""Begin and end of processes on the monotonic clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from waiting import wait_until
+
+from exporter.collectors.processes.lives import ProcessLives
+
+
+def test_begin_and_end_of_a_process_are_known_to_a_tenth_of_a_second() -> None:
+    lives = ProcessLives()
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        lives.watch([process.pid])
+        time.sleep(0.3)
+        process.kill()
+        ended = time.monotonic()
+        wait_until(lambda: lives.watch([])[process.pid].ended is not None)
+    life = lives.watch([])[process.pid]
+    lives.stop()
+
+    assert life.began == pytest.approx(began, abs=0.1)
+    assert life.ended == pytest.approx(ended, abs=0.1)
+
+
+def test_a_process_that_does_not_exist_has_no_life() -> None:
+    assert ProcessLives().watch([2**22 - 1]) == {}

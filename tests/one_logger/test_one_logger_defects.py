@@ -1,0 +1,242 @@
+"""The defects of one-logger's numbers that its golden vectors do not show: what it does, and that ours does not."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from one_logger_support import KeepingExporter, configured, exported
+from training_support import latest_reading, misuses, of, train
+
+from exporter import one_logger, training
+from exporter.one_logger.figures import Save
+
+pytestmark = pytest.mark.usefixtures("unconfigured_process")
+
+
+@pytest.mark.parametrize("known", ["disabled", "before configuration"])
+def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
+    if known == "disabled":
+        configured(telemetry={}, enable_for_current_rank=False)
+    bodies = 0
+
+    standard = "application model_init training_iteration validation_loop validation_iteration testing_loop"
+    blocks: list[Any] = [getattr(training, each)() for each in standard.split()]
+    blocks += [training.testing_iteration(), training.checkpoint_load(), training.checkpoint_save(1)]
+    blocks += [training.training_loop(train_iterations_start=0), one_logger.timed_span("custom")]
+    blocks += [training.span("another"), training.phase("compile")]
+    for block in blocks:
+        with block as span:
+            span.add_attribute("name", "value")
+            span.add_attributes(one_logger.Attributes({"other": 1}))
+            span.add_event(one_logger.Event.create("event"))
+            training.record(loss=1.0)
+            training.step()
+            bodies += 1
+
+    assert bodies == len(blocks)
+    assert misuses() == {}
+
+
+def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
+    configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application():
+        for step in range(1500):
+            training.on_save_checkpoint_start(step)
+            training.on_save_checkpoint_end()
+        latest_reading()
+        gc.collect()
+        kept = sum(type(each) is Save for each in gc.get_objects())
+        training.on_save_checkpoint_success(0)
+        training.on_save_checkpoint_success(1499)
+
+    assert kept <= 1001
+    assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 1}
+
+
+def test_a_block_that_a_callback_has_ended_is_one_step() -> None:
+    configured(telemetry={})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        with training.training_iteration():
+            training.on_training_single_iteration_end()
+        train(1)
+
+    assert of("training.steps", mode="train") == 2
+
+
+def test_a_span_that_ends_also_ends_the_spans_entered_inside() -> None:
+    memory = configured(telemetry={})
+    application, loop = training.application(), training.training_loop(train_iterations_start=0)
+    application.__enter__()
+    outer, inner = training.span("outer"), training.span("inner")
+    loop.__enter__()
+    outer.__enter__()
+    inner.__enter__()
+    for block in (outer, loop, inner, application):
+        block.__exit__(None, None, None)
+
+    assert exported(memory).names("stop") == ["inner", "outer", "training_loop", "application"]
+    assert misuses() == {("span('inner')", "not_open"): 1}
+
+
+def begun(memory: KeepingExporter, name: str) -> Any:
+    (span,) = [span for span in exported(memory).all_of("start") if span.name_str == name]
+    return span
+
+
+NO_TARGETS = [[8], "8", math.nan, math.inf, True, lambda: 1 / 0, lambda: [8]]
+
+
+@pytest.mark.parametrize("target", NO_TARGETS, ids=lambda target: type(target).__name__)
+def test_d19_a_target_that_is_none_is_a_misuse_and_the_loop_is_told_without(target: Any) -> None:
+    memory = configured(telemetry={"seq_length_or_fn": 16})
+
+    with training.application(), training.training_loop(0, None, target, target):
+        train(1)
+
+    loop = begun(memory, "training_loop")
+    assert loop.attributes.to_json() == {"train_iterations_start": 0, "train_samples_start": 0}
+    assert sum(misuses().values()) == 2
+    assert len(exported(memory).attributes("training_metrics_update")) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "told_"), [(1e5, 100_000), (100, 100), (0, 0), (-1, -1), (10**400, 10**400)]
+)
+@pytest.mark.parametrize("stated", ["called", "configured"])
+def test_a_target_is_told_as_it_was_stated(target: float, told_: int, stated: str) -> None:
+    names = ("train_iterations_target_or_fn", "train_samples_target_or_fn")
+    memory = configured(telemetry={} if stated == "called" else dict.fromkeys(names, target))
+    given = (target, target) if stated == "called" else ()
+
+    with training.application(), training.training_loop(0, None, *given):
+        train(1)
+
+    loop = begun(memory, "training_loop")
+    attributes = loop.attributes.to_json()
+    assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (told_, told_)
+    assert misuses() == {}
+
+
+def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
+    memory = configured(
+        telemetry={
+            "flops_per_sample_or_fn": 10,
+            "is_log_throughput_enabled_or_fn": True,
+            "train_iterations_target_or_fn": 0,
+        }
+    )
+
+    with training.application(), training.training_loop(0, None, None, -1):
+        train(1)
+
+    loop = begun(memory, "training_loop")
+    assert not {name for name in loop.attributes if name.endswith("target")}
+    assert misuses() == {}
+
+
+def test_d18_saves_that_are_switched_off_break_no_rule_and_are_nobodys_parent() -> None:
+    memory = configured(telemetry={"is_save_checkpoint_enabled_or_fn": False})
+    with training.application():
+        with training.training_loop(0), training.checkpoint_save(0), training.validation_loop():
+            pass
+        training.on_save_checkpoint_end()
+        training.on_save_checkpoint_start(1)
+        training.on_save_checkpoint_start(2)
+        training.on_save_checkpoint_success(7)
+        training.on_save_checkpoint_end()
+        training.on_save_checkpoint_end()
+    training.on_save_checkpoint_start(3)
+
+    assert misuses() == {}
+    assert begun(memory, "validation_loop").parent_span.name_str == "training_loop"
+    assert exported(memory).names() == ["application", "training_loop", "validation_loop"]
+
+
+def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
+    asked: Counter[str] = Counter()
+
+    def ask(name: str, value: Any) -> Any:
+        return lambda: (asked.update([name]), value)[1]
+
+    given: dict[str, Any] = {"global_batch_size": 32, "seq_length": 128, "flops_per_sample": 1000}
+    given["is_log_throughput_enabled"] = True
+    telemetry = {f"{name}_or_fn": ask(name, value) for name, value in given.items()}
+    configured(telemetry=telemetry, world_size_or_fn=ask("world_size", 4))
+    with training.application(), training.training_loop(train_iterations_start=0):
+        before = Counter(asked)
+        train(100)
+        during = asked - before
+
+    assert during == dict.fromkeys([*given, "world_size"], 100)
+
+
+def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() -> None:
+    telemetry = {"global_batch_size_or_fn": 32, "log_every_n_train_iterations": 10}
+    memory = configured(telemetry=telemetry, world_size_or_fn=4)
+    with training.application(), training.training_loop(train_iterations_start=0):
+        train(10)
+
+    (update,) = exported(memory).attributes("training_metrics_update")
+    assert update["num_train_samples"] == 320
+    assert of("training.samples", mode="train") == 80
+
+
+def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:
+    memory = configured(telemetry={})
+    with training.application(), training.training_loop(0), training.training_iteration():
+        for name in (one_logger.StandardTrainingJobSpanName.MODEL_FORWARD, "model_backward"):
+            with one_logger.timed_span(name) as span:
+                span.add_attribute("a", 1)
+
+    assert [of("training.phase_entries", phase=phase) for phase in ("forward", "backward")] == [1, 1]
+    assert not {"model_forward", "model_backward"} & set(exported(memory).names())
+
+
+def test_d8_a_success_of_a_save_that_never_began_or_was_confirmed_is_a_misuse_without_effect() -> None:
+    memory = configured(telemetry={"save_checkpoint_strategy": "async"})
+    with training.application(), training.training_loop(train_iterations_start=0):
+        train(3)
+        with training.checkpoint_save(global_step=3):
+            pass
+        training.on_save_checkpoint_success(3)
+        assert misuses() == {}
+        for step in (3, 99, None):
+            training.on_save_checkpoint_success(step)  # type: ignore[arg-type]  # bad input
+        assert sum(misuses().values()) == 3
+
+    (success,) = exported(memory).attributes("save_checkpoint_success")
+    assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)
+
+
+def test_d12_a_validation_whose_only_iteration_failed_tells_no_times() -> None:
+    memory = configured(telemetry={})
+    with (
+        training.application(),
+        training.validation_loop(),
+        suppress(ValueError),
+        training.validation_iteration(),
+    ):
+        raise ValueError
+
+    (update,) = exported(memory).attributes("validation_metrics_update")
+    assert not {name for name in update if name.endswith("_time_sec")}
+
+
+def test_d20_a_first_iteration_of_no_length_is_counted() -> None:
+    throughput = {"is_log_throughput_enabled_or_fn": True, "flops_per_sample_or_fn": 10}
+    memory = configured(telemetry=throughput | {"log_every_n_train_iterations": 1})
+    now = time.time() * 1000
+    with training.application(), training.training_loop(train_iterations_start=0):
+        training.on_training_single_iteration_start(start_time_msec=now)
+        training.on_training_single_iteration_end(finish_time_msec=now)
+
+    (update,) = exported(memory).attributes("training_metrics_update")
+    assert update["num_iterations"] == 1
+    assert update["total_iteration_time_sec"] == pytest.approx(0.0, abs=1e-3)
+    assert misuses() == {}

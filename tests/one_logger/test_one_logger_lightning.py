@@ -1,0 +1,106 @@
+"""One-logger's Trainer and callback for PyTorch Lightning, with the real Trainer on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_support import run_python
+
+pytest.importorskip("lightning")
+pytestmark = pytest.mark.timeout(240)
+
+JOB = """
+import contextlib, logging, pickle, warnings
+from pathlib import Path
+import torch
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch.utils.data import DataLoader, TensorDataset
+from exporter.one_logger import *
+from exporter.one_logger.training_telemetry.integration.pytorch_lightning import (
+    OneLoggerPTLTrainer, TimeEventCallback, hook_trainer_cls)
+
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).mean()
+    def validation_step(self, batch, index):
+        pass
+    test_step = validation_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Failing(TorchCheckpointIO):
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        if "bad" in str(path):
+            raise OSError(28, "No space left on device")
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+def loader(samples):
+    return DataLoader(TensorDataset(torch.zeros(samples, 4)), batch_size=4)
+
+provider = TrainingTelemetryProvider.instance()
+provider.with_base_config(OneLoggerConfig(application_name="app", world_size_or_fn=1, session_tag_or_fn="s",
+    telemetry_config=TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=8,
+                                             log_every_n_train_iterations=1)))
+provider.with_exporter(FileExporter(Path("t.jsonl"))).configure_provider()
+options = dict(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+               enable_model_summary=False, max_epochs=1, accumulate_grad_batches=2, num_sanity_val_steps=1,
+               plugins=[Failing()])
+"""
+TRAINER = """
+options["callbacks"] = None
+trainer = OneLoggerPTLTrainer(options, provider)
+assert options["callbacks"] is None
+callback = trainer.nv_one_logger_callback
+"""
+HOOKED = """
+class Mine(pl.Trainer):
+    pass
+trained, callback = hook_trainer_cls(Mine, provider)
+trainer = trained(callbacks=pl.Callback(), **options)
+assert trained is Mine and trainer.nv_one_logger_callback is callback
+"""
+RUN = """
+callback.on_model_init_start()
+module = Module()
+callback.on_model_init_end()
+trainer.fit(module, loader(16), loader(8))
+with contextlib.suppress(OSError):
+    trainer.save_checkpoint("bad.ckpt")
+trainer.save_checkpoint("good.ckpt")
+trainer.test(module, loader(8), verbose=False)
+assert isinstance(pickle.loads(pickle.dumps(callback)), TimeEventCallback)
+assert Path("good.ckpt").exists()
+callback.on_app_end()
+"""
+
+
+def records(directory: Path) -> list[dict[str, Any]]:
+    lines = (directory / "t.jsonl").read_text(encoding="ascii").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("made", [TRAINER, HOOKED], ids=["OneLoggerPTLTrainer", "hook_trainer_cls"])
+def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(made: str, tmp_path: Path) -> None:
+    done = run_python(JOB + made + RUN, tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+    found = records(tmp_path)
+    ended = Counter(each["name"] for each in found if each["type"] in {"stop", "complete"})
+    events = Counter(each["event"]["name"] for each in found if each["type"] == "event")
+    assert ended["application"] == ended["model_initialization"] == ended["training_loop"] == 1
+    assert ended["validation_loop"] == events["validation_metrics_update"] == 2  # one of the sanity check
+    assert ended["testing_loop"] == events["testing_metrics_update"] == 1
+    assert events["training_metrics_update"] == 2  # optimizer steps of four batches
+    assert ended["checkpoint_save_sync"] == events["sync_checkpoint_metrics_update"] == 2
+    assert events["save_checkpoint_success"] == 1

@@ -1,0 +1,144 @@
+"""Exporters in memory and configured providers for the tests of one-logger."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from exporter import one_logger
+from exporter.one_logger.configured import current
+from exporter.one_logger.exporters import BaseExporter
+from exporter.one_logger.provider import forget
+from exporter.recording.recorder import RECORDER
+from exporter.training.recorder import TRAINING
+
+APPLICATION: dict[str, Any] = {
+    "application_name": "app",
+    "world_size_or_fn": 8,
+    "session_tag_or_fn": "session",
+}
+"""Required fields of OneLoggerConfig."""
+TELEMETRY: dict[str, Any] = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
+"""Required fields of TrainingTelemetryConfig."""
+
+
+class KeepingExporter(BaseExporter):
+    """Exporter that keeps every record.
+
+    Args:
+        refuses: Returns True if a call, by method and name, is to raise *error*.
+
+    Attributes:
+        gate: Calls wait while the gate is closed.
+        records: Method, name and span or event of each record.
+    """
+
+    def __init__(
+        self,
+        refuses: Callable[[str, str], bool] = lambda _method, _name: False,
+        error: BaseException | None = None,
+    ) -> None:
+        self.refuses = refuses
+        self.error = error or ConnectionError()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.calls: list[str] = []
+        self.records: list[tuple[str, str, Any]] = []
+        self.threads: set[str] = set()
+
+    def _keep(self, method: str, name: str = "", subject: Any = None) -> None:
+        self.calls.append(method)
+        self.threads.add(threading.current_thread().name)
+        self.gate.wait()
+        if self.refuses(method, name):
+            raise self.error
+        self.records.append((method, name, subject))
+
+    def initialize(self) -> None:
+        self._keep("initialize")
+
+    def export_start(self, span: Any) -> None:
+        self._keep("start", span.name_str, span)
+
+    def export_stop(self, span: Any) -> None:
+        self._keep("stop", span.name_str, span)
+
+    def export_event(self, event: Any, span: Any) -> None:
+        del span
+        self._keep("event", event.name_str, event)
+
+    def export_error(self, event: Any, span: Any) -> None:
+        del span
+        self._keep("error", event.error_message, event)
+
+    def export_telemetry_data_error(self, error: Any) -> None:
+        self._keep("telemetry_data_error", error.error_message, error)
+
+    def close(self) -> None:
+        self._keep("close")
+
+    @property
+    def kept(self) -> list[tuple[str, str]]:
+        """Method and name of each record."""
+        return [record[:2] for record in self.records]
+
+    def all_of(self, method: str) -> list[Any]:
+        """Return the spans or events of a method."""
+        return [subject for each, _, subject in self.records if each == method]
+
+    def names(self, method: str = "start") -> list[str]:
+        """Return the names of a method."""
+        return [name for each, name, _ in self.records if each == method]
+
+    def attributes(self, event: str) -> list[dict[str, Any]]:
+        """Return the attributes of all events of a name."""
+        return [each.attributes.to_json() for each in self.all_of("event") if each.name_str == event]
+
+
+@contextmanager
+def unconfigured() -> Iterator[None]:
+    """Run a block in a process whose training is not recorded and not configured yet."""
+    _restart()
+    try:
+        yield
+    finally:
+        observer = current()
+        if observer is not None:
+            observer.delivery.close()
+        _restart()
+
+
+def _restart() -> None:
+    forget()
+    TRAINING.after_fork()
+    RECORDER.process.after_fork()  # no rank before the process trains
+
+
+def configured(
+    *, telemetry: dict[str, Any] | None = None, export: tuple[Any, ...] = (), **base: Any
+) -> KeepingExporter:
+    """Configure the provider with an exporter in memory; *export* selects the exported spans."""
+    settings: dict[str, Any] = {
+        "application_name": "test",
+        "session_tag_or_fn": "session",
+        "world_size_or_fn": 1,
+        **base,
+    }
+    if telemetry is not None:
+        usual = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
+        settings["telemetry_config"] = one_logger.TrainingTelemetryConfig(**usual | telemetry)
+    memory = KeepingExporter()
+    builder = one_logger.TrainingTelemetryProvider.instance()
+    builder.with_base_config(one_logger.OneLoggerConfig(**settings)).with_exporter(memory)
+    if export:
+        builder.with_export_customization(*export)
+    builder.configure_provider()
+    return memory
+
+
+def exported(memory: KeepingExporter) -> KeepingExporter:
+    """Return an exporter after all records have arrived."""
+    assert TRAINING.flush(5)
+    return memory

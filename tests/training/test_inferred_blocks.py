@@ -1,0 +1,77 @@
+"""Blocks of the job replace the blocks that a bridge infers: nothing is counted twice, nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from training_support import latest_reading, misuses, of
+
+from exporter import training
+from exporter.training import api
+from exporter.training.recorder import TRAINING
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def infer(steps: int, *, ended: bool = True) -> None:
+    """Infer a loop as a bridge does: the last iteration ends with the next batch, which may never come."""
+    api.inferred_loop(0).__enter__()
+    for step in range(steps):
+        iteration = api.inferred_iteration()
+        iteration.__enter__()
+        if ended or step < steps - 1:
+            iteration.__exit__(None, None, None)
+
+
+def iterations(times: int) -> None:
+    for _ in range(times):
+        with training.training_iteration(), training.model_forward():
+            pass
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(ended: bool) -> None:
+    infer(10, ended=ended)
+    with training.application(), training.training_loop(train_iterations_start=0):
+        iterations(400)
+        with training.checkpoint_save(400):
+            pass
+
+    reading = latest_reading()
+    assert of("training.steps", mode="train") == (410 if ended else 409)
+    assert of("training.step") == reading.step == 400
+    assert not reading.guessed
+    assert of("training.phase_entries", phase="forward") == 400
+    assert reading.finished
+    assert reading.committed_seconds == pytest.approx(reading.work_seconds)
+    assert reading.work_seconds > 0
+    assert reading.segments == ()
+    assert misuses() == {}
+
+
+def test_iterations_of_the_job_are_counted_and_iterations_inferred_beside_them_are_not() -> None:
+    infer(2)
+    for _ in range(5):
+        with training.training_iteration(), api.inferred_iteration():
+            pass
+        with api.inferred_loop(0), api.inferred_iteration():
+            pass
+
+    assert of("training.steps", mode="train") == 7
+    assert latest_reading().step == 7
+
+
+def test_an_iteration_of_another_thread_can_be_discarded() -> None:
+    def run() -> None:
+        for kept in (True, False):
+            with api.inferred_iteration():
+                if not kept:
+                    TRAINING.discard_iteration()
+
+    with training.span("on the main thread"):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    assert of("training.steps", mode="train") == 1

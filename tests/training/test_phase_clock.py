@@ -1,0 +1,417 @@
+"""The phase clock: exclusive seconds that sum to the wall time, whatever the order of ends, tasks, signals and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_support import (
+    SimulatedTraining,
+    fresh_recorder,
+    labelled,
+    latest_reading,
+    misuses,
+    of,
+    published,
+    train,
+)
+
+from exporter import training
+from exporter.training import kinds
+from exporter.training.blocks import HotBlock
+from exporter.training.clock import CELLS, MOST_OPEN, PhaseClock, StackEntry, classic_buckets, native_buckets
+from exporter.training.metrics import PHASE_BUCKETS
+from exporter.training.phases import PHASES
+from exporter.training.recorder import TRAINING
+from exporter.training.spans import Span
+
+NAMES = ["iteration", "validation", "data_loading", "forward", "backward", "grad_sync", None]
+actions = st.one_of(
+    st.tuples(st.just("enter"), st.sampled_from(NAMES)),
+    st.tuples(st.just("leave"), st.integers(0, 9)),
+)
+
+
+def total(clock: PhaseClock, until: float) -> float:
+    """Return the seconds of all phases."""
+    return sum(clock.read(until).seconds.values())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(actions, st.floats(0, 3, allow_nan=False)), max_size=60))
+def test_the_seconds_of_all_phases_sum_to_the_wall_time_whatever_the_order_of_the_ends(
+    job: list[tuple[tuple[str, Any], float]],
+) -> None:
+    clock, now, opened = PhaseClock(2.0), 2.0, list[StackEntry]()
+    for (action, which), seconds in job:
+        now += seconds
+        if action == "enter":
+            opened.append(StackEntry())
+            clock.enter(opened[-1], which, now)
+        elif opened:
+            clock.leave(opened.pop(which % len(opened)), now)
+        assert total(clock, now + 1) == pytest.approx(now + 1 - 2.0)
+        assert clock.active is clock.stack[-1].totals
+
+    assert all(totals.seconds >= 0 for totals in clock.phases.values())
+    assert set(clock.phases) == set(PHASES)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.sampled_from("ivdfb!"), max_size=8), max_size=5))
+def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[list[str]]) -> None:
+    blocks: dict[str, Any] = {
+        "i": training.training_iteration,
+        "v": training.validation_loop,
+        "d": training.data_loading,
+        "f": training.model_forward,
+        "b": lambda: training.span("own"),
+    }
+
+    async def run(names: list[str]) -> None:
+        if names and names[0] == "!":
+            raise ValueError
+        if names:
+            with blocks[names[0]]():
+                await asyncio.sleep(0)
+                await run(names[1:])
+                await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(*map(run, tasks), return_exceptions=True)
+
+    with fresh_recorder():
+        began = time.monotonic()
+        asyncio.run(main())
+        train()
+        ended = time.monotonic()
+        clock = TRAINING.clock
+
+        assert total(clock, ended) == pytest.approx(ended - clock.began)
+        assert clock.began <= began
+        assert len(clock.stack) == 1
+
+
+def test_two_tasks_in_validation_are_validation_until_the_last_has_ended() -> None:
+    async def validate(seconds: float) -> None:
+        with training.validation_loop():
+            await asyncio.sleep(seconds)
+
+    async def main() -> None:
+        await asyncio.gather(validate(0.1), validate(0.3))
+
+    with fresh_recorder():
+        train()
+        asyncio.run(main())
+        time.sleep(0.05)
+
+        assert of("training.phase", phase="validation") == pytest.approx(0.3, abs=0.06)
+        assert latest_reading().phase == "other"
+
+
+def test_a_block_that_ends_ends_what_its_task_left_open_inside() -> None:
+    with fresh_recorder():
+        with training.validation_loop():
+            training.model_forward().__enter__()
+            training.span("left open").__enter__()
+        train()
+
+        assert latest_reading().phase == "other"
+        assert of("training.span_duration", span="left open") == 1
+        assert misuses() == {}
+
+
+def test_a_kept_block_may_be_entered_again_while_it_is_open() -> None:
+    block = HotBlock(kinds.MODEL_FORWARD)
+    with fresh_recorder():
+        with block, training.data_loading(), block:
+            assert latest_reading().phase == "forward"
+        with block:
+            pass
+
+        assert of("training.phase_entries", phase="forward") == 3
+        assert latest_reading().phase == "init"
+
+
+def test_time_before_the_first_step_is_init_and_afterwards_other() -> None:
+    job = SimulatedTraining(began=0.0)
+    job.enter(kinds.TRAINING_ITERATION, 3.0)
+    job.block(kinds.DATA_LOADING, 3.0, 4.0)
+    job.block(kinds.MODEL_FORWARD, 4.5, 6.0)
+    job.leave(7.0)
+    job.publish(10.0)
+
+    assert job.reading().phases == pytest.approx(
+        {"init": 3.0, "data_loading": 1.0, "iteration": 1.5, "forward": 1.5, "other": 3.0}
+    )
+
+
+def test_the_active_phase_is_the_innermost_with_the_time_of_its_begin() -> None:
+    job = SimulatedTraining(began=0.0)
+    job.enter(kinds.TRAINING_ITERATION, 3.0)
+    job.enter(kinds.DATA_LOADING, 4.0)
+    inside = job.values(5.0)
+    reading = job.reading()
+    job.leave(6.0)
+    outside = job.values(7.0)
+
+    for values, phase, since in ((inside, "data_loading", 4.0), (outside, "iteration", 6.0)):
+        active = [
+            labels for (name, labels), value in values.items() if name == "training.phase_active" and value
+        ]
+        assert active == [(("phase", phase),)]
+        assert values["training.phase_active_since_timestamp", ()] == since
+    assert (reading.phase, reading.phase_since) == ("data_loading", 4.0)
+
+
+def test_a_phase_inside_the_same_phase_is_one_phase() -> None:
+    job = SimulatedTraining(began=0.0)
+    job.enter(kinds.VALIDATION_LOOP, 1.0)
+    job.block(kinds.VALIDATION_ITERATION, 2.0, 3.0)
+    job.leave(5.0)
+
+    values = job.values(6.0)
+    assert values["training.phase_entries", (("phase", "validation"),)] == 1
+    assert values["training.phase_duration", (("phase", "validation"),)][:2] == (1, 4.0)
+
+
+def test_the_history_has_each_phase_of_the_last_seconds() -> None:
+    job = SimulatedTraining(began=0.0)
+    job.enter(kinds.TRAINING_ITERATION, 10.0)
+    job.block(kinds.MODEL_FORWARD, 10.25, 10.32)
+    job.publish(17.25)
+
+    assert history(job)[-3:] == [
+        (10.0, 10.25, "iteration"),
+        (10.25, 10.32, "forward"),
+        (10.32, 17.24, "iteration"),
+    ]
+
+
+def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase() -> None:
+    job = SimulatedTraining(began=0.0)
+    for step in range(200):
+        at = step / 100
+        job.block(kinds.MODEL_FORWARD, at, at + 0.002)
+        job.block(kinds.MODEL_BACKWARD, at + 0.002, at + 0.008)
+    job.publish(2.0)
+
+    spent = dict.fromkeys(("forward", "backward", "init"), 0.0)
+    for began, until, phase in history(job):
+        spent[phase] += until - began
+    assert spent == pytest.approx({"forward": 0.4, "backward": 1.2, "init": 0.4}, abs=0.03)
+
+
+def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
+    """Return begin, end and phase of each interval in the reading."""
+    reading = job.reading()
+    at = reading.history_until - sum(reading.history[1::2]) / 1e6
+    found = []
+    for index, microseconds in zip(reading.history[::2], reading.history[1::2], strict=True):
+        found.append((round(at, 6), round(at + microseconds / 1e6, 6), reading.history_phases[index]))
+        at += microseconds / 1e6
+    return found
+
+
+def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> None:
+    job, now = SimulatedTraining(began=0.0), 1.0
+    for number in range(60):
+        length = 30.0 if number in {0, 40} else 2.0
+        job.block(kinds.TRAINING_ITERATION, now, now + length)
+        now += length
+
+    values = job.values(now)
+    assert values["training.step_ideal", ()] == pytest.approx(2.0)
+    assert values["training.slow_step_excess", ()] == pytest.approx(28.0)
+    assert values["training.step_longest", ()] == 30.0
+    assert values["training.step_duration", (("mode", "train"),)][0] == 60
+
+
+def test_a_block_that_was_open_when_its_task_ended_is_over() -> None:
+    async def leave_open() -> None:
+        training.training_iteration().__enter__()
+
+    async def main() -> None:
+        await asyncio.gather(leave_open(), leave_open())
+        with training.training_iteration():
+            await asyncio.sleep(0.01)
+
+    with fresh_recorder():
+        asyncio.run(main())
+
+        reading = latest_reading()
+        assert (reading.steps, reading.open_seconds, reading.phase) == (1, 0.0, "other")
+        assert reading.work_seconds >= 0.01
+
+
+def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
+    with fresh_recorder():
+        name = f"fordward{time.monotonic_ns()}"
+        for _ in range(3):
+            with training.phase(name):
+                pass
+
+        assert misuses() == {("phase", "unknown_phase"): 1}
+        assert of("training.phase_entries", phase=name) is None
+        assert of("training.span_duration", span=name) == 3
+        assert kinds.named_kind("two\nlines" * 99, phase=False).span_name == ("two?lines" * 99)[:256]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
+    entered = 0
+
+    def handle(*_: object) -> None:
+        nonlocal entered
+        entered += 1
+        with training.checkpoint_save(entered), training.model_backward():
+            pass
+
+    before = signal.signal(signal.SIGALRM, handle)
+    with fresh_recorder():
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                with training.training_iteration(), training.model_forward():
+                    training.record(loss=1.0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        now, clock = time.monotonic(), TRAINING.clock
+
+        assert entered > 20
+        assert total(clock, now) == pytest.approx(now - clock.began, abs=1e-6)
+        assert len(clock.stack) == 1
+
+
+def test_an_exception_at_any_line_of_a_block_never_breaks_the_sum() -> None:
+    lines = 0
+
+    def interrupt(frame: Any, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename.endswith(("training/blocks.py", "training/clock.py")):
+            lines += event == "line"
+            if event == "line" and lines == at:
+                raise MemoryError
+            return interrupt
+        return None
+
+    with fresh_recorder():
+        train()
+        for at in range(1, 80):  # noqa: B007  # read by the trace function
+            lines = 0
+            sys.settrace(interrupt)
+            try:
+                with training.training_iteration(), training.model_forward():
+                    pass
+            except MemoryError:
+                pass
+            finally:
+                sys.settrace(None)
+        train(3)
+        now, clock = time.monotonic(), TRAINING.clock
+
+        assert total(clock, now) == pytest.approx(now - clock.began, abs=0.05)
+
+
+def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
+    worst, reads, stop = 0.0, 0, threading.Event()
+
+    def read() -> None:
+        nonlocal worst, reads
+        while not stop.is_set():
+            reading = TRAINING.clock.read()
+            worst = max(worst, abs(sum(reading.seconds.values()) - (reading.at - TRAINING.clock.began)))
+            reads += 1
+
+    with fresh_recorder():
+        train()
+        thread = threading.Thread(target=read)
+        thread.start()
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            with training.training_iteration(), training.model_forward():
+                pass
+        stop.set()
+        thread.join()
+
+    assert reads > 10
+    assert worst < 0.02
+
+
+def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
+    with fresh_recorder():
+        for number in range(5000):
+            training.span(f"span {number % 7}").__enter__()
+            training.on_validation_start()
+            training.model_forward().__enter__()
+        gc.collect()
+        spans = sum(type(each) is Span for each in gc.get_objects())
+
+        assert spans < 2 * MOST_OPEN + 200
+        assert len(TRAINING.clock.stack) <= MOST_OPEN + 1  # and the base
+        train()
+        assert of("training.steps", mode="train") == 1
+
+
+def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
+    async def begin() -> None:
+        training.on_training_single_iteration_start()
+        training.on_validation_start()
+
+    async def main() -> int:
+        for _ in range(2000):
+            await asyncio.create_task(begin())
+        train()
+        gc.collect()
+        return sum(type(each) is asyncio.Task for each in gc.get_objects())
+
+    with fresh_recorder():
+        train()
+        alive = asyncio.run(main())
+        published()
+
+        assert alive < 10
+        assert len(TRAINING.clock.stack) == 1
+
+
+@given(st.lists(st.floats(0, 1e4, allow_nan=False), max_size=50))
+def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations: list[float]) -> None:
+    from bisect import bisect_left
+
+    from exporter.recording.exponential import bucket_of
+
+    cells = [0] * (len(CELLS) + 1)
+    native: dict[int, int] = {}
+    for seconds in durations:
+        cells[bisect_left(CELLS, seconds)] += 1
+        if seconds > 1e-6:
+            native[bucket_of(seconds)] = native.get(bucket_of(seconds), 0) + 1
+
+    classic = classic_buckets(cells)
+    assert [sum(classic[: place + 1]) for place in range(len(PHASE_BUCKETS))] == [
+        sum(seconds <= bound for seconds in durations) for bound in PHASE_BUCKETS
+    ]
+    found = native_buckets(cells)
+    assert {bucket: count for bucket, count in found.items() if bucket in native} == native
+    assert sum(found.values()) == len(durations)
+
+
+def test_the_phases_of_another_thread_are_not_those_of_the_main_thread() -> None:
+    with fresh_recorder():
+        train()
+        thread = threading.Thread(target=train, args=(3, 0.01))
+        thread.start()
+        thread.join()
+
+        assert of("training.steps", mode="train") == 4
+        assert labelled("training.phase_entries")["iteration"] == 1
