@@ -11,7 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar, final
 
-from exporter.recording.conversion import is_asynchronous, safe_repr, to_scalar
+from exporter.recording.conversion import is_asynchronous, safe_repr, to_attribute, to_scalar
 from exporter.recording.tensors import TensorReader
 from exporter.recording.timing import AnyFunction, within
 from exporter.recording.values import END_REASONS
@@ -40,6 +40,8 @@ from exporter.training.records import (
 
 Item = TypeVar("Item")
 Block = HotBlock | RareBlock
+MOST_PARAMETERS = 32
+"""Further names that `describe` keeps."""
 
 
 # Hot blocks ----------------------------------------------------------------------------------------------------
@@ -355,6 +357,7 @@ def describe(
     `precision` is the row of the peak table, such as `bf16`, `fp16`, `fp8` or `tf32`; `peak_flops`, in FLOP/s of this rank's
     device, replaces the table. `flops_per_token` and `flops_per_sample` are the model's, forward and backward;
     `hardware_flops_per_token` includes recomputation. `flops_method` names the method by which the FLOP were found.
+    Up to 32 further names become data of the event `training.begin`.
     """
     given = {
         name: to_scalar(value) for name, value in locals().items() if value is not None and name != "unknown"
@@ -362,7 +365,8 @@ def describe(
     if given:
         TRAINING.describe(given)
     if unknown:
-        _refuse("describe", unknown)
+        more = {name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MOST_PARAMETERS]}
+        TRAINING.describe({}, more)
 
 
 def skipped_step(reason: str) -> None:

@@ -117,7 +117,7 @@ class Attributes(dict[str, Attribute]):
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         for name, value in (dictionary or {}).items():
-            self.add_attribute(value if isinstance(value, Attribute) else Attribute(name, value))
+            self.add_attribute(value if type(value) is Attribute else Attribute(name, value))
 
     def get_bool_value(self, attribute_name: str) -> bool | None:
         """Return a boolean, None if absent; raises OneLoggerError for another type."""

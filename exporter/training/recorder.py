@@ -15,6 +15,7 @@ from time import monotonic, time
 from typing import Any, Protocol
 
 from exporter.errors import OneLoggerError
+from exporter.recording.conversion import AttributeValue
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import StatReading, TrainingReading
@@ -225,10 +226,12 @@ class TrainingRecording:
             finally:
                 lock.release()
 
-    def describe(self, values: Mapping[str, object]) -> None:
-        """Record facts about the run, converted to plain values."""
+    def describe(
+        self, values: Mapping[str, object], parameters: Mapping[str, AttributeValue | None] | None = None
+    ) -> None:
+        """Record facts about the run, converted to plain values, and parameters of the job's own names."""
         self.start_recording()
-        self.append(RunDescribed(dict(values)))
+        self.append(RunDescribed(dict(values), dict(parameters or {})))
 
     def expect(self, samples: float | None, tokens: float | None) -> None:
         """Set the samples and tokens of this rank in a step, which count unless the job records its own."""

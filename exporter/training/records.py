@@ -128,9 +128,10 @@ class SaveReported:
 
 @dataclass(frozen=True, slots=True)
 class RunDescribed:
-    """Facts about the run, converted to plain values."""
+    """Facts about the run, converted to plain values, and parameters of the job's own names."""
 
     values: Mapping[str, object]
+    parameters: Mapping[str, AttributeValue | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from time import monotonic_ns, time
 from typing import Any
 
-from exporter.recording.conversion import safe_repr, to_datum
+from exporter.recording.conversion import AttributeValue, safe_repr, to_datum
 from exporter.recording.event_values import RawEvent
 from exporter.recording.identity import clean_text
 from exporter.recording.recorder import RECORDER
@@ -46,6 +46,8 @@ from exporter.training.records import (
 
 MOST_NAME = 100
 """Characters of the labels `span` and `task`."""
+MOST_PARAMETERS = 32
+"""Parameters of the job's own names that are kept."""
 
 
 class TrainingState:
@@ -72,6 +74,7 @@ class TrainingState:
         self._is_closed = False  # the application has ended, and no other has begun
         self._is_finished = False
         self._failure = ""  # why the job ends, one of `END_REASONS`
+        self._parameters: dict[str, AttributeValue | None] = {}  # of the job's own names
         self._saves: dict[int, Save] = {}  # that block the training
         self._handlers: dict[type, Any] = {
             IterationEnded: self._iteration_ended,
@@ -236,6 +239,9 @@ class TrainingState:
     def _run_described(self, record: RunDescribed) -> None:
         for name, expected in self.facts.describe(record.values):
             report("describe", name, f"{name} {expected}, not {safe_repr(record.values[name])}")
+        for name, value in record.parameters.items():
+            if name in self._parameters or len(self._parameters) < MOST_PARAMETERS:
+                self._parameters[name] = value
 
     def _background_ended(self, record: BackgroundEnded) -> None:
         task = clean_text(record.task)[:MOST_NAME] if type(record.task) is str else ""
@@ -252,7 +258,7 @@ class TrainingState:
         data: dict[str, Any] = dict(record.data)
         if record.parameters and record.type == "training.begin":
             rates = {name: getattr(self.facts, name) for name in RATES}
-            data = dict(self.facts.pairs()) | rates | data
+            data = self._parameters | dict(self.facts.pairs()) | rates | data
         elif record.parameters:
             step = None if self.loop is None else self.loop.completed
             reason = record.reason or self._failure or None

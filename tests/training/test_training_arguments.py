@@ -188,3 +188,44 @@ def test_after_whatever_was_called_the_next_job_is_right(sequence: list[Any], as
         assert (kept[0], kept[-1]) == (("start", "application"), ("stop", "application"))
         phases = [value for (name, _), value in published().items() if name == "training.phase"]
         assert all(value >= 0 for value in phases)
+
+
+class Unbound:
+    """A lazy proxy without an object, whose class cannot be asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("unbound")
+
+
+class RaisingMeta(type):
+    """A metaclass whose every method raises."""
+
+    __hash__ = __eq__ = __instancecheck__ = __subclasscheck__ = refuse
+
+
+class OfRaisingMeta(metaclass=RaisingMeta):
+    """A value of a class that can be neither hashed nor compared."""
+
+
+@pytest.mark.parametrize("make", [lambda: Unbound(), lambda: OfRaisingMeta()], ids=["proxy", "metaclass"])  # noqa: PLW0108  # pytest asks a class for more
+def test_values_whose_class_cannot_be_asked_for_never_raise(make: Any) -> None:
+    value, entered = make(), 0
+    for block in (
+        training.phase(value),
+        training.background(value),
+        training.checkpoint_save(value),
+        training.training_loop(value, value, value, value),
+        training.span(value, value, value, more=value),
+    ):
+        with block:
+            entered += 1
+    training.record(loss=value, tokens=value, epoch=value, mode=value)
+    training.record(loss=value, learning_rate=value)
+    training.describe(model=value, world_size=value, other=value)
+    training.skipped_step(value)
+    training.interruption(value)
+    training.step(value, seconds=value, mode=value)
+    training.checkpoint_saved(value, kind=value, seconds=value)
+
+    assert entered == 5
+    assert misuses()

@@ -190,7 +190,6 @@ def test_numbers_that_are_none_are_counted_and_leave_the_last_good_one() -> None
         ("record", "microbatches"): 1,
         ("record", "mode"): 1,
         ("record", "name"): 1,
-        ("describe", "name"): 1,
     }
 
 

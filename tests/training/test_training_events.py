@@ -124,7 +124,7 @@ def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what_a
     found: list[exporter.Event] = []
     handle = exporter.events.register(found.append, types="training.*")
     with fresh_recorder():
-        training.describe(model="tiny", flops_per_token=6.0)
+        training.describe(model="tiny", flops_per_token=6.0, layers=12)
         work()
         exporter.flush()
         counted = {name: of("training.span_duration", span=name) for name in ("evaluate", "model_forward")}
@@ -140,6 +140,7 @@ def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what_a
     begin, end = found[1:3]
     parameters = {
         "model": "tiny",
+        "layers": 12,
         "flops_per_token": 6.0,
         "train_iterations_start": 5,
         "train_iterations_target": 7,
