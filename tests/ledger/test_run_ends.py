@@ -1,0 +1,109 @@
+"""How real jobs under `run` end: the state, the interruptions and the productive time, against the job's own account."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from run_support import free_port, page, run_command, started
+from waiting import wait_until
+
+JOB = """
+import os, signal, sys, time
+from exporter import training
+
+status, account = int(sys.argv[1]), sys.argv[2]
+work = 0.0
+with training.training_loop(train_iterations_start=0):
+    for step in range(20):
+        began = time.monotonic()
+        with training.training_iteration():
+            time.sleep(0.05)
+        work += time.monotonic() - began
+if status < 0:
+    time.sleep(1.5)  # the launcher kills an actor that has nothing to do
+with open(account, "w") as file:
+    file.write(str(work))
+if status < 0:
+    time.sleep(600)
+sys.exit(status)
+"""
+
+KILLS_ITS_ACTOR = """
+import os, subprocess, sys, time
+actor = subprocess.Popen([sys.executable, *sys.argv[1:]])
+while not os.path.exists(sys.argv[-1]):
+    time.sleep(0.1)
+actor.kill()
+actor.wait()
+"""
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
+RENDEZVOUS = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=llama"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(JOB)
+    return path
+
+
+def states(text: str) -> list[str]:
+    return re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', text, re.MULTILINE)
+
+
+def total(text: str, name: str) -> float:
+    return sum(float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", text, re.MULTILINE))
+
+
+def watched(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
+    """Run a job to its final state; return every state that was seen, and the last page."""
+    feed, port, seen = tmp_path / "feed", free_port(), set[str]()
+    feed.mkdir()
+    last = ""
+    with started(run_command(feed, command, "--run.linger=60s", port=port), feed) as run:
+
+        def is_over() -> bool:
+            nonlocal last
+            found = page(port)
+            seen.update(states(found))
+            last = found or last
+            return run.poll() is not None
+
+        wait_until(is_over)
+    assert states(last) == [final]
+    return seen, last
+
+
+@pytest.mark.parametrize("launcher", ["python", "bash", "torchrun", "torchrun with an id"])
+def test_a_job_with_an_exit_status_is_failed_and_never_finished(
+    tmp_path: Path, script: Path, launcher: str
+) -> None:
+    account = tmp_path / "account"
+    job = [str(script), "3", str(account)]
+    command = {
+        "python": [sys.executable, *job],
+        "bash": ["bash", "-c", f"{sys.executable} {' '.join(job)}; rc=$?; sleep 5; exit $rc"],
+        "torchrun": [*TORCHRUN, "--standalone", *job],
+        "torchrun with an id": [*TORCHRUN, *RENDEZVOUS, *job],
+    }[launcher]
+    seen, last = watched(tmp_path, command, "failed")
+
+    assert not seen & {"finished", "lost"}
+    assert total(last, "productive_seconds_total") == 0
+    assert total(last, "uncommitted_seconds") == pytest.approx(float(account.read_text()), rel=0.2)
+    assert total(last, "interruptions_total") == 1
+    assert re.search(r'training_interruptions_total\{reason="exit".*\} 1', last)
+
+
+def test_actors_that_a_successful_launcher_kills_have_finished(tmp_path: Path, script: Path) -> None:
+    account = tmp_path / "account"
+    launcher = [sys.executable, "-c", KILLS_ITS_ACTOR]
+    seen, last = watched(tmp_path, [*launcher, str(script), "-1", str(account)], "finished")
+
+    assert not seen & {"failed", "lost"}
+    assert total(last, "interruptions_total") == 0
+    assert total(last, "productive_seconds_total") == pytest.approx(float(account.read_text()), rel=0.2)
