@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"errors", "version", "process", "recording", "training"},
     "monitor": {"errors", "recording"},
     "patching": {"recording.notices"},
-    "elastic": {"errors", "patching", "recording"},
+    "elastic": {"errors", "feed.runs", "patching", "recording"},
     "training": {"errors", "recording"},
     "bridges": {"elastic", "errors", "patching", "recording", "training"},
     "one_logger": {"bridges", "errors", "recording", "training"},

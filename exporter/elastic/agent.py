@@ -6,14 +6,16 @@ Used in the job and in torchrun's agent, on the thread that records; nothing her
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import monotonic_ns, time
 from typing import Any
 
 from exporter.recording.conversion import to_message
 from exporter.recording.event_values import RawEvent, convert_data
 from exporter.recording.events import EVENTS
-from exporter.recording.identity import clean_text
+from exporter.recording.identity import LAUNCH_ID, clean_text
 from exporter.recording.recorder import RECORDER
 from exporter.recording.stat import metric
 
@@ -206,6 +208,19 @@ def _count_worker(state: str, metadata: Mapping[object, object]) -> None:
         code = "0" if state == "SUCCEEDED" else _exit_code(metadata)
         labels = {"exit_code": code, "result": _RESULTS[state], "worker_role": role}
         _series("counter", "worker_results", **labels)(1)
+        _report_end(code, str(metadata.get("worker_id")))
+
+
+def _report_end(code: str, worker_id: str) -> None:
+    """Write the exit status of a worker for the sidecar of `run`; the id of a local worker is its pid.
+
+    The agent itself ends workers with -15 and -9 after the failure of another worker: such a status is not written.
+    """
+    directory, launch = os.environ.get("EXPORTER_FEED_DIR"), os.environ.get(LAUNCH_ID)
+    if directory and launch and worker_id.isdecimal() and code not in {"unknown", "-15", "-9"}:
+        from exporter.feed.runs import write_worker_end  # noqa: PLC0415  # rare, and only in an agent
+
+        write_worker_end(Path(directory), pid=int(worker_id), status=int(code), launch=launch)
 
 
 def _exit_code(metadata: Mapping[object, object]) -> str:

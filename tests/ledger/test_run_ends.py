@@ -97,6 +97,7 @@ def test_a_job_with_an_exit_status_is_failed_and_never_finished(
     assert total(last, "uncommitted_seconds") == pytest.approx(float(account.read_text()), rel=0.2)
     assert total(last, "interruptions_total") == 1
     assert re.search(r'training_interruptions_total\{reason="exit".*\} 1', last)
+    assert re.search(r'training_run_outcome_info\{.*exit_status="3"', last)
 
 
 def test_actors_that_a_successful_launcher_kills_have_finished(tmp_path: Path, script: Path) -> None:
