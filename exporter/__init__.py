@@ -1,7 +1,7 @@
-"""What training code imports: `from exporter import Aggregation, Stat`.
+"""Public API for training code: `from exporter import Aggregation, Stat`.
 
-Loaded in the training process: standard library only. Importing it starts no thread and opens no file. Nothing here raises
-into the job except the construction of a Stat that cannot be, waits on it, or outlives it.
+Loaded in the training process: standard library only. The import starts no thread and opens no file. No function raises into
+the job, except for invalid arguments of `Stat`, `configure` and registrations; none waits without a bound or outlives the job.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""Every exception that this project raises, as one tree.
+"""Exceptions of this project, as a tree.
 
-Raised in every kind of process. Nothing here reaches a training loop: in the job only *constructing* a
-Stat (`DefinitionError`) or the settings of training telemetry (`OneLoggerError`) can raise, everything after it
-is counted instead.
+In the job, only the construction of a Stat, `configure` (`DefinitionError`) and the settings of training telemetry
+(`OneLoggerError`) raise; errors of recording calls are counted.
 
     ExporterError
-    ├── DefinitionError(ValueError)       a Stat that cannot be: name, unit, label, window, aggregation, buckets
+    ├── DefinitionError(ValueError)       invalid name, unit, label, window, aggregation or buckets of a Stat
     ├── FeedError
     │   ├── FeedFormatError               damaged bytes, or a format version of the future
     │   └── FeedDirectoryError            the directory is missing, foreign or not a directory
-    ├── ConfigurationError(ValueError)    all problems of one file or command line at once
+    ├── ConfigurationError(ValueError)    all problems of a file or command line
     ├── CollectError                      a collection that failed; `reason` is a label value
-    ├── OneLoggerError(ValueError)        training telemetry that cannot be configured; a misuse, where raising was chosen
-    │   └── ExportError                   raised by an exporter of spans: this record did not go out
-    ├── StartError                        the system does not give what the sidecar needs to start, such as threads
+    ├── OneLoggerError(ValueError)        invalid training telemetry; misuse, if the job chose exceptions
+    │   └── ExportError                   a record that an exporter of spans did not export
+    ├── StartError                        the system lacks a resource of the sidecar, such as threads
     ├── StateError                        the ledger's state file cannot be read or written
     └── ListenError                       an address that cannot be listened on
 """
@@ -29,9 +28,9 @@ class ExporterError(Exception):
 
 
 class DefinitionError(ExporterError, ValueError):
-    """A Stat that cannot be made as asked; nothing was recorded.
+    """Invalid definition of a Stat, or invalid argument of `configure`; nothing was recorded.
 
-    `field` is the argument that is wrong, `found` the offending value, `allowed` what would have been accepted.
+    `field` is the invalid argument, `found` the offending value, `allowed` describes the accepted values.
     """
 
     def __init__(self, message: str, *, field: str, found: object, allowed: object = None) -> None:
@@ -42,11 +41,11 @@ class DefinitionError(ExporterError, ValueError):
 
 
 class FeedError(ExporterError):
-    """Base of what can go wrong at the border between the job and the sidecar."""
+    """Base of errors between the job and the sidecar."""
 
 
 class FeedFormatError(FeedError):
-    """Bytes that are not a snapshot of a version this program knows.
+    """Bytes that are not a snapshot of a known version.
 
     `reason` is a label value: `magic`, `version`, `truncated`, `checksum`, `content`.
     """
@@ -57,7 +56,7 @@ class FeedFormatError(FeedError):
 
 
 class FeedDirectoryError(FeedError):
-    """A feed directory that must not be used; `remedy` is what the user can do about it."""
+    """Unusable feed directory; `remedy` tells the user how to repair the situation."""
 
     def __init__(self, message: str, *, path: str, remedy: str) -> None:
         super().__init__(f"{message}: {path}; {remedy}")
@@ -67,12 +66,12 @@ class FeedDirectoryError(FeedError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a configuration."""
+    """Problem of a configuration."""
 
     source: str  # the file's name as the user gave it, or the flag or variable
-    line: int | None  # 1-based; None where the source has no lines
+    line: int | None  # 1-based; None for a source without lines
     column: int | None
-    message: str  # the offending value, what is allowed, and the nearest known name where one is near
+    message: str  # the offending value, the allowed values, and the nearest known name
 
     def __str__(self) -> str:
         """`file:line:column: message`, the form that editors and terminals link."""
@@ -81,7 +80,7 @@ class Problem:
 
 
 class ConfigurationError(ExporterError, ValueError):
-    """A configuration with at least one problem; the message is all of them, one a line, in the order of the file."""
+    """Invalid configuration; the message has a line per problem, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -89,7 +88,7 @@ class ConfigurationError(ExporterError, ValueError):
 
 
 class CollectError(ExporterError):
-    """A collection that failed; `reason` is a label value from a closed set."""
+    """Failed collection; `reason` is a label value from a closed set."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -97,19 +96,18 @@ class CollectError(ExporterError):
 
 
 class OneLoggerError(ExporterError, ValueError):
-    """One-logger's own: settings of training telemetry that cannot be.
+    """Invalid settings of training telemetry.
 
-    Of a *call*, only a job that chose `PROPAGATE_EXCEPTIONS` explicitly ever sees it. Also a ValueError, as what
-    one-logger's configuration classes raise is.
+    A call raises this exception only in a job that chose `PROPAGATE_EXCEPTIONS` explicitly. A ValueError, as in one-logger.
     """
 
 
 class ExportError(OneLoggerError):
-    """Raised by an exporter of spans for a record that did not go out; its delivery tries again, then counts it."""
+    """Raised by an exporter of spans for a record that was not exported; the delivery retries, then counts the record."""
 
 
 class StartError(ExporterError):
-    """The sidecar cannot start: the system gives it no threads."""
+    """The sidecar cannot start: the system has no threads left."""
 
 
 class StateError(ExporterError):
@@ -121,7 +119,7 @@ class StateError(ExporterError):
 
 
 class ListenError(ExporterError):
-    """An address, as the user wrote it, that cannot be listened on."""
+    """Address that cannot be bound, as the user wrote it."""
 
     def __init__(self, message: str, *, address: str) -> None:
         super().__init__(message)

@@ -1,7 +1,6 @@
-"""What a job says to the recording of its process as a whole: who it is, when everything is to be written, who serves it.
+"""Process-wide API: identity, flush, shutdown and the sidecar as a child process.
 
-Used in the training process. What a training loop calls never raises and never waits for longer than it was told to; what
-sets the recording up (`Stat(…)`, `configure`, `events.register`, …) raises for arguments that cannot be.
+`flush` and `shutdown` never raise and wait for a bounded time; `configure` raises for invalid arguments.
 """
 
 from __future__ import annotations
@@ -54,22 +53,22 @@ def configure(
 
 
 def flush(timeout_seconds: float = 5.0) -> bool:
-    """Publish everything recorded so far, values of this thread's CUDA tensors included; never raises.
+    """Publish all samples and events so far, values of this thread's CUDA tensors included; never raises.
 
-    Event handlers and exporters of spans are given the same time to take what was logged before. Says whether it arrived
-    in the feed within the time; with `EXPORTER_DISABLED=1` there is nothing that could.
+    Waits within the same time for event handlers and exporters of spans. Returns False if the recording was not written to
+    the feed in time; always True with `EXPORTER_DISABLED=1`.
     """
     if not RECORDER.recording:
         return True
     try:
         return RECORDER.flush_all(timeout_seconds)
-    except Exception as error:  # noqa: BLE001  # an error of CUDA, or a defect of ours: not the loop's problem
-        log_once("flush", f"not everything could be flushed: {error!r}")
+    except Exception as error:  # noqa: BLE001  # an error of CUDA must not reach the training loop
+        log_once("flush", f"flush failed: {error!r}")
         return False
 
 
 def shutdown() -> None:
-    """Publish the last recording and end the recording thread, as the exit of the process would."""
+    """Publish the last recording and end the recording thread, as at the exit of the process."""
     RECORDER.shutdown()
 
 
@@ -79,11 +78,11 @@ _START = (
     "import runpy, sys; sys.path[0] = {root!r}; sys.argv[0] = 'exporter';"
     " runpy.run_module('exporter', run_name='__main__', alter_sys=True)"
 )
-"""Not `-m exporter`: a file of that name in the job's working directory would be run in its place."""
+"""Not `-m exporter`, which would run a file `exporter.py` of the job's working directory."""
 
 
 class Sidecar:
-    """A sidecar, as `run` starts it, that ends with this process; the kernel takes the registration back when it dies."""
+    """Sidecar that ends with this process; the kernel releases the registration if the process dies."""
 
     def __init__(self, registration: Registration, process: subprocess.Popen[bytes]) -> None:
         self._registration = registration
@@ -91,24 +90,24 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """Its process id; it may have ended, having found another sidecar at work."""
+        """Process id; the sidecar may have ended because another sidecar serves the directory."""
         return self._process.pid
 
     def stop(self) -> None:
-        """Say that this process needs it no longer; it ends when nobody does."""
+        """Release the sidecar, which ends when no process needs it."""
         self._registration.release()
 
 
 def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
-    """Start the sidecar, with flags of `python -m exporter`, as a child process that ends with this one; never raises.
+    """Start the sidecar, with flags of `python -m exporter`, as a child process that ends with this process; never raises.
 
-    Every process of a node may ask: one sidecar serves a feed directory, the others find it owned and end at once. It may
-    outlive this process by `linger_seconds`, so that a last scrape sees the final values. Gives None when it could not
-    be started, the log then says why; and with `EXPORTER_DISABLED=1`.
+    Every process of a node may call this function: a feed directory has one sidecar, and further sidecars end at once. The
+    sidecar may outlive this process by `linger_seconds`, for a last scrape of the final values. Returns None, with a notice,
+    if the start fails; also None with `EXPORTER_DISABLED=1`.
     """
     if os.environ.get("EXPORTER_DISABLED") == "1":
         return None
-    import subprocess  # noqa: PLC0415  # two megabytes that only those pay who start a sidecar from the job
+    import subprocess  # noqa: PLC0415  # two megabytes that only jobs with a sidecar of their own load
 
     from exporter.feed.runs import ATTACHED_FLAG, Registration  # noqa: PLC0415  # likewise
 
@@ -128,7 +127,7 @@ def start_sidecar(*flags: str, linger_seconds: float = 0.0) -> Sidecar | None:
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # the terminal's Ctrl-C is for the job
         )
-        # One that finds another at work ends at once: somebody has to ask for its status, or it stays a zombie.
+        # A sidecar that finds another ends at once; without a call of `wait` its process stays a zombie.
         threading.Thread(target=process.wait, name="exporter-sidecar", daemon=True).start()
     except (FeedError, OSError, RuntimeError, TypeError, ValueError) as error:
         log_once("sidecar", f"the sidecar cannot be started: {error}")

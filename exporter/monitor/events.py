@@ -125,7 +125,7 @@ def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHan
 
     What it logs itself is told after it has returned. Raises TypeError: It cannot be called.
     """
-    adapter = Adapter(_adapted, own=Event, answers=True)
+    adapter = Adapter(_adapted, own=Event, awaited=True)
     return EVENTS.register_adapted(callback, adapter, queue=QUEUED_EVENTS)
 
 

@@ -1,6 +1,6 @@
-"""Checking what a Stat is asked to be, by the code or by the configuration: one clear error, before anything is recorded.
+"""Validation of Stat definitions and recording rules.
 
-Used in the training process, at construction and when the configuration's rules change. Pure functions.
+Runs in the training process, at construction and when the configuration's rules change. Pure functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exporter.recording.values import Aggregation, StatDefinition
 
 _UNITS = "seconds bytes ratio joules watts grams liters hertz celsius volts amperes meters flops tokens samples steps"
 UNITS = tuple(_UNITS.split())
-"""Base units and the nouns that a training job counts; a number without unit has none."""
+"""Base units, and nouns that a training job counts."""
 
 SHORTEST_WINDOW_SECONDS = 0.1
 _MOST_SAMPLES = 1_000_000_000
@@ -90,7 +90,7 @@ def _check_definition(
 
 
 def require(good: object, field: str, found: object, allowed: str, what: str = "") -> None:
-    """Raise DefinitionError unless a value is good."""
+    """Raise DefinitionError if a value is not good."""
     if not good:
         text = safe_repr(found)
         text = text if len(text) <= 80 else f"{text[:77]}..."
@@ -100,7 +100,7 @@ def require(good: object, field: str, found: object, allowed: str, what: str = "
 
 
 def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
-    """Take finite upper bounds in ascending order, without `+Inf`, else raise DefinitionError."""
+    """Return finite upper bounds in ascending order, without `+Inf`; raises DefinitionError for others."""
     try:
         bounds = tuple(float(bound) for bound in buckets)
     except (TypeError, ValueError, OverflowError):
@@ -112,7 +112,7 @@ def check_buckets(buckets: Iterable[float]) -> tuple[float, ...]:
 
 
 def check_labels(labels: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Take constant labels, sorted by name, else raise DefinitionError."""
+    """Return constant labels, sorted by name; raises DefinitionError for invalid labels."""
     good: object = labels is None or (isinstance(labels, Mapping) and len(labels) <= MOST_LABELS)
     require(good, "labels", labels, f"a mapping of at most {MOST_LABELS} names to values")
     for name, value in (labels or {}).items():
@@ -180,7 +180,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "window_seconds": _check_window_seconds,
 }
 _BY_RULES = ("aggregations", "buckets", "window_samples", "window_seconds")
-"""What the configuration may change."""
+"""Fields that the configuration may change."""
 
 
 def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> tuple[float, ...]:
@@ -191,7 +191,7 @@ def _default_buckets(aggregations: frozenset[Aggregation], unit: str | None) -> 
 
 
 def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
-    """Keep the rules that make sense, with checked values, and tell what is wrong with the others."""
+    """Return the valid rules, with checked values, and the problems of the others."""
     good: list[Rule] = []
     wrong: list[str] = []
     for number, rule in enumerate(rules, 1):
@@ -208,7 +208,7 @@ def check_rules(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
 
 
 def apply_rules(definition: StatDefinition, rules: Sequence[Rule]) -> tuple[StatDefinition, bool]:
-    """Change a definition by every rule that matches its name, the later rule winning; also whether it is enabled."""
+    """Return a definition changed by every matching rule, later rules last, and True if the Stat is enabled."""
     changes: dict[str, object] = {}
     enabled = True
     for rule in rules:

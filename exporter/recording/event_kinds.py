@@ -1,6 +1,6 @@
-"""The kinds of events of a process, one for each (type, severity): its count, its rules and who is told.
+"""Kinds of events: counts, rules and handlers for each pair of type and severity.
 
-Used in the job. What happens for each event takes no lock; making a kind and changing the rules take the `EventLog`'s.
+Counting an event takes no lock; creating a kind and changing the rules take the lock of the `EventLog`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from exporter.recording.notices import log_once
 from exporter.recording.worker import Counter
 
 MOST_TYPES = 100
-"""Types that are counted apart; the rest is `other`."""
+"""Types with counts of their own; further types are counted as `other`."""
 MOST_KINDS = 1000
-"""Kinds that are kept; beyond it one is made for each event, and counted with the type `other`."""
+"""Kinds in memory; further kinds are created for each event and counted as `other`."""
 LONGEST_LABEL = 200
 OTHER = "other"
 DEFAULT_PER_SECOND = 10_000.0
-"""Events of one kind that handlers are given each second unless a rule says otherwise: more is a flood."""
+"""Default limit of delivered events of a kind per second."""
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of the events whose types match a shell pattern; see `KindTable.limit`."""
+    """Rule for the events whose types match a shell pattern; see `KindTable.limit`."""
 
     match: str = "*"
     enabled: bool = True
@@ -47,7 +47,7 @@ class Rule:
 
 
 class Kind:
-    """What is decided about the events of one type and severity, and what is published of them.
+    """Counts, rules and handlers of the events of a type and severity.
 
     Attributes:
         count: Counts one more.
@@ -58,7 +58,7 @@ class Kind:
 
     counter: Counter
     count: Callable[[], int]
-    suppressed: dict[str, Counter]  # how many were kept from the handlers, by reason
+    suppressed: dict[str, Counter]  # undelivered events by reason
 
     def __init__(self, type: str, severity: str, label: str, counted: Kind | None = None) -> None:
         self.type = type
@@ -74,20 +74,20 @@ class Kind:
         """Count from zero."""
         self.counter = Counter()
         self.count = self.counter.bump
-        self.last: float | datetime | None = None  # when the latest happened, Unix time
+        self.last: float | datetime | None = None  # time of the latest event
         self.suppressed = {reason: Counter() for reason in ("sampled", "rate_limit", "payload")}
         self._number = count().__next__
 
     @property
     def last_seconds(self) -> float | None:
-        """When the latest happened, Unix time."""
+        """Unix time of the latest event."""
         try:
             return self.last.timestamp() if isinstance(self.last, datetime) else self.last
         except (OverflowError, ValueError, OSError):
-            return None  # a year that Unix time does not reach here
+            return None  # a year outside the range of Unix time
 
     def obey(self, rules: Iterable[Rule], *, recording: bool) -> None:
-        """Take the last rule that matches."""
+        """Apply the last rule that matches."""
         rule = Rule()
         for each in rules:
             rule = each if fnmatchcase(self.type, each.match) else rule
@@ -97,13 +97,13 @@ class Kind:
         self._ends = 0.0
 
     def route(self, handlers: Iterable[Handle]) -> None:
-        """Choose those that want them."""
+        """Select the handlers that want this kind."""
         self.routes = tuple([each for each in handlers if each.wants(self.type, self.severity)])
 
     def admits(self) -> bool:
-        """Whether the handlers are given the next one."""
+        """Return True if the next event is delivered."""
         share = self._sample
-        if share < 1.0:  # every n-th, beginning with the first: the job's random generators are the job's
+        if share < 1.0:  # every n-th event, the first included, without the job's random generators
             number = self._number()
             if (number * share) // 1 == ((number - 1) * share) // 1:
                 self.suppressed["sampled"].bump()
@@ -112,7 +112,7 @@ class Kind:
             return True
         now = monotonic()
         if now >= self._ends:
-            # Two threads that do this at once give out twice as much in this one second, which is no harm.
+            # Two threads that reset the limit at once deliver twice as many events in this second, which is harmless.
             whole = max(int(self._per_second), 1)
             self._permit = iter(range(whole if self._per_second else 0)).__next__
             self._ends = now + whole / self._per_second if self._per_second else float("inf")
@@ -125,15 +125,15 @@ class Kind:
 
 
 class KindTable:
-    """All kinds of a process, and the rules for them; a part of the `EventLog`."""
+    """All kinds of a process, and their rules; base of the `EventLog`."""
 
-    active: tuple[Handle, ...]  # the handlers that are told, in order of registration
-    latest: deque[Any]  # what `recent` makes events of; whoever counts an event adds it here
+    active: tuple[Handle, ...]  # registered handlers, in order of registration
+    latest: deque[Any]  # latest events, or the objects that `recent` converts to events
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
-        self._lock = threading.RLock()  # a signal handler may log while its thread makes a kind
+        self._lock = threading.RLock()  # a signal handler may log while its thread creates a kind
         self._wake = wake  # called on the first event or handler
-        self._kinds: dict[Pair, Kind] = {}  # faces keep kinds, so none is ever thrown away
+        self._kinds: dict[Pair, Kind] = {}  # never removed: compatibility modules keep references
         self._rules: dict[str, Rule] = {}
         self.recording = True  # False with `EXPORTER_DISABLED=1`
         self._begin_counts()
@@ -144,7 +144,7 @@ class KindTable:
             kind.restart()
 
     def kind(self, type: str, severity: str) -> Kind:
-        """Find, without a lock, or make what is decided about a type and a severity, which are checked as for faces."""
+        """Return the kind of a type and a severity; raises TypeError or ValueError for invalid ones."""
         try:
             return self._kinds[type, severity]
         except (KeyError, TypeError):
@@ -169,14 +169,14 @@ class KindTable:
         return kind
 
     def enabled(self, type: str, severity: str = "info") -> bool:
-        """Whether such an event would be recorded; cheap enough to ask before making its data."""
+        """Return True if such an event would be recorded; cheap enough to call before computing the data."""
         try:
             return self._kinds[type, severity].enabled
         except Exception:  # noqa: BLE001, S110  # a new kind, or a `__hash__` of the job's own
             pass
         try:
             return self.kind(to_message(type, LONGEST_TYPE), find_severity(severity) or "info").enabled
-        except Exception:  # noqa: BLE001  # whatever the job's own object is
+        except Exception:  # noqa: BLE001  # code of the object's class
             return self.recording
 
     def limit(
@@ -188,16 +188,16 @@ class KindTable:
         sample: float = 1.0,
         per_second: float | None = DEFAULT_PER_SECOND,
     ) -> None:
-        """Say what becomes of the events whose types match a shell pattern; of several that match, the latest call holds.
+        """Set the rule for the events whose types match a shell pattern; the latest matching call applies.
 
-        Sampled and limited events still count. A value that cannot be is a TypeError or ValueError.
+        Sampled and limited events still count. Raises TypeError or ValueError for an invalid argument.
 
         Args:
-            match: The pattern; without a rule it is forgotten.
-            enabled: Whether they are recorded at all.
-            severity: The least that is recorded.
-            sample: The share that handlers are told, 0 to 1.
-            per_second: How many of a kind they are told each second; None for any number.
+            match: The pattern; a call without a rule removes the pattern's rule.
+            enabled: False to ignore the events.
+            severity: The lowest severity to record.
+            sample: The share of delivered events, 0 to 1.
+            per_second: The limit of delivered events of a kind per second; None for no limit.
         """
         if not isinstance(match, str):
             raise TypeError(f"match must be a pattern such as 'checkpoint.*', not {match!r}")
@@ -214,7 +214,7 @@ class KindTable:
                 kind.obey(list(self._rules.values()), recording=self.recording)
 
     def _counts(self) -> tuple[dict[Pair, int], dict[Pair, float], dict[Pair, int]]:
-        """Tell how many there were, when the latest happened, and how many were kept from the handlers."""
+        """Return the counts, the times of the latest events, and the counts of undelivered events."""
         counts: dict[Pair, int] = {}
         last: dict[Pair, float] = {}
         suppressed: dict[Pair, int] = {}
@@ -230,9 +230,9 @@ class KindTable:
         return counts, last, suppressed
 
     def _refuse(self, type: str, what: str) -> None:
-        """Count something that an event goes without, and say so once for each type."""
+        """Count a part that an event lacks, and log it once for each type."""
         self.kind(type or OTHER, "info").suppressed["payload"].bump()
         log_once(
             f"event {type[:LONGEST_TYPE]}",
-            f"an event {type[:100]!r} is recorded without what cannot be: {what}",
+            f"an event {type[:100]!r} is recorded without an invalid part: {what}",
         )

@@ -34,20 +34,20 @@ from exporter.recording.values import EventsReading, ProcessIdentity
 from exporter.recording.worker import end_all
 
 RECENT_EVENTS = 256
-"""Latest events that are kept for `recent`."""
+"""Number of events that `recent` returns."""
 MOST_QUEUED = 1_000_000
 END_SECONDS = 2.0
-"""The longest that an unregistration, or the exit of the process, waits for a handler to take what is queued."""
+"""Longest wait of an unregistration for the queued events of a handler."""
 _UNNAMED = "unnamed"
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial)
 """Classes of a payload that is called; an object that is merely callable, as a model is, is passed on."""
 Found = TypeVar("Found")
 _class_of = type
-"""Not isinstance, which asks an object of the job's for its `__class__`."""
+"""`isinstance` would call the object's own `__class__`."""
 
 
 class EventLog(KindTable):
-    """The events of one process.
+    """Events of a process.
 
     Args:
         identify: Returns the identity that events carry; None for one from the environment.
@@ -72,14 +72,14 @@ class EventLog(KindTable):
     def _begin_counts(self) -> None:
         self._who: ProcessIdentity | None = None
         self.latest.clear()
-        self._leaving: list[Handle] = []  # no longer told, but perhaps still at it
+        self._leaving: list[Handle] = []  # unregistered, perhaps still running
         self._delivered: dict[str, int] = {}
         self._dropped: dict[Pair, int] = {}
         for each in self.active:
             self._add_up(each, self._delivered, self._dropped, sign=-1)
         super()._begin_counts()
 
-    # What code that logs calls ---------------------------------------------------------------------------
+    # Logging ---------------------------------------------------------------------------
 
     def log(
         self,
@@ -93,22 +93,22 @@ class EventLog(KindTable):
         payload: object = None,
         **data: object,
     ) -> None:
-        """Say that something has happened. Never waits and never raises.
+        """Log an event. Never waits and never raises.
 
-        What it is given is converted; what cannot be is left out, counted under the reason `payload` and said once.
+        Arguments are converted; an argument that cannot be converted is omitted, counted under the reason `payload` and
+        logged once.
 
         Args:
-            type: What happened, in few different words: `checkpoint.saved`. It becomes a label value.
-            message: For people.
-            severity: A name of `Severity`; words of other libraries (`warn`, `fatal`) and levels of `logging` will do.
-            timestamp: When it happened, Unix time in seconds or a datetime; None for now.
-            span_id: The span that it belongs to; None for the innermost open one that is an object (`exporter.span`,
-                applications, loops and saves).
-            parent_ids: The ids of the events that led to it.
+            type: The type of the event, `checkpoint.saved`; a label value, of which there should be few.
+            message: A text for people.
+            severity: A name of `Severity`, a word of another library (`warn`, `fatal`) or a level of `logging`.
+            timestamp: Unix time in seconds or a datetime; None for now.
+            span_id: The span of the event; None for the thread's innermost open span.
+            parent_ids: The ids of the events that caused the event.
             payload: A function that returns further data, called only if a handler gets this event; or an object, such as
                 the model, which handlers of this process find in `Event.payload` and which is never written anywhere.
-            data: What programs look at: str, float, int or bool. Numbers of other libraries become plain ones; None is
-                left out; lists, paths and anything else become short text.
+            data: Values for programs: str, float, int or bool. Numbers of other libraries become plain numbers, lists, paths
+                and other objects short text; None is omitted.
         """
         try:
             try:
@@ -122,7 +122,7 @@ class EventLog(KindTable):
                 kind = self.kind(type, known or "info")
             if not kind.enabled:
                 return
-            plain = convert_data(data, lambda name: self._refuse(type, f"the datum {name!r}"))
+            plain = convert_data(data, lambda name: self._refuse(type, f"the value {name!r}"))
             now = time()
             happened = now if timestamp is None else self._checked(type, check_timestamp, timestamp, now)
             parents: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class EventLog(KindTable):
                 parents,
             )
             self.record(kind, raw, happened, payload=payload)
-        except Exception as error:  # noqa: BLE001  # an object of the job's that fails wherever it is touched
+        except Exception as error:  # noqa: BLE001  # an object of the job that raises wherever it is touched
             self._refuse(type if _class_of(type) is str else _UNNAMED, safe_repr(error))
 
     def _checked(self, type: str, check: Callable[[Any], Found], value: object, default: Found) -> Found:
@@ -151,7 +151,7 @@ class EventLog(KindTable):
             return default
 
     def recent(self) -> list[Event]:
-        """Give the latest events, the oldest first; at most `RECENT_EVENTS`."""
+        """Return the latest events, at most `RECENT_EVENTS`, the oldest first."""
         with self._lock:
             kept = self.latest
             for position in range(len(kept)):
@@ -220,7 +220,7 @@ class EventLog(KindTable):
         )
         if self.recording:
             with self._lock:
-                self._tell_only((*self.active, handle))
+                self._deliver_to((*self.active, handle))
             if not handle.direct:
                 handle.start()
         if self._wake is not None:
@@ -228,28 +228,28 @@ class EventLog(KindTable):
         return handle
 
     def unregister(self, handle: Handle, *, timeout_seconds: float = END_SECONDS) -> None:
-        """Tell a handler no more; wait until it has taken what was logged before, and count what it has not by then."""
+        """Stop delivering to a handler; wait for its queued events, and count the events that are left then."""
         if not isinstance(handle, Handle):
             raise TypeError(f"unregister takes what register gave, not {handle!r}")
         with self._lock:
             if handle not in self.active:
                 return
             self._leaving.append(handle)
-            self._tell_only(tuple([each for each in self.active if each is not handle]))
+            self._deliver_to(tuple([each for each in self.active if each is not handle]))
         end_all([handle], seconds=timeout_seconds, reason="unregistered")
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until every handler has taken what was logged before; says whether all have within the time."""
+        """Wait until all queued events are delivered; returns False after the time."""
         deadline = monotonic() + timeout_seconds
         arrived = [each.drain(deadline - monotonic()) for each in self.active]
         return all(arrived)
 
     def close(self, timeout_seconds: float = END_SECONDS) -> None:
-        """End all deliveries: what an exiting process does, giving its handlers a bounded time."""
+        """End all deliveries within a time: the exit of the process."""
         with self._lock:
             ended = self.active
             self._leaving += ended
-            self._tell_only(())
+            self._deliver_to(())
         end_all(ended, seconds=timeout_seconds, reason="exit")
 
     def limit_waits(self, deadline: float) -> None:
@@ -259,11 +259,11 @@ class EventLog(KindTable):
     # Called by the recorder -------------------------------------------------------------------------------
 
     def in_use(self) -> bool:
-        """Whether anything was logged or registered."""
+        """Return True once an event was logged or a handler registered."""
         return self.recording and bool(self._kinds or self.active)
 
     def reading(self) -> EventsReading:
-        """Tell all; by one thread at a time."""
+        """Return all counts; called by one thread at a time."""
         with self._lock:
             for each in [each for each in self._leaving if each.over]:
                 self._leaving.remove(each)
@@ -274,23 +274,23 @@ class EventLog(KindTable):
             return EventsReading(*self._counts(), delivered, dropped)
 
     def reset(self) -> None:
-        """Count from zero: what was recorded so far belongs to another identity."""
+        """Count from zero under another identity."""
         with self._lock:
             self._begin_counts()
 
     def renew(self) -> None:
-        """Ask anew who this process is."""
+        """Look up the identity again."""
         self._who = None
 
     def after_fork(self) -> None:
-        """In a forked child: forget what the parent recorded and what waits for its handlers."""
+        """In a forked child: forget the parent's counts and queued events."""
         self._lock = threading.RLock()
         for each in self.active:
             each.after_fork()
         self._deadline = inf
         self._begin_counts()
 
-    # What faces call, which have checked their events -----------------------------------------------------
+    # Compatibility modules, which have checked their events -----------------------------------------------------
 
     def record(
         self,
@@ -300,13 +300,13 @@ class EventLog(KindTable):
         origin: object = None,
         payload: object = None,
     ) -> None:
-        """Count an event of an enabled kind; hand it on, made of `late` (or its `raw()`), or `origin`, a face's object."""
+        """Count an event of an enabled kind and deliver it: made of `late` (or `late.raw()`), or the logged object `origin`."""
         kind.count()
         kind.counted.last = happened
         event: Event | None = None
         admitted: bool | None = None
         for each in kind.routes:
-            if kind.limited or not (each.direct or each.answers):
+            if kind.limited or not (each.direct or each.awaited):
                 if admitted is None:
                     admitted = kind.admits()
                 if not admitted:
@@ -331,14 +331,14 @@ class EventLog(KindTable):
         self.latest.append(late if event is None else event)
 
     def answer(self, kind: Kind) -> None:
-        """Wait for the faces' handlers, each for a bounded time, until they have taken what was recorded of a kind."""
+        """Wait for the awaited handlers of a kind, each for a bounded time, to handle all events so far."""
         for each in kind.routes:
-            if each.answers:
+            if each.awaited:
                 each.answer(min(ANSWER_SECONDS, max(self._deadline - monotonic(), 0.0)))
 
     # Inside ----------------------------------------------------------------------------------------------
 
-    def _tell_only(self, handles: tuple[Handle, ...]) -> None:
+    def _deliver_to(self, handles: tuple[Handle, ...]) -> None:
         for each in (*self.active, *handles):
             each.registered = each in handles
         self.active = handles
@@ -347,8 +347,8 @@ class EventLog(KindTable):
 
     def _add_payload(self, raw: RawEvent, payload: Callable[[], Any]) -> None:
         try:
-            more = convert_data(payload(), lambda name: self._refuse(raw.type, f"the datum {name!r}"))
-        except Exception as error:  # noqa: BLE001  # the user's code, which must not fail for being watched
+            more = convert_data(payload(), lambda name: self._refuse(raw.type, f"the value {name!r}"))
+        except Exception as error:  # noqa: BLE001  # the user's code
             self._refuse(raw.type, f"its payload, {safe_repr(error)}")
             return
         raw.data = {**more, **raw.data}

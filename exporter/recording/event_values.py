@@ -1,6 +1,6 @@
-"""Event: something that happened once, and how any value becomes part of one.
+"""Events and their values: severities, conversion and validation.
 
-Used in the job. `check_…` raises, for faces whose originals do; what `exporter.log` is given is converted.
+`convert_data` serves `exporter.log` and never raises; `check_…` raises, for compatibility modules whose originals do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from exporter.recording.conversion import LONGEST_TEXT, Datum, to_datum, to_mess
 from exporter.recording.values import ProcessIdentity, Value
 
 LONGEST_TYPE = 512
-"""Characters kept of an event's type, of the name of a datum and of a span id."""
+"""Characters of an event's type, of the name of a value and of a span id; longer texts are cut."""
 _ANY_LENGTH = 1 << 62
 _BEYOND = 1 << 63
 
 
 class Severity(str, enum.Enum):
-    """How bad it is. Each equals its lower-case name, so that `severity="warning"` will do everywhere."""
+    """Severity of an event. Each member equals its lower-case name: `severity="warning"` works everywhere."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -31,7 +31,7 @@ class Severity(str, enum.Enum):
 
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-"""Every severity, and the number that `logging` gives it."""
+"""Level of `logging` for each severity."""
 _OTHER_WORDS = {
     word: severity
     for severity, words in {
@@ -54,19 +54,19 @@ class _PayloadCarrier:
 
 @dataclass(frozen=True, slots=True)
 class Event(Value, _PayloadCarrier):
-    """One event, as delivered to handlers; immutable."""
+    """Immutable event, as delivered to handlers."""
 
-    type: str  # what happened: `checkpoint.saved`; a label value, so there should be few different ones
-    message: str | None = None  # for people; None where the type says it all
-    severity: str = "info"  # one of `Severity`, as plain text
-    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)  # what programs look at
-    timestamp: float = 0.0  # when it happened, Unix time, seconds
-    logged_at: float = 0.0  # when it was logged, Unix time, seconds
-    monotonic_ns: int = 0  # when it was logged, on a clock of this machine that is never set, nanoseconds
-    id: str = ""  # 16 hexadecimal digits from the operating system's randomness
-    span_id: str | None = None  # the span that it belongs to, None for none
-    parent_ids: tuple[str, ...] = ()  # the ids of the events that led to it
-    rank: int | None = None  # global rank of the process, None where it has none
+    type: str  # `checkpoint.saved`; a label value, of which there should be few
+    message: str | None = None  # text for people
+    severity: str = "info"  # value of a `Severity`, as plain text
+    data: Mapping[str, Datum] = field(default_factory=dict, hash=False)  # values for programs
+    timestamp: float = 0.0  # Unix time of the event, seconds
+    logged_at: float = 0.0  # Unix time of the logging call, seconds
+    monotonic_ns: int = 0  # monotonic time of the logging call, nanoseconds
+    id: str = ""  # 16 random hexadecimal digits
+    span_id: str | None = None  # span of the event
+    parent_ids: tuple[str, ...] = ()  # ids of the events that caused the event
+    rank: int | None = None  # global rank of the process, None without a rank
     run: str = ""
 
     @property
@@ -83,7 +83,7 @@ class Event(Value, _PayloadCarrier):
 
 @dataclass(slots=True)
 class RawEvent:
-    """A logged event, from which an `Event` is made once a handler or `recent` needs it; not frozen, which costs 1 µs."""
+    """Logged event, converted to an `Event` for handlers and `recent`; not frozen, because that costs 1 µs."""
 
     type: str
     message: str | None
@@ -113,11 +113,11 @@ class RawEvent:
         )
 
 
-# Converting: never raises ------------------------------------------------------------------------------------
+# Conversion, which never raises ------------------------------------------------------------------------------------
 
 
 def find_severity(severity: object) -> str | None:
-    """One of ours, from its name, another library's word or a level of `logging`; None for anything else."""
+    """Return the severity of a name, of another library's word or of a level of `logging`; None for other values."""
     found = getattr(severity, "value", severity)
     if isinstance(found, str):
         return _OTHER_WORDS.get(found.lower())
@@ -145,11 +145,11 @@ def convert_data(data: Mapping[str, object], refuse: Callable[[str], object]) ->
     return plain
 
 
-# Checking: for faces whose originals raise -------------------------------------------------------------------
+# Validation for compatibility modules whose originals raise -------------------------------------------------------------------
 
 
 def check_severity(severity: object) -> str:
-    """Take a member of Severity or its lower-case name, else raise ValueError."""
+    """Return the severity of a member of Severity or its lower-case name; raises ValueError for others."""
     found = getattr(severity, "value", severity)
     if not isinstance(found, str) or found not in LEVELS:
         raise ValueError(f"severity must be one of {', '.join(LEVELS)}, not {severity!r}")
@@ -157,10 +157,10 @@ def check_severity(severity: object) -> str:
 
 
 def check_data(data: Mapping[str, Datum], *, whole: bool = False) -> Mapping[str, Datum]:
-    """Take plain values, texts beyond `LONGEST_TEXT` cut unless `whole`; what needs no change is given back as it is.
+    """Return data of plain values, texts cut to `LONGEST_TEXT` unless `whole`; the same object if nothing changes.
 
     Raises:
-        TypeError: A value is no str, float, int or bool, or a name no str.
+        TypeError: A value is not a str, float, int or bool, or a name is not a str.
         ValueError: A whole number needs more than 64 bits.
     """
     longest = _ANY_LENGTH if whole else LONGEST_TEXT
@@ -191,7 +191,7 @@ def _is_plain(data: Mapping[Any, Any], longest: int) -> bool:
 
 
 def check_type(type_: str) -> str:
-    """Take the type of an event: some text, else raise TypeError or ValueError."""
+    """Return the type of an event; raises TypeError or ValueError for anything but a non-empty str."""
     if not isinstance(type_, str):
         raise TypeError(f"the type of an event must be str, not {type(type_).__name__}")
     if not type_:
@@ -200,7 +200,7 @@ def check_type(type_: str) -> str:
 
 
 def check_timestamp(timestamp: Any) -> float:
-    """Take Unix time, or a datetime (a naive one as local time), else raise TypeError or ValueError."""
+    """Return the Unix time of a number or a datetime (naive: local time); raises TypeError or ValueError for others."""
     try:
         seconds = timestamp.timestamp() if hasattr(timestamp, "timestamp") else timestamp
         if isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds):
@@ -213,7 +213,7 @@ def check_timestamp(timestamp: Any) -> float:
 
 
 def check_parents(parent_ids: Iterable[str]) -> tuple[str, ...]:
-    """Take the ids of the events that led to one, else raise TypeError."""
+    """Return the ids of the causing events; raises TypeError for anything but a collection of str."""
     parents = tuple(parent_ids)
     if isinstance(parent_ids, str) or not all(isinstance(parent, str) for parent in parents):
         raise TypeError(f"parent_ids must be a collection of ids, which are str, not {parent_ids!r}")

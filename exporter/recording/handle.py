@@ -19,7 +19,7 @@ from exporter.recording.notices import log_once
 from exporter.recording.worker import Counter, Marker, Worker
 
 ANSWER_SECONDS = 5.0
-"""The longest that whoever logs waits for a handler that answers."""
+"""Longest wait of a logging call for a handler of a compatibility module."""
 _CONTAINERS = (list, deque, SimpleQueue)
 _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
@@ -31,24 +31,24 @@ class Adapter:
     Attributes:
         convert: Makes the object that the handler takes out of an event and the object that was logged.
         own: The class of logged objects that the handler takes unchanged.
-        answers: True if the logging call waits for the handler, as in the original module.
+        awaited: True if the logging call waits for the handler, as in the original module.
     """
 
     convert: Callable[[Event, object], object]
     own: type | None = None
-    answers: bool = False
+    awaited: bool = False
 
 
 class Handle(Worker):
-    """A registered handler: the way to unregister it, and the counts of its events.
+    """Registered handler, with `unregister` and the counts of delivered and lost events.
 
     Attributes:
         own: The class of logged objects that the handler takes unchanged.
         direct: True if the handler is called on the thread that logs.
-        answers: True if the logging call waits for the handler; see `answer`.
+        awaited: True if the logging call waits for the handler; see `answer`.
     """
 
-    _late: Marker | None  # passed once it has taken what it was late with
+    _late: Marker | None  # set once the handler has caught up
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Handle(Worker):
     ) -> None:
         self.name = name
         self.own = None if adapter is None else adapter.own
-        self.answers = adapter is not None and adapter.answers
+        self.awaited = adapter is not None and adapter.awaited
         self.registered = False
         self.direct = is_container_method(handler)
         self._end = end
@@ -73,48 +73,48 @@ class Handle(Worker):
         super().__init__(self._give, name=f"events-{name}", bound=queue)
 
     def unregister(self) -> None:
-        """Tell it no more; see `EventLog.unregister`."""
+        """Stop delivering to this handler; see `EventLog.unregister`."""
         self._end(self)
 
     def answer(self, timeout_seconds: float = ANSWER_SECONDS) -> None:
-        """Wait until the handler has taken all events logged so far; a handler that is late is not awaited again."""
-        # Threads of ours never wait: two handlers could wait for each other, so what one logs is told after it.
+        """Wait until the handler has handled all events so far; a late handler is not awaited until it has caught up."""
+        # The exporter's threads never wait: two handlers that log could wait for each other.
         is_ours = threading.current_thread().name.startswith("exporter-")
         if is_ours or not (self._late is None or self._late.wait(0)):
             return
         marker = self.mark()
         self._late = None if marker is None or marker.wait(timeout_seconds) else marker
         if self._late is not None:
-            told = f"has not answered within {timeout_seconds:g} s: it is told without waiting for it"
-            log_once(f"late {self.name}", f"the handler {self.name} {told}")
+            text = f"has not returned within {timeout_seconds:g} s: logging calls no longer wait for this handler"
+            log_once(f"late {self.name}", f"the handler {self.name} {text}")
 
     def after_fork(self) -> None:
-        """Begin anew."""
+        """In a forked child: start with an empty queue and zero counts."""
         self._late = None
         self._taken = Counter()
         super().after_fork()
 
     @property
     def delivered(self) -> int:
-        """Events that the handler took."""
+        """Delivered events."""
         return self.done + self._taken.read()
 
     def wants(self, type: str, severity: str) -> bool:
-        """Whether it is to be given events of this type and severity."""
+        """Return True if the handler wants events of this type and severity."""
         wanted = self._types is None or any(fnmatchcase(type, pattern) for pattern in self._types)
         return wanted and LEVELS[severity] >= self._level
 
     def names(self, prefix: str) -> bool:
-        """Whether it asks by name for events whose types begin so, not for all."""
+        """Return True if a pattern of the handler starts with the prefix."""
         return any(pattern.startswith(prefix) for pattern in self._types or ())
 
     def take_at_once(self, item: object) -> None:
-        """Call the handler here and now; only for those that are `direct`."""
+        """Call a `direct` handler on this thread."""
         self._call(item)
         self._taken.bump()
 
     def put(self, item: Any, origin: object = None, *, bounded: bool = True) -> bool:
-        """Hand over one event, or what else its registrar puts in the place of one; never raises, never waits."""
+        """Queue an event, or another item of the registrar; never raises, never waits."""
         if self.direct:
             self.take_at_once(item if self._convert is None else self._convert(item, origin))
             return True
@@ -128,7 +128,7 @@ class Handle(Worker):
 
 
 def is_container_method(handler: object) -> bool:
-    """Whether calling it can only put something into a list, a deque or a SimpleQueue."""
+    """Return True for a method that appends to a list, a deque or a SimpleQueue."""
     return (
         type(getattr(handler, "__self__", None)) in _CONTAINERS
         and type(handler) is type([].append)
@@ -137,7 +137,7 @@ def is_container_method(handler: object) -> bool:
 
 
 def name_of(handler: object) -> str:
-    """Name a handler that was given no name: a function by its own, an object by its class."""
+    """Return the default name of a handler: a function's own name, an object's class name."""
     if is_container_method(handler):
         return f"{type(handler.__self__).__name__}.{handler.__name__}"  # type: ignore[attr-defined]  # a bound method
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__

@@ -1,6 +1,6 @@
-"""Handlers of events that come with the package: console, JSON lines, logging, TensorBoard.
+"""Event handlers of the package: console, JSON lines, logging, TensorBoard.
 
-Used in the job, each on its worker's thread: what a closed stream or a full disk costs are events, which are counted.
+Each runs on a worker thread; events that a closed stream or a full disk loses are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 try:
     import fcntl
-except ImportError:  # Windows, where a file of lines is an error that is counted
+except ImportError:  # Windows, where writing a file of lines is a counted error
     fcntl = None  # type: ignore[assignment]
 
 from exporter.recording.event_values import LEVELS, Event
@@ -27,7 +27,7 @@ from exporter.recording.event_values import LEVELS, Event
 
 
 class ConsoleHandler:
-    """Writes a line for each event; a stream of None is whatever standard error is at that moment."""
+    """Handler that writes a line per event; a stream of None means the present `sys.stderr`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ def text_line(event: Event) -> str:
         milliseconds = round(event.timestamp * 1000)
         at = f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
     except (OverflowError, ValueError, OSError):
-        at = repr(event.timestamp)  # where no calendar reaches
+        at = repr(event.timestamp)  # outside the range of calendars
     return f"{at} {event.severity.upper()}{rank} {_summary(event)}"
 
 
@@ -65,7 +65,7 @@ def _word(text: str) -> str:
 
 
 class JsonLinesHandler:
-    """Appends each event as one line of JSON to a file that rotates; what was written survives SIGKILL.
+    """Handler that appends each event as a line of JSON to a rotating file; written lines survive SIGKILL.
 
     `{run}`, `{rank}` and `{pid}` in the path stand for those of the process.
     """
@@ -80,7 +80,7 @@ class JsonLinesHandler:
 
 
 def json_line(event: Event) -> bytes:
-    """Render an event as JSON, whatever is in it; a number that is not finite becomes text."""
+    """Render an event as JSON; a number that is not finite becomes text."""
     fields = {each.name: getattr(event, each.name) for each in dataclasses.fields(event)}
     fields["data"] = {
         name: value if not isinstance(value, float) or isfinite(value) else str(value)
@@ -90,14 +90,14 @@ def json_line(event: Event) -> bytes:
 
 
 def filled(pattern: str, run: str, rank: int | None) -> Path:
-    """Put the process's own into a path, where `{run}`, `{rank}` and `{pid}` stand for it."""
+    """Return a path with `{run}`, `{rank}` and `{pid}` replaced by those of the process."""
     run = "".join(each if each.isalnum() or each in "-_." else "_" for each in run)
     shown = "none" if rank is None else str(rank)
     return Path(pattern.replace("{run}", run).replace("{rank}", shown).replace("{pid}", str(os.getpid())))
 
 
 class LinesFile:
-    """Appends lines to files, each opened for one line, so that logrotate, a deleted file and a fork need no care.
+    """Writer of lines to rotating files. A file is opened for each line, which copes with logrotate, deletion and forks.
 
     A file that would become larger than `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, of
     which so many `backups` are kept. Several processes may write to one file.
@@ -115,17 +115,17 @@ class LinesFile:
         self._backups = backups
 
     def append(self, path: Path, line: bytes) -> None:
-        """Append a line that ends in a newline; missing directories are made. Raises OSError: it is not there as a whole."""
+        """Append a line that ends in a newline, creating missing directories; raises OSError if the line is incomplete."""
         while not self._append(path, line):
             pass
 
     def _append(self, path: Path, line: bytes) -> bool:
-        """Append, or rotate a file that is full, in whose place another one is then written to."""
+        """Append the line, or rotate a full file and return False."""
         descriptor = _opened(path)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # the last one was cut short, by a full disk or by SIGKILL
+                line = b"\n" + line  # a full disk or SIGKILL has cut the last line
             if size and size + len(line) > self._max_bytes:
                 self._rotate(path, descriptor)
                 return False
@@ -136,8 +136,8 @@ class LinesFile:
             os.close(descriptor)
 
     def _rotate(self, path: Path, descriptor: int) -> None:
-        # The lock is that of the file that is rotated: of several processes one does it, the others see that the
-        # name stands for another file now.
+        # The lock belongs to the rotated file: one of several processes rotates, the others then find another file
+        # under the name.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
             return
@@ -162,7 +162,7 @@ def _opened(path: Path) -> int:
 
 
 class LogRecords:
-    """Logs a record for each event, with the event as its `exporter_event`."""
+    """Handler that logs a record per event, with the event as attribute `exporter_event`."""
 
     def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
@@ -176,7 +176,7 @@ class LogRecords:
 
 
 class TensorBoardHandler:
-    """Adds each number as `<type>/<name>` and the message as `<type>/message`, at the event's time.
+    """Handler that adds each number as `<type>/<name>` and the message as `<type>/message`, at the event's time.
 
     The writer is a `SummaryWriter`, or what has its `add_scalar` and `add_text`; `step` names the datum that is the step.
     """
@@ -186,7 +186,7 @@ class TensorBoardHandler:
         self._step = step
 
     def handle(self, event: Event) -> None:
-        """Add what the event has."""
+        """Add the values and the message of an event."""
         step = event.data.get(self._step)
         at = {"global_step": step if type(step) is int else None, "walltime": event.timestamp}
         for name, value in event.data.items():

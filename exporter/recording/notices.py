@@ -1,7 +1,7 @@
 """Notices to the job's operator: each is written to standard error once, by a daemon thread.
 
-Runs on any thread. The job's `logging` is not used: a log handler is the job's code, which could hang while it holds the
-lock that `logging.shutdown` waits for. Nor is the buffer of `sys.stderr`, whose lock the exiting interpreter waits for.
+Runs on any thread. Notices avoid the job's `logging`: a log handler of the job could hang and hold the lock that
+`logging.shutdown` needs. They avoid the buffer of `sys.stderr` too: the exiting interpreter needs the buffer's lock.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Notices:
                     self._write(f"exporter: {message}\n")
                 self._call_listeners(message)
             self._is_writing = False
-            if not self._waiting:  # else a notice came in between, and its thread saw the writer at work
+            if not self._waiting:  # a notice of the meantime found the writer at work
                 return
             self._is_writing = True
 

@@ -79,33 +79,33 @@ class Registry:
 
 
 class Stat:
-    """A named statistic: numbers go in, windows, quantiles, a histogram and exact totals come out.
+    """Named statistic: windows, quantiles, a histogram and exact totals of recorded numbers.
 
-    Identity is (name, labels): the same definition again is the same Stat.
+    Identity is (name, labels): the same definition returns the same Stat.
 
     Args:
         name: Words of letters, digits and `_`, joined by dots: `training.batch.latency`.
-        aggregations: What to compute over each window; None means MEAN, MAX, P50, P90, P95 and P99. The number
-            of samples and their exact total and sum are always kept.
-        window_seconds: Length of a window, at least 0.1; windows are aligned to multiples of it on the wall
-            clock, so that all ranks' windows cover the same seconds. None for windows that only count.
-        window_samples: Samples that close a window; with both limits, whichever comes first.
+        aggregations: Aggregations of each window; None means MEAN, MAX, P50, P90, P95 and P99. The number of samples and their
+            exact total and sum are always published.
+        window_seconds: Length of a window, at least 0.1; windows are aligned to multiples of the length on the wall clock,
+            equally for all ranks. None for count windows.
+        window_samples: Samples that close a window; with both limits, the first reached closes the window.
         unit: A base unit: `seconds`, `bytes`, `ratio`, … None for a plain number.
-        help: One line for the people who read the dashboard.
+        help: A single line for readers of the dashboard.
         labels: Constant labels.
-        buckets: Upper bounds of the histogram; None for a choice that suits the unit.
-        stale_seconds: After so long without a sample, a window that only counts has no data.
-        min_samples: A window with fewer samples has no data but their number, since a mean or a quantile of so few
-            would be compared with those of many.
+        buckets: Upper bounds of the histogram; None for the default of the unit.
+        stale_seconds: Time without a sample after which a count window has no data.
+        min_samples: A window with fewer samples has no data except the number of samples: the mean of a few samples is not
+            comparable with the mean of many.
 
     Attributes:
-        add: Record one number. Takes any int or float; what is not finite or not a number is counted and kept
-            out of every aggregate. Never raises, never waits. Keep tensors out of it: see `add_tensor`.
+        add: Record an int or float. Other values and values that are not finite are counted and excluded from every
+            aggregate. Never raises, never waits. For tensors, see `add_tensor`.
 
     Raises:
-        DefinitionError: Something is wrong with the definition, or it differs from an earlier one.
+        DefinitionError: The definition is invalid, or differs from an earlier definition of the same Stat.
 
-    Source: RFC-0018 (torch.monitor) and what its reviewers asked for.
+    Source: RFC-0018 (torch.monitor) and the requests of its reviewers.
     """
 
     __slots__ = ("_state", "add")
@@ -127,7 +127,7 @@ class Stat:
         stale_seconds: float = 300.0,
         min_samples: int = 1,
     ) -> Self:
-        """Check the definition and make the Stat, or find it."""
+        """Return the Stat of the definition, constructed now or earlier."""
         definition = check_definition(
             name,
             aggregations,
@@ -144,13 +144,13 @@ class Stat:
 
     @classmethod
     def of(cls, state: StatState) -> Self:
-        """Give the Stat of a state, always the same object."""
+        """Return the Stat of a state, always the same object."""
         known = _STATS.get((cls, state))
         if known is None:
             known = stat = super().__new__(cls)
             stat._state = state
             stat.add = state.buffer.append
-            if state.buffer.maxlen:  # else beyond the registry's bound, or recording is disabled
+            if state.buffer.maxlen:  # 0 for a Stat beyond the limit, or if recording is disabled
                 known = _STATS.setdefault((cls, state), stat)
         return known  # type: ignore[return-value]  # keyed by cls
 
@@ -166,10 +166,10 @@ class Stat:
         help: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> Self:
-        """Make a Stat that is measured by a callback, once per flush, on a thread that all callbacks share.
+        """Return a Stat that a callback measures, once per flush, on a thread that all callbacks share.
 
-        What `measure` raises is counted; one that hangs costs the passive Stats. It must not call CUDA. Aggregations of
-        None mean VALUE and MAX; the rest is as for any Stat.
+        Exceptions of `measure` are counted; a callback that hangs pauses all passive Stats. The callback must not call CUDA.
+        Aggregations of None mean VALUE and MAX; the other arguments are those of any Stat.
         """
         require(callable(measure), "measure", measure, "callable")
         wanted = (Aggregation.VALUE, Aggregation.MAX) if aggregations is None else aggregations
@@ -179,13 +179,13 @@ class Stat:
             known is None or known == measure,
             "measure",
             measure,
-            f"{known!r}, which measures {name!r} already",
+            f"{known!r}, the present callback of {name!r}",
         )
         stat._state.measure = measure
         return stat
 
     def add_tensor(self, tensor: object) -> None:
-        """Record the value of a torch tensor of one element; never waits for a GPU, never raises.
+        """Record the value of a torch tensor or JAX array of one element; never waits for a device, never raises.
 
         A CPU tensor is read at once; the value of a CUDA tensor is recorded by a later call on this thread, or by
         `exporter.flush()` on it. Refused and counted: more than one element, other devices, a DTensor that is not
@@ -202,45 +202,45 @@ class Stat:
         return Timer(self.add)
 
     def on_window(self, handler: Callable[[Stat, WindowReading], object]) -> Handle:
-        """Have a handler given each window of this Stat that closes with a sample in it; see `Registry.on_window`."""
+        """Register a handler of this Stat's closed windows with samples; see `Registry.on_window`."""
         return REGISTRY.listen(handler, lambda state: state is self._state)
 
     def get(self) -> dict[Aggregation, float]:
-        """Give the aggregations of the last closed window; empty when there is none, or no sample was in it."""
+        """Return the aggregations of the last closed window; empty without a window or without samples."""
         return dict(self._state.closed.values)
 
     @property
     def name(self) -> str:
-        """As the code wrote it."""
+        """Name in the job's code."""
         return self._state.definition.name
 
     @property
     def definition(self) -> StatDefinition:
-        """What is in force: the code's definition, changed by the configuration's overrides."""
+        """Definition in force: the code's definition, changed by the configuration's overrides."""
         return self._state.effective
 
     @property
     def enabled(self) -> bool:
-        """Whether it is recorded; see `Registry.switch` and the configuration's `recording:` rules."""
+        """True if samples are recorded; see `Registry.switch` and the configuration's `recording:` rules."""
         return self._state.enabled
 
     @property
     def window(self) -> WindowReading:
-        """The last closed window."""
+        """Last closed window."""
         return self._state.closed
 
     @property
     def count(self) -> int:
-        """Samples accepted since the process began, as far as they are drained (`exporter.flush()` drains)."""
+        """Accepted and drained samples since the start of the process (`exporter.flush()` drains)."""
         return self._state.count
 
     @property
     def sum(self) -> float:
-        """Their exact sum."""
+        """Exact sum of these samples."""
         return self._state.sum
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Copy and pickle it as its definition: a copy in this process is the same Stat."""
+        """Pickle the Stat as a definition: a copy in this process is the same Stat."""
         return _remade, (type(self), self._state.definition)
 
     def __repr__(self) -> str:
@@ -270,9 +270,9 @@ def metric(
     buckets: Iterable[float] | None = None,
     own: bool = True,
 ) -> Callable[[float], None]:
-    """Make a series of a family without windows, for faces and bridges; a counter is 0 from then on.
+    """Create a series of a family without windows, for compatibility modules and bridges; returns the function `add`.
 
-    The kind is `counter` (its value is the sum of what is added), `gauge` (the latest), `histogram` or `summary`; the
+    The kind is `counter` (the sum of all added numbers, 0 from now on), `gauge` (the latest), `histogram` or `summary`; the
     counter `training.elastic.restarts` becomes `training_elastic_restarts_total`. A name of the exporter's own is declared
     in the sidecar (`exporter.ledger.family_owners`), which admits nothing else to it. Gives `add`; raises as `Stat` does.
     """

@@ -27,7 +27,7 @@ Identity = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class StatTable:
-    """The states of one process's Stats, by name and labels.
+    """States of a process's Stats, by name and labels.
 
     Attributes:
         refused: Stats that were constructed beyond `MOST_STATS` and are not recorded.
@@ -51,16 +51,16 @@ class StatTable:
         self._disposal = Worker(list.clear, name="disposal", bound=1 << 20)
 
     def obtain(self, definition: StatDefinition, *, own: bool = False) -> StatState:
-        """Give the state of a Stat, made now or earlier; DefinitionError where it was made otherwise, or its names are taken."""
+        """Return the state of a Stat, constructed now or earlier; raises DefinitionError for a conflict of definition or name."""
         identity = (definition.name, definition.labels)
-        # Without the lock: a signal handler or a finalizer may ask for a Stat while this thread is making one.
+        # Without the lock: a signal handler or a finalizer may need a Stat while this thread constructs another.
         known = self._states.get(identity)
         if known is None:
             is_full = self.recording and len(self._states) >= MOST_STATS
             if is_full:
                 self.refused += 1
-                told = f"{definition.name!r} and those made after it are not"
-                log_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {told}")
+                rest = f"{definition.name!r} and all later Stats are ignored"
+                log_once("stats", f"only {MOST_STATS} Stats are recorded in a process: {rest}")
             if self._wake is not None:
                 self._wake()
             if is_full or not self.recording:
@@ -76,18 +76,18 @@ class StatTable:
             state.origin = _origin()
             self._claim_names(state)
             self._apply(state)
-            # Another thread, or a handler that interrupted this one, may have been first.
+            # Another thread, or a signal handler on this thread, may have been first.
             kept = self._states.setdefault(identity, state)
             if kept is state:
                 self._order.append(state)
             return kept
 
     def states(self) -> tuple[StatState, ...]:
-        """The state of every Stat, in order of construction; a snapshot that later Stats do not change."""
+        """Return the state of every Stat, in order of construction; a snapshot."""
         return tuple(self._order)
 
     def switch(self, pattern: str, *, enabled: bool) -> None:
-        """Switch the Stats whose names match a shell pattern on or off, those still to be made included.
+        """Enable or disable the Stats whose names match a shell pattern, including Stats constructed later.
 
         What was counted stays counted; samples added while a Stat is off are dropped.
         """
@@ -98,7 +98,7 @@ class StatTable:
                 self._apply(state)
 
     def override(self, rules: Sequence[Rule]) -> list[str]:
-        """Put the configuration's rules in force, before the code's own switches; gives what is wrong with those left out."""
+        """Apply the configuration's rules, before the code's own switches; returns the problems of invalid rules."""
         good, wrong = check_rules(rules)
         with self._lock:
             if good != self._rules:
@@ -153,7 +153,7 @@ class StatTable:
 
 
 def _shape(definition: StatDefinition) -> tuple[object, ...]:
-    """What the Stats of one name must share, since they share their main family."""
+    """Return the part of a definition that all Stats of a name share, because they share the main family."""
     histogram = Aggregation.HISTOGRAM in definition.aggregations
     return definition.kind, definition.unit, definition.buckets, histogram
 

@@ -1,6 +1,6 @@
-"""StatState: what has become of one Stat's samples, from its buffer to its last closed window and its totals.
+"""State of a Stat: the buffer of samples, the open and the last closed window, and the totals.
 
-The job's threads only append to the buffer and the refusals; the rest is whose the recorder's cycle is.
+Threads of the job append to the buffer and the refusals; all other state belongs to the thread that holds the recorder's cycle.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from exporter.recording.windows import ExactSum, Window
 BUFFER_SAMPLES = 1 << 19
 """Bound of a Stat's buffer: a million samples a second for half a second, at most 16 MiB."""
 CHUNK_SAMPLES = 4096
-"""Samples drained at once: well under a millisecond of work, so that the job's threads never wait longer."""
+"""Samples drained at once: work of less than a millisecond, for which threads of the job may have to wait."""
 
 _NUMBERS = frozenset({float, int, bool})
 
 
 class StatState:
-    """The state of one Stat.
+    """State of a Stat.
 
     Attributes:
-        effective: The code's definition as the overrides have changed it; what is computed and published.
-        own: Whether it is one of the exporter's own families, not one of the job's.
-        origin: Where it was first made, `file:line`.
-        refusals: Reasons for which `Stat.add_tensor` kept a sample out, one entry each.
-        kept: What another library keeps and this only shows; None for samples of our own.
-        listeners: Are given the state and each window of it that closes with a sample in it.
+        effective: The definition in force: the code's, changed by overrides.
+        own: True for a family of the exporter, False for a Stat of the job.
+        origin: Place of the first construction, `file:line`.
+        refusals: Reasons for which `Stat.add_tensor` refused samples, an entry per sample.
+        kept: Reading of another library's metric; None for samples of this process.
+        listeners: Handlers of closed windows with samples.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StatState:
         return self._sum.value
 
     def override(self, definition: StatDefinition, *, enabled: bool) -> None:
-        """Take a changed definition: the histogram only before the first sample, the rest at the next window."""
+        """Apply a changed definition: the histogram only before the first sample, the rest at the next window."""
         if self._bucket_counts is not None:
             kept = definition.aggregations - {Aggregation.HISTOGRAM}
             kept |= self.effective.aggregations & {Aggregation.HISTOGRAM}
@@ -101,7 +101,7 @@ class StatState:
             self._begin_window(self._window_started)
 
     def drain(self, *, wall: float) -> bool:
-        """Take up to `CHUNK_SAMPLES` samples out of the buffer; says whether there may be more."""
+        """Aggregate up to `CHUNK_SAMPLES` samples of the buffer; returns True if more may be left."""
         waiting = len(self.buffer)
         if waiting == self.buffer.maxlen:
             self._overflows += 1
@@ -115,14 +115,14 @@ class StatState:
         return waiting > CHUNK_SAMPLES
 
     def close_window(self, started: float, ended: float, *, late_windows: bool, wall: float) -> None:
-        """Close the time window that is over; `late_windows` where further ones have ended since, all of them empty."""
+        """Close the time window at its end; with `late_windows`, further, empty windows have passed since."""
         self._close(max(started, self._window_started), ended)
         if late_windows:
             self.closed = WindowReading(ended, wall, 0)
         self._begin_window(ended)
 
     def expire(self, *, wall: float) -> None:
-        """Drop a pure count window that nothing was added to for `stale_seconds`."""
+        """Drop a count window without new samples for `stale_seconds`."""
         is_stale = wall - (self._last_sample or wall) > self.effective.stale_seconds
         if is_stale and self.effective.window_seconds is None and self.closed.samples:
             self.closed, self._reading = WindowReading(self.closed.ended, wall, 0), None
@@ -130,11 +130,11 @@ class StatState:
     def keep(
         self, count: int, total: float | None, bucket_counts: tuple[int, ...] = (), value: float | None = None
     ) -> None:
-        """Show totals, or the value of a gauge, that another library keeps; on any thread."""
+        """Publish totals, or the value of a gauge, of another library; on any thread."""
         self.kept = StatReading(self.effective, count, total, bucket_counts, value=value)
 
     def reading(self) -> StatReading:
-        """Tell all; the same object as long as nothing has changed."""
+        """Return the reading; the same object until the next change."""
         if self.kept is not None:
             return self.kept
         while self.refusals:
@@ -156,7 +156,7 @@ class StatState:
         return self._reading
 
     def _accept(self, batch: list[object]) -> list[float]:
-        """Turn a batch into finite floats, counting what is none."""
+        """Return the finite floats of a batch; all other values are counted as rejected."""
         try:
             kinds = set(map(type, batch))
             if kinds <= _NUMBERS:
@@ -214,7 +214,7 @@ class StatState:
         while position < total:
             limit = self.effective.window_samples or total  # an override may have ended counting at a close
             if not self.listeners and not self._window.samples and total - position >= 2 * limit:
-                # Only the last closed window will be seen: those before it need not be computed.
+                # Without listeners only the last closed window is visible: earlier windows are skipped.
                 position += ((total - position) // limit - 1) * limit
             part = samples[position : position + limit - self._window.samples]
             self._window.add(part, self._order(part))

@@ -1,6 +1,6 @@
-"""Windows: the seconds that a clock cuts, what the samples in one add up to, and their quantiles.
+"""Window clock, exact sums, window aggregates and quantiles.
 
-Used by the recording thread of the training process alone, so nothing here locks.
+Runs on the recording thread only, without locks.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from operator import mul
 from exporter.recording.values import AGGREGATIONS, Aggregation
 
 STEP_TOLERANCE = 0.1
-"""A step of the wall clock above this share of a window closes it and aligns anew."""
+"""Share of a window; a larger step of the wall clock closes the window and realigns the clock."""
 EXACT_SAMPLES = 1024
 RELATIVE_ERROR = 0.01
 MAX_BINS = 4096
-"""Bins kept per sign. They span a factor of 1e35 between the largest and the smallest magnitude; smaller
-samples count as the smallest magnitude kept."""
+"""Bins per sign. They span a factor of 1e35 between the largest and the smallest magnitude; smaller samples are counted in
+the smallest bin."""
 SMALLEST_MAGNITUDE = 1e-300
-"""Below it a sample counts as zero: bins of subnormal numbers could not keep the relative error."""
+"""Magnitude below which a sample counts as zero: bins of subnormal numbers exceed the relative error."""
 
 _LARGEST = 1.7976931348623157e308
-_GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)  # the last percent of it absorbs rounding
+_GROWTH = (1 + RELATIVE_ERROR * 0.99) / (1 - RELATIVE_ERROR * 0.99)  # the last percent absorbs rounding
 _LOG_GROWTH = log(_GROWTH)
 _MIDDLE = 2 * _GROWTH / (_GROWTH + 1)  # times the lower bound of a bin: equally far, relatively, from both
 
 
 class WindowClock:
-    """Cuts time into windows aligned to multiples of their length on the wall clock, so that all ranks' are the same.
+    """Clock of windows that are aligned to multiples of their length on the wall clock, equally for all ranks.
 
-    A window's end is waited for on the monotonic clock (`due`): a wall clock that is set never stretches it.
+    The end of a window is timed on the monotonic clock (`due`): a step of the wall clock never stretches a window.
     """
 
     def __init__(self, seconds: float, *, wall: float, monotonic: float) -> None:
@@ -41,7 +41,7 @@ class WindowClock:
         self._align(wall, monotonic)
 
     def late(self, *, wall: float, monotonic: float) -> float | None:
-        """Say for how many seconds the window has been over; 0 after a step of the wall clock, None if it is not."""
+        """Return the seconds since the window's end; 0 after a step of the wall clock, None before the end."""
         if monotonic >= self.due:
             return monotonic - self.due
         return 0.0 if self._stepped(wall, monotonic) else None
@@ -60,14 +60,14 @@ class WindowClock:
 
     def _align(self, wall: float, monotonic: float) -> None:
         self._offset = wall - monotonic
-        # A boundary that is nearly reached is skipped: the clock was slewed while the last window ran, and a
-        # window of a few milliseconds would be of no use.
+        # A boundary within a few milliseconds is skipped: the clock was slewed during the last window, and a window of
+        # a few milliseconds is useless.
         self.ended = (floor(wall / self._seconds + STEP_TOLERANCE) + 1) * self._seconds
         self.due = monotonic + self.ended - wall
 
 
 class ExactSum:
-    """A running sum in twice the precision of a float, so that no sample is lost to rounding."""
+    """Running sum in twice the precision of a float."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -84,11 +84,11 @@ class ExactSum:
 
 
 class Window:
-    """What the samples of one open window add up to; only what the wanted aggregations need is computed.
+    """Aggregates of an open window; only the parts that the wanted aggregations need are computed.
 
     Attributes:
-        needs_order: Whether a quantile is wanted, so that `add` needs all samples sorted.
-        deviation: Sum of their squared deviations from the mean, where STDDEV is wanted.
+        needs_order: True if a quantile is wanted, for which `add` needs all samples sorted.
+        deviation: Sum of the squared deviations from the mean, if STDDEV is wanted.
     """
 
     def __init__(self, aggregations: frozenset[Aggregation]) -> None:
@@ -105,11 +105,11 @@ class Window:
 
     @property
     def total(self) -> float:
-        """Their sum."""
+        """Sum of the samples."""
         return self._sum.value
 
     def add(self, samples: list[float], ordered: list[float]) -> None:
-        """Take in at least one finite sample; of `ordered`, the same ascending, two ends do where no quantile is wanted."""
+        """Add finite samples; `ordered` are the same in ascending order, or minimum and maximum if no quantile is wanted."""
         self.low = min(self.low, ordered[0]) if self.samples else ordered[0]
         self.high = max(self.high, ordered[-1]) if self.samples else ordered[-1]
         self.last = samples[-1]
@@ -121,13 +121,13 @@ class Window:
         self.samples += len(samples)
 
     def values(self) -> dict[Aggregation, float]:
-        """Compute each windowed aggregation; nothing when the window is empty or a value is out of range."""
+        """Return each windowed aggregation; an empty mapping if the window is empty or a value is out of range."""
         if not self.samples:
             return {}
         found = {each: compute(self) for each, compute in self._wanted}
         answers = self._quantiles.quantiles(ratio for _, ratio in self._ratios)
         found.update(zip((each for each, _ in self._ratios), answers, strict=True))
-        # A sum beyond the floating range is no number to show: absent, like every other lack of data.
+        # A sum beyond the floating range is absent, like all missing data.
         return {each: value for each, value in found.items() if isfinite(value)}
 
     def _add_spread(self, samples: list[float]) -> None:
@@ -147,10 +147,10 @@ class Window:
 
 
 class Quantiles:
-    """A summary of finite numbers that answers quantiles: exact while small, then within 1 % in bounded memory.
+    """Quantiles of finite numbers: exact up to `EXACT_SAMPLES`, then within 1 % in bounded memory.
 
-    Beyond `EXACT_SAMPLES` samples are counted in bins whose bounds grow by a constant factor, so that the middle of a bin
-    is within `RELATIVE_ERROR` of each sample in it. The state is a function of the multiset of samples alone.
+    Larger sets are counted in bins whose bounds grow by a constant factor: the middle of a bin is within `RELATIVE_ERROR` of
+    each sample in the bin. The state depends on the multiset of samples only.
 
     Source: Masson, Rim, Lee: DDSketch, PVLDB 12(12), 2019.
     """
@@ -178,7 +178,7 @@ class Quantiles:
         _count([-sample for sample in reversed(samples[:negatives])], self._negative)
 
     def quantiles(self, ratios: Iterable[float]) -> list[float]:
-        """Answer several quantiles, each from 0 to 1, linearly interpolated; none when nothing was added."""
+        """Return quantiles, each from 0 to 1, linearly interpolated; an empty list without samples."""
         if not self.count:
             return []
         at = sorted(self._exact).__getitem__ if self._exact is not None else self._order_statistics()
@@ -199,7 +199,7 @@ class Quantiles:
 
 
 def median(numbers: Iterable[float]) -> float:
-    """Give the median of at least one number; that of `statistics` loads two thirds of a megabyte into every job."""
+    """Return the median of at least a single number; the import of `statistics` would cost 0.7 MB in every job."""
     return Quantiles(numbers).quantiles((0.5,))[0]
 
 
@@ -208,15 +208,15 @@ def _middle(index: int) -> float:
 
 
 def _count(samples: list[float], bins: dict[int, int]) -> None:
-    """Count sorted positive samples into their bins, a bin at a time: far fewer logarithms than samples."""
+    """Count sorted positive samples in bins, a bin at a time, with fewer logarithms than samples."""
     start, end = 0, len(samples)
     while start < end:
         index = ceil(log(samples[start]) / _LOG_GROWTH)
-        upper = exp(min(index * _LOG_GROWTH, 709.78))  # beyond which it overflows
+        upper = exp(min(index * _LOG_GROWTH, 709.78))  # exp overflows above
         after = max(bisect_right(samples, upper, start), start + 1)
         bins[index] = bins.get(index, 0) + after - start
         start = after
-    if len(bins) > MAX_BINS:  # fold the smallest magnitudes into the smallest one that is kept
+    if len(bins) > MAX_BINS:  # fold the smallest magnitudes into the smallest remaining bin
         ordered = sorted(bins)
         kept = ordered[-MAX_BINS]
         for index in ordered[:-MAX_BINS]:

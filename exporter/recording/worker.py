@@ -118,7 +118,10 @@ class Worker:
             thread.start()
             self._thread = thread
         except RuntimeError as error:  # no more threads, none that are daemons, or the interpreter is ending
-            log_once(f"worker {self._name} thread", f"the thread {self._name} cannot start, its items are lost: {error}")
+            log_once(
+                f"worker {self._name} thread",
+                f"the thread {self._name} cannot start, its items are lost: {error}",
+            )
             while not self._queue.empty():
                 self._queue.get_nowait()
                 self._lose("no_thread", 1)

@@ -59,7 +59,7 @@ def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
     unconfigure()
     for each in handlers:
         name, take = type(each).__name__, partial(_give, each)
-        adapter = Adapter(lambda _, origin: origin, answers=True)
+        adapter = Adapter(lambda _, origin: origin, awaited=True)
         handle = EVENTS.register_adapted(take, adapter, name=name, queue=10_000)
         _registered.append(handle)
 
