@@ -94,7 +94,7 @@ def test_a_passive_stat_has_one_callback() -> None:
         return 1.0
 
     assert Stat.passive("passive.once", measure) is Stat.passive("passive.once", measure)
-    with pytest.raises(DefinitionError, match=r"measures 'passive\.once' already"):
+    with pytest.raises(DefinitionError, match=r"the present callback of 'passive\.once'"):
         Stat.passive("passive.once", lambda: 2.0)
 
 
