@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, Protocol, get_args
 
@@ -115,8 +115,9 @@ def _contradiction(spec: FamilySpec) -> str:
         return f"no exposition type {spec.type}"
     if not spec.name.endswith(TYPE_SUFFIXES.get(spec.type, "")):
         return f"the name of type {spec.type} ends in {TYPE_SUFFIXES[spec.type]}"
-    if spec.type != "counter" and spec.name.endswith("_total"):
-        return f"the name of type {spec.type} does not end in _total"
+    for kind, suffix in TYPE_SUFFIXES.items():
+        if kind != spec.type and spec.name.endswith(suffix):
+            return f"the name of type {spec.type} does not end in {suffix}"
     if spec.unit != (words[-1] if words[-1] in BASE_UNITS else ""):
         return f"the unit {spec.unit!r} is not the base unit at the end of the name"
     if not all(map(_NAME.fullmatch, spec.labels)) or len(set(spec.labels)) < len(spec.labels):
@@ -139,45 +140,6 @@ class _LazyMetric(Metric):
             raise AttributeError(name)
         self.samples: list[Sample] = self._make()
         return self.samples
-
-
-def family(name: str, help: str, source: str, *labels: str) -> FamilySpec:
-    """Describe a family whose name tells its type and its unit: `…_bytes_total` is a counter of bytes, else a gauge."""
-    suffix = name.rpartition("_")[2]
-    kind: FamilyType = "counter" if suffix == "total" else "info" if suffix == "info" else "gauge"
-    unit = name.removesuffix("_total").rpartition("_")[2]
-    return FamilySpec(
-        name=name,
-        type=kind,
-        help=help,
-        labels=labels,
-        unit=unit if unit in BASE_UNITS else "",
-        source=source or "exporter",
-    )
-
-
-_ROW = re.compile(r"(\w+)(?:\{([\w,]+)\})?(?: \[([^]]*)\])?: (.*) <- (.*)")
-
-
-def rows(written: str) -> dict[FamilySpec, str]:
-    """Read a table of families, each with the words of its row: `name{labels} [words]: help <- source`.
-
-    Lines that are indented belong to the row before. The name tells type and unit, unless the words are of a histogram or
-    summary; others are the reader's, such as where its code finds the value.
-    """
-    found = {}
-    for row in re.split(r"\n(?=\w)", written.strip()):
-        ((name, labels, words, text, source),) = _ROW.findall(" ".join(row.split()))
-        spec = family(name, text, source, *(labels.split(",") if labels else ()))
-        if "histogram" in words or "summary" in words:
-            spec = replace(spec, type="histogram" if "histogram" in words else "summary")
-        found[spec] = words
-    return found
-
-
-def table(written: str) -> tuple[FamilySpec, ...]:
-    """Read a table of families; see `rows`."""
-    return tuple(rows(written))
 
 
 def _distribution(

@@ -34,6 +34,7 @@ def test_a_specification_that_agrees_with_itself_is_made() -> None:
     [
         ({"name": "host_wait_seconds"}, "the name of type counter ends in _total"),
         ({"type": "gauge"}, "the name of type gauge does not end in _total"),
+        ({"name": "host_wait_info", "type": "gauge", "unit": ""}, "gauge does not end in _info"),
         ({"type": "info", "unit": ""}, "the name of type info ends in _info"),
         ({"type": "timer"}, "no exposition type timer"),
         ({"unit": ""}, "is not the base unit at the end of the name"),
@@ -82,6 +83,15 @@ def constants_of(module: ModuleType) -> dict[str, FamilySpec]:
         for name, value in values.items()
         if isinstance(getattr(value, "spec", value), FamilySpec)
     }
+
+
+def test_each_specification_is_a_constant_and_listed_in_a_tuple_of_specifications() -> None:
+    modules = sidecar_modules()
+    named = {spec for module in modules for spec in constants_of(module).values()}
+    listed = {spec for module in modules for spec in getattr(module, "SPECS", ())}
+
+    assert {spec.name for spec in named - listed} == set()
+    assert {spec.name for spec in listed - named} == set()
 
 
 def test_each_family_of_a_collector_of_the_catalogue_is_listed_once() -> None:
