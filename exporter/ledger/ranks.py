@@ -1,14 +1,13 @@
-"""Ranks: the totals of each rank over all processes that ever were it, and the state files that stand behind them.
+"""Ranks: totals over all processes of each rank, and their state files.
 
     rank (run, rank, role)
-      └── slot 0, 1, …           a worker slot; has its own totals and its own series
-            ├── base             the sum over processes that are long gone
-            └── processes        one record for each since, in the order in which they came
+      └── slot 0, 1, …           a worker slot with totals and series of its own
+            ├── base             sum over processes that ended long ago
+            └── processes        one record for each later process, in order of arrival
 
-A process is bound to the lowest slot that no living process of the rank has, but slot 0 belongs to one that trains. While
-there is a record, its process can be seen again, in this or a later life of the sidecar, and is counted once. A record
-becomes part of the base only when its feed file is gone; the last few of the dead keep theirs even then, for a process
-whose files were deleted under it and that writes them anew.
+A process is bound to the lowest slot without a living process, and slot 0 belongs to a process that trains. A process with a
+record is counted once, also in a later life of the sidecar. A record becomes part of the base after its feed file is gone;
+the last few ended processes keep their records, for a process whose files were deleted and that writes new ones.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Slo
 
 KIND = "rank"
 KEPT_PROCESSES = 2
-"""Departed processes per slot whose record outlives their feed file."""
+"""Ended processes per slot that keep a record without a feed file."""
 KEPT_IDS = 32
-"""Ids per rank that are remembered after their record has become part of a base."""
+"""Ids per rank of processes that are part of a base."""
 KEPT_SECONDS = 60.0
-"""A rank that is over is remembered for so long: what ended it may be asked for."""
+"""Time for which an ended rank stays in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +39,13 @@ class Rank:
 
     key: RankKey
     slots: dict[int, Slot] = field(default_factory=dict)
-    taken: dict[str, None] = field(default_factory=dict)  # ids of what is part of a base, oldest first
-    saved: int = 0  # the hash of what was saved last
+    taken: dict[str, None] = field(
+        default_factory=dict
+    )  # ids of processes that are part of a base, oldest first
+    saved: int = 0  # hash of the last saved state
     loaded: bool = False  # the state was loaded: totals are complete and may be saved
-    safe: bool = False  # the totals, as they are, may be shown
-    released: bool = False  # it is over, and another sidecar may keep it
+    safe: bool = False  # the totals are saved and may be shown
+    released: bool = False  # the rank ended, and another sidecar may claim its state
 
     def processes(self) -> Iterator[tuple[Slot, ProcessTotals]]:
         """Every process that has a record."""
@@ -53,7 +54,7 @@ class Rank:
                 yield slot, process
 
     def resume(self, present: Collection[str], now: Moment) -> None:
-        """Go on from a state file: whoever lived when it was saved and has no file now has died since."""
+        """Continue from a state file; a process that lived and has no file any more has ended since."""
         for _, process in self.processes():
             process.seen_monotonic = process.first_seen = now.monotonic
             if process.departed is not None:
@@ -72,9 +73,9 @@ class Rank:
         *,
         patience_seconds: float,
     ) -> None:
-        """Bind what the feed shows of this rank to slots: the known, then the dead, then the new ones.
+        """Bind the processes of the feed to slots: known, then ended, then new processes.
 
-        A file whose id is `unreadable` is there, but was refused; after `patience_seconds` its process counts as gone.
+        A process whose file was refused (*unreadable*) counts as ended after *patience_seconds*.
         """
         known = {process.identity.id: process for _, process in self.processes()}
         seen = {entry.snapshot.process.id: entry for entry in entries}
@@ -91,11 +92,11 @@ class Rank:
         for process_id, process in known.items():
             if process_id not in seen and process.living:
                 process.unseen += 1
-                # A listing made while a file is being replaced may miss it once.
+                # A listing during a rename may miss a file once.
                 patience = patience_seconds if process_id in unreadable else 0.0
                 if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
                     process.depart(now.wall, now)
-        # The dead first: their slots are free again for those that took their place.
+        # Ended processes first: their slots are free for their successors.
         for process in sorted(new, key=lambda each: (each.living, not each.trains, each.identity.started)):
             self._free_slot().processes.append(process)
         self._prefer_training()
@@ -107,7 +108,7 @@ class Rank:
             del self.taken[next(iter(self.taken))]
 
     def _prefer_training(self) -> None:
-        """Give slot 0 to a process that trains where one that does not has come first."""
+        """Give slot 0 to a process that trains."""
         first = self.slots.get(0)
         holder = None if first is None else first.living()
         if first is None or holder is None or holder.trains:
@@ -130,19 +131,19 @@ def _see(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     known_from_file_only = process.snapshot is None
     process.unseen, process.seen_monotonic, process.age_seconds = 0, now.monotonic, entry.age_seconds
     process.outdated = entry.outdated
-    process.identity = entry.snapshot.process  # what it says of itself may have changed
+    process.identity = entry.snapshot.process  # rank and role may have changed
     if known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.alive:
         process.departed = process.outcome = None  # of a process whose lock was not visible for a while
     elif process.living:
-        # Known since a file only: it died while no sidecar looked.
+        # Known from a file only: the process ended while no sidecar ran.
         process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
     process.note_progress(now)
 
 
 class Ranks:
-    """All ranks of one feed directory; the `owner` keeps the totals, another sidecar only looks on."""
+    """All ranks of one feed directory; only the owner of the directory saves totals."""
 
     def __init__(self, state: StateStore) -> None:
         self.owner = False
@@ -159,7 +160,7 @@ class Ranks:
 
     @property
     def withheld(self) -> int:
-        """Ranks whose totals may not be shown since the last `save`."""
+        """Number of ranks whose totals are suppressed."""
         return sum(not rank.safe for rank in self)
 
     def processes(self) -> Iterator[ProcessTotals]:
@@ -174,12 +175,12 @@ class Ranks:
         rules: GapRules,
         now: Moment,
     ) -> None:
-        """Bind all processes, and load the state of ranks that are new here.
+        """Bind all processes, and load the state of new ranks.
 
-        `entries` are the readable files by process id; those whose id is `unreadable` are there, but were refused.
+        *entries* has the readable files by process id, *unreadable* the ids of refused files.
         """
         if owner != self.owner:
-            # What was only looked at may be behind the state files; what was owned is another's now.
+            # Memory may be older than the state files, or the files have another owner now.
             for key in self._ranks:
                 self._state.release(self._state_key(key))
             self._ranks.clear()
@@ -197,7 +198,7 @@ class Ranks:
             if rank is None:
                 self._ranks[key] = Rank(key)
             elif rank.released:
-                # Another sidecar may have kept it meanwhile; where its file is damaged, memory is right.
+                # Another sidecar may have saved the rank meanwhile; memory is used if the file is damaged.
                 self._ranks[key] = Rank(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
@@ -207,7 +208,7 @@ class Ranks:
                 rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
-        """Take a process that has claimed a rank, or changed its run, from where it was counted until then."""
+        """Move a process that claimed a rank, or changed its run, out of its former rank."""
         found = {process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()}
         for process_id, before in self._rank_of.items():
             if found.get(process_id, before) != before and before in self._ranks:
@@ -218,7 +219,7 @@ class Ranks:
     def _resume_recent(
         self, by_rank: Collection[RankKey], present: Collection[str], rules: GapRules, now: Moment
     ) -> None:
-        """Load the ranks of this sidecar whose processes ended a short while ago, files and all."""
+        """Load the recently saved ranks of this sidecar that have no feed files."""
         try:
             keys = self._state.recent(KIND, rules.linger_seconds)
         except StateError as error:
@@ -237,22 +238,22 @@ class Ranks:
                 del self._ranks[key]
 
     def _load(self, rank: Rank, present: Collection[str], now: Moment) -> None:
-        """Make a rank complete; until that succeeds, its slots are provisional and its totals withheld."""
+        """Load the state of a rank; until that succeeds, its totals are suppressed."""
         state_key = self._state_key(rank.key)
         try:
             if self.owner and not self._state.claim(state_key):
                 where = f"{rank.key}, in {self._state.directory}"
                 remedy = "end it, or give the runs different names with EXPORTER_RUN"
-                self._state.report(f"another sidecar keeps the totals of {where}: {remedy}")
+                self._state.report(f"another sidecar holds the totals of {where}: {remedy}")
                 return
             loaded = self._state.load(state_key, decode_rank)
         except StateError as error:
             if self.owner:
                 self._state.report(str(error))
                 return
-            loaded = None  # the owner's file is not for everybody's eyes; what the feed has is
+            loaded = None  # the owner's state may be unreadable for this user; the feed is not
         rank.loaded = True
-        if loaded is not None:  # else nothing was saved, or it is damaged: memory knows all there is
+        if loaded is not None:  # else nothing was saved, or the file was damaged: memory is complete
             rank.slots, rank.taken = loaded.slots, loaded.taken
             rank.resume(present, now)
 
@@ -266,7 +267,7 @@ class Ranks:
                         endings.outcome(process, successor=later[0] if later else None)
 
     def save(self) -> None:
-        """Write what has changed; what cannot be written is withheld."""
+        """Save changed ranks; totals that cannot be saved are suppressed."""
         for rank in self:
             if not (self.owner and rank.loaded):
                 rank.safe = not self.owner
@@ -281,13 +282,13 @@ class Ranks:
                     rank.safe = False
 
     def forget(self, shown: Collection[Slot], present: Collection[str], now: Moment) -> None:
-        """Let go of ranks that are over: of their lock at once, of the memory when none of their slots is shown."""
+        """Release ended ranks at once, and drop them from memory when no slot is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.taken)
             over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
             lingers = any(slot in shown for slot in rank.slots.values())
-            # One that could not be loaded yet is not given up before that.
+            # A rank whose state could not be loaded yet stays claimed.
             if over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
@@ -300,5 +301,5 @@ class Ranks:
     def _state_key(self, key: RankKey) -> StateKey:
         if key.rank is not None:
             return (KIND, key.run, str(key.rank), "", "")
-        # Processes without a rank are told apart by node: every node of a run has its own agent.
+        # Processes without a rank are separate per node: every node of a run has its own agent.
         return (KIND, key.run, "", key.role, self._state.keeper)

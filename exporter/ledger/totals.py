@@ -1,15 +1,17 @@
-"""What a worker slot of a rank has counted, and what of it may be shown in one pass; arithmetic on the ledger's thread.
+"""Totals of a worker slot, and their visibility in one pass; arithmetic on the ledger's thread.
 
-A slot's total is base + first process + … + last process, added in this order, always; nothing in it ever falls.
+The total of a slot is base + first process + … + last process, always added in this order; no total ever falls.
 
-| the process                              | window gauges | last values of the training | totals, last sample |
-|------------------------------------------|---------------|-----------------------------|---------------------|
-| lives, and its feed is refreshed         | shown         | shown                       | shown               |
-| lives, and no step has ended for long    | shown         | absent                      | shown               |
-| lives, but is stopped or hangs as a whole| absent        | absent                      | shown               |
-| is dead                                  | absent        | absent                      | while it lingers    |
-| is dead for longer                       | absent        | absent                      | absent, but kept    |
-| its rank's state cannot be written       | shown         | shown                       | absent              |
+| the process                              | window gauges | last values of the training | totals, last sample    |
+|------------------------------------------|---------------|-----------------------------|------------------------|
+| lives, with a current feed               | shown         | shown                       | shown                  |
+| lives, and a step is overdue             | shown         | absent                      | shown                  |
+| lives, with a stale feed                 | absent        | absent                      | shown                  |
+| ended                                    | absent        | absent                      | for the retention time |
+| ended earlier                            | absent        | absent                      | absent, but saved      |
+| lives, and the state cannot be written   | shown         | shown                       | absent                 |
+
+After the end, positions (step, last checkpoint) are shown as long as totals.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from exporter.recording.values import (
 )
 
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
-"""What a Stat is under, over restarts and versions of the code: its main family and its labels."""
+"""Main family and labels: the identity of a Stat over restarts and code versions."""
 
 Shape = tuple[bool, str | None, tuple[float, ...], str]
-"""Histogram or not, unit, bounds of the buckets, kind: what must be the same for numbers to be added up."""
+"""Histogram or not, unit, bucket bounds, kind: readings of one shape can be added."""
 
 Key = TypeVar("Key", str, int, tuple[str, str])
 
@@ -46,7 +48,7 @@ SAME_STEP_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatPlan:
-    """A definition with all that follows from it; `names` are those of its families and their samples."""
+    """Definition of a Stat with its families; *names* has the names of families and samples."""
 
     definition: StatDefinition
     families: StatFamilies
@@ -56,14 +58,14 @@ class StatPlan:
 
 
 def shape_of(definition: StatDefinition) -> Shape:
-    """Tell what must be the same for numbers to be added up."""
+    """Return the shape of a definition."""
     histogram = Aggregation.HISTOGRAM in definition.aggregations
     return histogram, definition.unit, definition.buckets, definition.kind
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a pass is made: Unix time, and seconds of a clock that is never set."""
+    """Time of a pass: Unix time and monotonic seconds."""
 
     wall: float
     monotonic: float
@@ -71,7 +73,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RankKey:
-    """Whose totals: a rank of a run, or the processes of one role that have no rank."""
+    """A rank of a run, or the processes of one role without a rank."""
 
     run: str
     rank: int | None
@@ -79,7 +81,7 @@ class RankKey:
 
     @classmethod
     def of(cls, process: ProcessIdentity) -> RankKey:
-        """Tell which rank a process is."""
+        """Return the key of a process."""
         if process.rank is not None:
             return cls(process.run, process.rank, "")
         return cls(process.run, None, "" if process.role == "trainer" else process.role)
@@ -90,23 +92,23 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class Totals:
-    """What one process, or all before it, brought to a slot; all of it only grows. `SAVED` is in the state file."""
+    """Totals of one process, or of all earlier processes of a slot; no total falls. `SAVED` names the saved fields."""
 
     SAVED: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
-    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # kept apart: see `Rank.encode`
-    dropped: Mapping[str, int] = field(default_factory=dict)  # what writers lost, by reason
+    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved apart: see `encode_rank`
+    dropped: Mapping[str, int] = field(default_factory=dict)  # data lost by the writer, by reason
     events: EventsReading = NO_EVENTS
-    refused: int = 0  # readings of Stats whose definition did not fit
+    refused: int = 0  # readings of Stats with another definition
     departed: float | None = None  # Unix time of the end; None while alive
     departed_monotonic: float = 0.0
 
     def depart(self, wall: float, now: Moment) -> None:
-        """Note the end, at a wall time that may be long ago but is never in the future."""
+        """Note the end at a wall time in the past."""
         self.departed = min(wall, now.wall)
         self.departed_monotonic = now.monotonic - (now.wall - self.departed)
 
     def absorb(self, later: Totals) -> None:
-        """Add what came after."""
+        """Add the totals of a later process."""
         for key, reading in later.series.items():
             self.series[key] = added(self.series.get(key), reading)
         self.refused += later.refused
@@ -117,7 +119,7 @@ class Totals:
 
 @dataclass(slots=True, eq=False)
 class ProcessTotals(Totals):
-    """One process; `plans` and `admitted` are in the order of the snapshot's Stats."""
+    """Record of one process; *plans* and *admitted* have the order of the snapshot's Stats."""
 
     SAVED = (
         *Totals.SAVED,
@@ -131,60 +133,58 @@ class ProcessTotals(Totals):
         "outcome",
     )
     identity: ProcessIdentity = field(kw_only=True)
-    written: float = 0.0  # Unix time of its last snapshot
+    written: float = 0.0  # Unix time of the last snapshot
     sequence: int = 0  # of the last snapshot that was counted
-    final: bool = False  # it has ended in order, as its last snapshot says
-    exception: str = ""  # that ended it
+    final: bool = False  # the last snapshot was written at a normal exit
+    exception: str = ""  # uncaught exception
     failure: str = ""  # reported reason of the end
     finished: bool = False  # the job reported the end of its application
     outcome: Outcome | None = None  # of an ended process, once decided
-    snapshot: Snapshot | None = None  # the last one seen in this life of the sidecar
-    counted: Snapshot | None = None  # the last one that was counted
+    snapshot: Snapshot | None = None  # latest, in this life of the sidecar
+    counted: Snapshot | None = None  # last counted
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
-    plans: list[StatPlan | None] = field(
-        default_factory=list
-    )  # None where a Stat may not be published at all
+    plans: list[StatPlan | None] = field(default_factory=list)  # None for a Stat that may not be published
     admitted: list[StatPlan | None] = field(
         default_factory=list
-    )  # None also where another's definition stands
-    age_seconds: float = 0.0  # since its last snapshot changed
-    outdated: bool = False  # it has newer values than that and cannot write them
-    unseen: int = 0  # passes in a row in which its file was not there or could not be read
+    )  # None also for a Stat with another definition than the owner's
+    age_seconds: float = 0.0  # since the last snapshot changed
+    outdated: bool = False  # the process has newer values and cannot write its feed
+    unseen: int = 0  # passes in a row without a readable file
     seen_monotonic: float = 0.0
     first_seen: float = 0.0
-    progress: float | None = None  # Unix time of its latest step, as it says
+    progress: float | None = None  # reported Unix time of the latest step
     progress_monotonic: float = 0.0
 
     @property
     def living(self) -> bool:
-        """Whether it was alive when last looked at."""
+        """True if the process was alive in the last pass."""
         return self.departed is None
 
     @property
     def training(self) -> TrainingReading | None:
-        """What it tells of its training; None where it tells nothing."""
+        """Reading of its training; None if the process reports no training."""
         return None if self.snapshot is None else self.snapshot.recording.training
 
     @property
     def trains(self) -> bool:
-        """Whether it trains, and does not merely record."""
+        """True if the process trains."""
         reading = self.training
         return self.identity.trains or (reading is not None and (reading.loop > 0 or reading.steps > 0))
 
     def note_progress(self, now: Moment) -> None:
-        """Follow its latest step by a clock that is never set."""
+        """Note the time of the latest step by the monotonic clock."""
         progress = None if self.training is None else self.training.last_progress
         first = self.progress is None
-        # A Unix time that its process works out anew for each snapshot: it moves by microseconds without a step.
+        # The reported time moves by microseconds between snapshots without a step.
         if progress is not None and (first or abs(progress - (self.progress or 0.0)) > SAME_STEP_SECONDS):
             self.progress_monotonic = now.monotonic - (max(0.0, now.wall - progress) if first else 0.0)
         self.progress = progress
 
     def count(self, snapshot: Snapshot) -> None:
-        """Count a newer snapshot in, for the Stats that were admitted: all that a process tells only grows."""
+        """Count a newer snapshot for the admitted Stats; readings of a process are cumulative."""
         self.counted = snapshot
         if snapshot.sequence < self.sequence:
-            return  # somebody has put an older file in its place
+            return  # an older file was put in place of the current file
         newer = snapshot.sequence > self.sequence
         for plan, reading in zip(self.admitted, snapshot.recording.stats, strict=True):
             if plan is not None:
@@ -201,23 +201,23 @@ class ProcessTotals(Totals):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A worker slot of a rank: the sum over processes without a record, and the others in the order in which they came."""
+    """Worker slot of a rank: the sum over processes without a record, and the other processes in order of arrival."""
 
     number: int  # 0 for the rank's only or first process
     base: Totals = field(default_factory=Totals)
     processes: list[ProcessTotals] = field(default_factory=list)
 
     def parts(self) -> Iterator[Totals]:
-        """Base and processes, in the order in which they are added up."""
+        """Yield base and processes in the order of addition."""
         yield self.base
         yield from self.processes
 
     def living(self) -> ProcessTotals | None:
-        """The latest living process, None when there is none."""
+        """Return the latest living process, or None."""
         return next((each for each in reversed(self.processes) if each.living), None)
 
     def total(self, key: SeriesKey) -> StatReading | None:
-        """The sum over all parts; None when none of them has the Stat."""
+        """Return the sum over all parts; None if no part has the Stat."""
         total: StatReading | None = None
         for part in self.parts():
             if (reading := part.series.get(key)) is not None:
@@ -225,7 +225,7 @@ class Slot:
         return total
 
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
-        """Move the oldest departed processes into the base, but for `keep` and those whose files are `present`; their ids."""
+        """Move the oldest ended processes into the base, except *keep* of them and those with files; yield their ids."""
         for _ in range(sum(not each.living for each in self.processes) - keep):
             first = self.processes[0]
             if first.living or first.identity.id in present:
@@ -274,15 +274,15 @@ class VisibleSlot:
 
     labels: tuple[str, str, str, str]  # run, rank, worker, role
     slot: Slot
-    process: ProcessTotals  # the living one, else the last one
-    fresh: bool  # its window gauges may be shown
-    advancing: bool  # the last values of its training may be
-    counted: bool  # its totals are in the state file and may be shown
-    lingering: tuple[Totals, ...]  # of processes that ended a short while ago
+    process: ProcessTotals  # living, else the last
+    fresh: bool  # window gauges may be shown
+    advancing: bool  # last values of the training may be shown
+    counted: bool  # the totals are saved and may be shown
+    lingering: tuple[Totals, ...]  # of recently ended processes
 
 
 def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: bool) -> VisibleSlot | None:
-    """Look at a slot; None when there is nothing to show of it."""
+    """Return the visible part of a slot, or None."""
     process = slot.living() or next(reversed(slot.processes), None)
     lingering = tuple(each for each in slot.parts() if rules.lingers(each, now))
     if process is None or not (process.living or lingering):
@@ -301,10 +301,10 @@ def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: 
 
 
 def added(before: StatReading | None, after: StatReading) -> StatReading:
-    """Add the readings of a process to the total of those before it.
+    """Return the total of earlier processes plus the reading of a later process.
 
-    Where unit or buckets have changed, the distribution starts anew; what was rejected goes on. A sum that one process
-    could not keep is kept by none after it.
+    After a change of unit or buckets the distribution starts again, and rejected samples continue. After a process without a
+    sum there is no sum any more.
     """
     if before is None:
         return after
@@ -328,14 +328,14 @@ def added(before: StatReading | None, after: StatReading) -> StatReading:
 
 
 def added_counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> Mapping[Key, int]:
-    """Add up by reason."""
+    """Return the sum by reason."""
     if not first or not second:
         return first or second
     return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
 def added_events(before: EventsReading, after: EventsReading) -> EventsReading:
-    """Add the reading of a process to the total of those before it."""
+    """Return the sum of event counts of earlier processes and of a later process."""
     if not before or not after:
         return before or after or NO_EVENTS
     return EventsReading(

@@ -144,7 +144,7 @@ def test_a_feed_directory_that_is_emptied_under_a_run_costs_neither_its_sidecar_
 
 def test_a_job_that_makes_no_more_steps_hangs_and_its_last_values_go(feed: Path, tmp_path: Path) -> None:
     port, config = free_port(), tmp_path / "exporter.yaml"
-    config.write_text("goodput: {hang_after: 4s}\n")
+    config.write_text("goodput: {hang_after: 4s}\nfeed: {interval: 500ms}\n")
     hung = 'training_run_state{run="r",state="hung"}'
     with started(command_of(feed, HANGS, port, f"--config.file={config}"), feed):
         wait_until(lambda: sample(port, "training_loss{") == 7.5)

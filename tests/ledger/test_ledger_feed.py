@@ -145,7 +145,7 @@ def test_a_rank_that_moves_to_another_node_continues_there_once_the_first_has_le
         assert line_of(other) == "1\n"
         after.tell("publish")
         collected = sidecar.collect()
-        assert "another sidecar keeps the totals of run 'r', rank 0" in collected.problems[0][1]
+        assert "another sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
         page = Page(collected)
         assert page.count("train_stat0", **RANK_0) is None
         assert page.get("training_feed_alive", **RANK_0) == 1
