@@ -1,6 +1,6 @@
-"""What the collectors of processes and of energy tell each other, and the pages on which they keep their totals.
+"""Value types that the collectors of the job exchange: processes, GPU use, machine use, energy.
 
-Times called `at` are those of the machine's monotonic clock. Pages are numbers of this machine that outlive the sidecar.
+Times called `at` are monotonic.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ Role = Literal["trainer", "dataloader", "other"]
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """A process that records, or did so a short while ago, as the ledger knows it."""
+    """Process with a feed, or recently ended process, as the ledger knows it."""
 
     process: ProcessIdentity
     alive: bool
-    pid: int | None = None  # as seen from here; None when dead or in a pid namespace that cannot be seen
+    pid: int | None = None  # in the sidecar's pid namespace; None if dead or invisible
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcessUse:
-    """What one process uses of one GPU; None is what the driver does not tell."""
+    """Use of one GPU by one process; None is unknown to the driver."""
 
-    pid: int  # as seen from here
+    pid: int  # in the sidecar's pid namespace
     gpu: str  # index as the job sees it
     uuid: str  # of the whole GPU
     memory_bytes: int | None = None
@@ -63,18 +63,18 @@ class EnergyPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunUse:
-    """What the living processes of one run on this machine use."""
+    """Use of this machine by the living processes of one run."""
 
     run: str
     pids: frozenset[int]
-    cpu_seconds: float  # of all that it ever had here; never falls
-    cpus: int  # how many its ranks may use
+    cpu_seconds: float  # of all its processes here since the sidecar started
+    cpus: int  # usable by its ranks
     resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """What all living runs that can be seen from here use, beside what the machine has; None could not be read."""
+    """Use of the machine by all visible living runs, and its resources; None is unreadable."""
 
     at: float
     runs: tuple[RunUse, ...]
@@ -85,58 +85,28 @@ class MachineUse:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReading:
-    """The energy that one device has used, as its collector counts it.
+    """Energy of one device as counted by its collector.
 
-    The sum over components is meaningful: zones that overlap (psys, core) are no readings.
+    The sum over components is meaningful: overlapping zones (psys, core) have no readings.
     """
 
     component: Literal["gpu", "cpu", "dram", "soc"]
     device: str  # `package0`, or the UUID of a GPU
-    source: str  # what is read: `rapl`, `nvml_counter`, `nvml_power`, `tdp_model` …
+    source: str  # `rapl`, `nvml_counter`, `nvml_power`, `tdp_model`, …
     measured: bool  # False for a model
     joules: float | None  # corrected for wraps and resets; may start anew; None while there is no reading
-    watts: float | None  # over the last interval; None where it is not known
+    watts: float | None  # over the last interval; None if unknown
     at: float
     register_joules: float | None = None  # raw counter of the device, None for an integral of power
     range_joules: float = 0.0  # the register wraps there; 0 for never
-    idle_watts: float | None = None  # drawn without work; None where nobody knows
-    name: str = ""  # the device's, for people and for prices by model
+    idle_watts: float | None = None  # power without work; None if unknown
+    name: str = ""  # model of the device
     index: str = ""
-    power_joules: float | None = None  # integral of power that was measured independently of `joules`
+    power_joules: float | None = None  # integral of power measured independently of `joules`
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
     history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; of GPUs only
-
-
-Rows = dict[tuple[str, ...], tuple[float | None, ...]]
-"""Numbers by name. What a place in a row means is a contract: new ones are added at the end only."""
-
-
-class Page:
-    """The rows of one subject, all of them saved or none; of a collector that stands on its own they are not kept."""
-
-    def load(self) -> Rows | None:
-        """Give what was last saved, empty when there is nothing; None while another sidecar keeps it.
-
-        Raises CollectError (`state`) where it cannot be read now.
-        """
-        return {}
-
-    def save(self, rows: Rows) -> None:
-        """Replace it, after a `load` that gave rows; raises CollectError (`state`), and nothing has changed."""
-
-    def close(self) -> None:
-        """Let another sidecar keep it."""
-
-
-class Keeper:
-    """Where pages are."""
-
-    def page(self, subject: str, name: str = "") -> Page:
-        """Name a page of a collector, such as that of a run; nothing is touched yet."""
-        del subject, name
-        return Page()
 
 
 @dataclass(frozen=True, slots=True)
