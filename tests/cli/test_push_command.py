@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 from run_support import environment, finished, free_port, page, started, web_server
 from waiting import PATIENCE, wait_until
+from web_support import Authority, serving
 
 from exporter.cli.push import Push, TextFile, main, target_of
 from exporter.errors import ConfigurationError
@@ -141,7 +143,7 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
     class Full(TextFile):
         there = False
 
-        def put(self, page: bytes) -> None:
+        def put(self, page: bytes, exporter_start: float | None = None) -> None:
             if self.there:
                 raise OSError(28, "No space left on device")
             self.there = True
@@ -167,7 +169,7 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
         ("--interval=0s /tmp/x.prom", "--interval"),
         ("--from=foo /tmp/x.prom", "--from"),
         ("--name x.prom", "TARGET"),
-        ("a b", "is no target"),
+        ("a b", "is not a target"),
     ],
 )
 def test_a_wrong_command_line_is_told_at_the_start(wrong: str, told: str) -> None:
@@ -247,6 +249,47 @@ def test_what_is_not_on_the_page_is_not_sent(receiver: Server) -> None:
 
     assert (labels_of(point), point.as_double) == ({"rank": "1"}, 3.0)
     assert (failed, len(receiver.requests)) == (False, 2)
+
+
+def test_units_and_start_times_are_sent(receiver: Server) -> None:
+    source = f"{receiver.url}/metrics"
+    push = Push(source, target_of(["otlp", receiver.url], source))
+    start = b"# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1000\n"
+    for value in (5, 7, 2):
+        receiver.page = start + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % value
+        assert push.step()
+
+    found = [each.resource_metrics[0].scope_metrics[0].metrics[0] for each in receiver.requests]
+    starts = [metric.sum.data_points[0].start_time_unix_nano for metric in found]
+    times = [metric.sum.data_points[0].time_unix_nano for metric in found]
+    assert {metric.unit for metric in found} == {"By"}
+    assert starts == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
+
+
+def test_a_comment_of_one_word_is_no_error(server: Server, tmp_path: Path) -> None:
+    server.page = b"#\n# EOF\n# TYPE x gauge\nx 1\n"
+    file = tmp_path / "page.prom"
+
+    assert main(["--once", f"--from={server.url}/metrics", str(file)]) == 0
+    assert b"x 1" in file.read_bytes()
+
+
+def test_an_exporter_with_a_password_and_client_certificates_is_read(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
+    config = authority.config(f"{lines}basic_auth_users: {{prometheus: '{hashed}'}}\n")
+    certificate = authority.authority.issue_cert("client")
+    certificate.private_key_pem.write_to_path(str(tmp_path / "client-key.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    (tmp_path / "password").write_text("secret\n")
+    names = {"ca": "ca.pem", "cert": "client.pem", "key": "client-key.pem", "password": "password"}
+    flags = [f"--from.{name}-file={tmp_path / file}" for name, file in names.items()]
+    with serving(web_config=config) as exporter:
+        source = f"--from={exporter.urls[0]}/metrics"
+        status = main(["--once", source, "--from.user=prometheus", *flags, str(tmp_path / "page.prom")])
+
+    assert (status, (tmp_path / "page.prom").read_bytes()) == (0, b"up 1\n")
 
 
 def test_a_histogram_whose_sum_is_not_known_has_none(receiver: Server) -> None:

@@ -1,0 +1,159 @@
+"""OTLP target of `push`: families of the page as OpenTelemetry metrics, with units and start times."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from exporter.version import __version__
+
+TIMEOUT_SECONDS = 10.0
+UNITS: Mapping[str, str] = {
+    "bytes": "By",
+    "celsius": "Cel",
+    "grams": "g",
+    "hertz": "Hz",
+    "joules": "J",
+    "ratio": "1",
+    "seconds": "s",
+    "volts": "V",
+    "watts": "W",
+}
+"""UCUM unit by the last word of a family's name."""
+
+SeriesKey = tuple[str, frozenset[tuple[str, str]]]
+
+
+def unit_of(name: str) -> str:
+    """Return the UCUM unit of a family; "" for a number without a unit."""
+    return UNITS.get(name.removesuffix("_total").rpartition("_")[2], "")
+
+
+@dataclass(slots=True)
+class _Cumulative:
+    start: int
+    value: float
+
+
+class StartTimes:
+    """Start times of cumulative series, in nanoseconds.
+
+    A series of the first push starts with the exporter, a later one or one that fell at the push before.
+    """
+
+    def __init__(self) -> None:
+        self._series: dict[SeriesKey, _Cumulative] = {}
+        self._before: int | None = None
+
+    def begin(self, exporter_start: int) -> None:
+        """Begin the first page; later calls do nothing."""
+        if self._before is None:
+            self._before = exporter_start
+
+    def end(self, now: int) -> None:
+        """End a page."""
+        self._before = now
+
+    def of(self, name: str, labels: Mapping[str, str], value: float) -> int:
+        """Return the start time of a series with its present value."""
+        key = (name, frozenset(labels.items()))
+        known = self._series.get(key)
+        if known is None or value < known.value:
+            known = self._series[key] = _Cumulative(self._before or 0, value)
+        known.value = value
+        return known.start
+
+
+class Otlp:
+    """An OTLP endpoint over HTTP; `http://HOST:4318`, or a URL with a path.
+
+    A series that is not on the page is not sent: a gap stays a gap. `source`, the page's address, names the instance.
+    """
+
+    def __init__(self, endpoint: str, source: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http import metric_exporter  # noqa: PLC0415  (an extra)
+        from opentelemetry.sdk.metrics import export  # noqa: PLC0415  (likewise)
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415  (likewise)
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415  (likewise)
+
+        url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/metrics"
+        self._exporter = metric_exporter.OTLPMetricExporter(endpoint=url, timeout=TIMEOUT_SECONDS)
+        page = urlsplit(source)
+        here = page.hostname in {"127.0.0.1", "::1", "localhost"}
+        about = {"service.instance.id": f"{socket.gethostname()}:{page.port}" if here else page.netloc}
+        if "OTEL_SERVICE_NAME" not in os.environ:
+            about["service.name"] = "training-exporter"
+        self._resource = Resource.create(about)
+        self._scope = InstrumentationScope("training-exporter", __version__)
+        self._sdk = export
+        self._cumulative = export.AggregationTemporality.CUMULATIVE
+        self._starts = StartTimes()
+
+    def put(self, page: bytes, exporter_start: float | None = None) -> None:
+        """Send a page; raises OSError after OpenTelemetry has logged the reason."""
+        sdk, now = self._sdk, time.time_ns()
+        self._starts.begin(now if exporter_start is None else int(exporter_start * 1e9))
+        families = text_string_to_metric_families(page.decode())
+        metrics = [metric for family in families for metric in self._metrics(family, now)]
+        self._starts.end(now)
+        scope = sdk.ScopeMetrics(self._scope, metrics, "")
+        data = sdk.MetricsData([sdk.ResourceMetrics(self._resource, [scope], "")])
+        if self._exporter.export(data) is not sdk.MetricExportResult.SUCCESS:
+            raise OSError("the endpoint did not accept the metrics")
+
+    def remove(self) -> None:
+        """Do nothing: a series that is not sent is a gap."""
+
+    def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
+        """Convert a family; a summary becomes two sums, because the SDK has no summaries."""
+        sdk, unit = self._sdk, unit_of(family.name)
+        if family.type == "histogram":
+            by_labels: dict[frozenset[tuple[str, str]], list[Sample]] = {}
+            for sample in family.samples:
+                labels = frozenset((name, value) for name, value in sample.labels.items() if name != "le")
+                by_labels.setdefault(labels, []).append(sample)
+            points = [
+                self._histogram_point(family.name, dict(labels), samples, now)
+                for labels, samples in by_labels.items()
+            ]
+            data = sdk.Histogram(points, self._cumulative)
+            yield sdk.Metric(family.name, family.documentation, unit, data)
+            return
+        counts = family.type in {"counter", "summary"}
+        by_name: dict[str, list[Any]] = {}
+        for sample in family.samples:
+            start = self._starts.of(sample.name, sample.labels, sample.value) if counts else 0
+            point = sdk.NumberDataPoint(sample.labels, start, now, sample.value)
+            by_name.setdefault(sample.name, []).append(point)
+        for name, made in by_name.items():
+            data = sdk.Sum(made, self._cumulative, is_monotonic=True) if counts else sdk.Gauge(made)
+            yield sdk.Metric(name, family.documentation, "" if name.endswith("_count") else unit, data)
+
+    def _histogram_point(
+        self, family: str, labels: Mapping[str, str], samples: Sequence[Sample], now: int
+    ) -> Any:
+        """Convert buckets up to a bound to counts between bounds; the last count is above all bounds."""
+        buckets = sorted((float(each.labels["le"]), each.value) for each in samples if "le" in each.labels)
+        totals = {each.name.rpartition("_")[2]: each.value for each in samples if "le" not in each.labels}
+        below = [0.0, *(count for _, count in buckets)]
+        return self._sdk.HistogramDataPoint(
+            attributes=labels,
+            start_time_unix_nano=self._starts.of(family, labels, totals["count"]),
+            time_unix_nano=now,
+            count=int(totals["count"]),
+            sum=totals.get("sum"),
+            bucket_counts=[int(high - low) for low, high in pairwise(below)],
+            explicit_bounds=[bound for bound, _ in buckets[:-1]],
+            min=None,
+            max=None,
+        )
