@@ -21,6 +21,7 @@ from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
 from exporter.collectors.processes.collector import ProcessCollector
+from exporter.collectors.processes.lives import ProcessLives
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.collectors.processes.tree import Member
 from exporter.collectors.scheduler import Scheduler
@@ -107,6 +108,7 @@ class Wiring:
             machine=MachineIdentity(socket.gethostname(), boot),
         )
         self._lock = NodeLock(settings.lock_dir, boot)
+        self._lives = ProcessLives()
         self._energy = EnergyCollector(
             Sources(
                 readings=self._readings,
@@ -115,6 +117,9 @@ class Wiring:
                 alive=self._alive,
                 work=lambda: jobs.work,
                 power=lambda after: {} if self.gpu is None else self.gpu.registry.power_samples(after),
+                listings=lambda: () if self.gpu is None else self.gpu.registry.listings(),
+                lives=self._lives.watch,
+                job=lambda: jobs.processes,
             ),
             self._pages,
             self._lock,
@@ -197,6 +202,7 @@ class Wiring:
     def close(self) -> None:
         """Stop the GPU collector, and release the lock on the machine's energy counters."""
         self._replace_gpus(None)
+        self._lives.stop()
         self._lock.release()
 
     def _made(self, entry: CollectorEntry, options: dict[str, Any]) -> Sequence[AnyCollector]:

@@ -20,7 +20,7 @@ from exporter.collectors.job import JobProcess, OverdueRank, OverdueRun
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
-from exporter.ledger.energy.work import ProcessWork, WorkUse, extended
+from exporter.ledger.energy.work import KEPT_SECONDS, ProcessWork, WorkUse, extended
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
 from exporter.ledger.family_owners import FamilyOwners
@@ -247,14 +247,21 @@ class JobCollector:
         """Return the work of all living processes, for the attribution of energy."""
         before = {each.process: each.intervals for each in self.work.processes}
         processes = []
+        now = self._monotonic()
         for each in slots:
             identity, training = each.process.identity, each.process.training
-            if training is not None and each.process.living and identity.rank is not None:
-                intervals = extended(before.get(identity.id, ()), training)
-                _, device = devices.of(pids.get(identity.id)) or ("", "")
-                processes.append(
-                    ProcessWork(identity.run, identity.rank, identity.id, training.phases, device, intervals)
+            alive = each.process.living
+            if training is None or identity.rank is None or not (alive or identity.id in before):
+                continue
+            intervals = extended(before.get(identity.id, ()), training)
+            if not alive and (not intervals or intervals[-1].end < now - KEPT_SECONDS):
+                continue
+            _, device = devices.of(pids.get(identity.id)) or ("", "")
+            processes.append(
+                ProcessWork(
+                    identity.run, identity.rank, identity.id, training.phases, device, intervals, alive
                 )
+            )
         processes.sort(key=lambda each: (each.run, each.rank))
         return WorkUse(tuple(processes), self.sessions.work_accounts())
 

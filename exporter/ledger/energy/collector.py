@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.collectors.energy.counter import LONGEST_SECONDS
-from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
+from exporter.collectors.job import (
+    EnergyReading,
+    GpuListing,
+    GpuProcessUse,
+    JobProcess,
+    MachineUse,
+    ProcessLife,
+)
 from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
 from exporter.ledger.energy.devices import EnergyDevice, EnergyDevices
+from exporter.ledger.energy.gpu_attribution import GpuAttribution, GpuSlice, joules_at
+from exporter.ledger.energy.gpu_holders import GpuHolders
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import PowerSource, PowerSplitter, Split
@@ -41,6 +50,9 @@ class Sources:
     alive: Callable[[], Collection[str] | None]  # living runs by the feed
     work: Callable[[], WorkUse] = WorkUse
     power: PowerSource = lambda _after: {}  # a default
+    listings: Callable[[], Sequence[GpuListing]] = tuple
+    lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # a default
+    job: Callable[[], Sequence[JobProcess] | None] = lambda: None  # a default
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +152,8 @@ class EnergyCollector:
         self._began_at = 0.0  # first pass of this sidecar
         self._shares: dict[_ShareKey, float] = {}
         self._splitter = PowerSplitter()
+        self._gpus: dict[str, GpuAttribution] = {}  # by UUID
+        self._holders = GpuHolders()
 
     def _read_intensity(self, settings: _Settings, collected: Collected) -> Intensity | None:
         file = settings.carbon_file
@@ -200,16 +214,20 @@ class EnergyCollector:
             use = use or MachineUse(now, (), None, 1, None)
         if self._divided_at is None:
             self._divided_at = self._began_at = now
+        attributed: set[str] = set()
+        if whole is None:
+            with collected.part():
+                attributed = self._attribute_gpus(work, use, collected, now=now)
         divided = False
         if use is not None and (self._divided is None or use.at > self._divided.at):
             with collected.part():
-                self._divide(gpu_use, use, work, whole, collected, now=now)
+                self._divide(gpu_use, use, work, whole, collected, now=now, attributed=attributed)
                 divided = True
         if now - self._divided_at > LONGEST_SECONDS:
             self._devices.settle()
             self._divided_at, self._shares = now, {}
         # Work of a living run is settled after its energy was divided.
-        living = {each.run for each in work.processes}
+        living = {each.run for each in work.processes if each.alive}
         for name, run in self._runs.items():
             if divided or name not in living:
                 run.counters.settle(work.account(name, run.counters.session))
@@ -228,6 +246,7 @@ class EnergyCollector:
         collected: Collected,
         *,
         now: float,
+        attributed: Collection[str],
     ) -> None:
         """Add to every run its share since the last division; waits if the state of a run is unreadable."""
         names = {run.run for run in use.runs} if whole is None else {whole}
@@ -237,8 +256,10 @@ class EnergyCollector:
         seconds = now - self._began_at if before is None else use.at - before.at
         for name, run in runs.items():
             run.counters.mark_alive(now)
-            run.counters.begin([each for each in work.processes if each.run == name])
+            run.counters.begin([each for each in work.processes if each.run == name and each.alive])
         for device in self._devices:
+            if device.reading.device in attributed:
+                continue
             shares = shares_of(device.reading, before or use, use, gpu_use, whole)
             split = self._measured(device, shares, work, now)
             waiting = 0.0
@@ -259,13 +280,70 @@ class EnergyCollector:
             if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
                 device.settle(waiting)
 
+    def _attribute_gpus(
+        self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
+    ) -> set[str]:
+        """Add to every run its part of the GPUs whose processes are listed; return the UUIDs of these GPUs."""
+        listings = {each.uuid: each for each in self._sources.listings()}
+        if not listings and not self._gpus:
+            return set()
+        self._holders.update(self._sources.job() or (), use, work)
+        pids = {each.pid for listing in listings.values() for each in listing.processes}
+        lives = self._sources.lives(pids | self._holders.living)
+        for device in self._devices:
+            reading = device.reading
+            listing = listings.get(reading.device)
+            if reading.component != "gpu" or not reading.history:
+                continue
+            gpu = self._gpus.get(reading.device)
+            if gpu is None:
+                if listing is None:
+                    continue
+                gpu = self._gpus[reading.device] = GpuAttribution(reading.history[0].at)
+            until = self._holders.known_until(gpu.pids, lives, now=now)
+            slices = gpu.divide(reading.history, listing, lives, self._holders.run_of, until=until)
+            for part in slices:
+                self._add_slice(device, part, lives, collected, now=now)
+            waiting = reading.history[-1].joules - joules_at(reading.history, gpu.divided_at)
+            device.pending = max(0.0, waiting) if gpu.pids else 0.0
+            if now - self._began_at > SAME_PASS_SECONDS:
+                device.bridged = 0.0
+        return set(self._gpus)
+
+    def _add_slice(
+        self,
+        device: EnergyDevice,
+        part: GpuSlice,
+        lives: Mapping[int, ProcessLife],
+        collected: Collected,
+        *,
+        now: float,
+    ) -> None:
+        """Add one part of a GPU's energy to its run."""
+        reading, run = device.reading, self._load_run(part.run, collected)
+        run.counters.mark_alive(now)
+        if self._holders.reports(part.run):
+            run.counters.mark_reporting()
+        split = None
+        if part.ratio == 1.0:
+            ranks = self._holders.intervals(part, lives)
+            split = self._splitter.between(reading.device, ranks, part.begin, part.end)
+        joules, seconds = part.joules, part.end - part.begin
+        if device.bridged and run.survived:  # used while no sidecar ran
+            joules += device.bridged * part.ratio
+            if part.ratio == 1.0:
+                device.bridged = 0.0
+        run.counters.use(reading, part.method, joules, seconds, self._options, self._intensity, split)
+        run.counters.hold(reading, part.ratio, seconds, self._options)
+        self._shares[_ShareKey(part.run, reading.component, reading.device)] = part.ratio
+
     def _measured(
         self, device: EnergyDevice, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
         """Return the measured energy by phase of a GPU that served one run alone, if all of it is known."""
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged:
-            own = [each for each in work.processes if each.run == shares[0].run]
+            own = [each for each in work.processes if each.run == shares[0].run and each.alive]
             ranks = [each.intervals for each in own if each.device == uuid or len(own) == 1]
         return self._splitter.split(uuid, ranks, now)
 
@@ -305,6 +383,8 @@ class EnergyCollector:
             collected.add(families.CROSSCHECK, device.crosscheck(), reading.device)
             for reason, seconds in reading.gap_seconds.items():
                 collected.add(families.GAP, seconds, reading.component, reading.device, reason)
+            for reason, joules in reading.gap_joules.items():
+                collected.add(families.GAP_JOULES, joules, reading.component, reading.device, reason)
             for reason, count in reading.resets.items():
                 resets[reading.device, reason] += int(count)
         for labels, total in (+resets).items():

@@ -61,6 +61,8 @@ class EnergyDevice:
             return
         if self._joules is None:
             self.bridged += self._since_restart(reading)
+            if reading.history:
+                self.pending += reading.joules - reading.history[0].joules
         elif reading.at > self._at:
             grown = reading.joules - self._joules
             if grown < 0:  # the collector restarted at 0
@@ -77,7 +79,11 @@ class EnergyDevice:
         between: float | None = None
         if saved.register_joules is not None and reading.register_joules is not None:
             before = RegisterMark(saved.register_joules, saved.at, saved.watts)
-            after = RegisterMark(reading.register_joules, reading.at)
+            # The history starts with the collector: its energy is divided as usual.
+            counted, at = 0.0, reading.at
+            if reading.history and reading.joules is not None:
+                counted, at = reading.joules - reading.history[0].joules, reading.history[0].at
+            after = RegisterMark(reading.register_joules - counted, at)
             between = joules_between(before, after, range_joules=reading.range_joules)
         return saved.pending_joules + (between or 0.0)
 

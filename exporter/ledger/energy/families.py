@@ -38,6 +38,15 @@ GAP = FamilySpec(
     " counted later if the device's counter continued. Absent before the first gap of its reason.",
     source="collectors of energy",
 )
+GAP_JOULES = FamilySpec(
+    name="exporter_energy_gap_joules_total",
+    type="counter",
+    unit="joules",
+    labels=("component", "device", "reason"),
+    help="Energy of a time without readings, known from the device's counter afterwards; part of no other family. The reason"
+    " is no_reading. Absent before the first gap.",
+    source="collectors of energy",
+)
 RESETS = FamilySpec(
     name="exporter_energy_resets_total",
     type="counter",
@@ -174,7 +183,7 @@ WASTED_ENERGY = FamilySpec(
     source="energy of phases, energy of work * share of the work that was lost",
 )
 SPECS = (
-    *(COUNTING, SOURCE_INFO, GAP, RESETS, CROSSCHECK, GPU_IDLE),
+    *(COUNTING, SOURCE_INFO, GAP, GAP_JOULES, RESETS, CROSSCHECK, GPU_IDLE),
     *(ENERGY, SHARE, PUE, INTENSITY, INTENSITY_TIME, CARBON, PRICE, GPU_PRICE, COST),
     *(PHASE_ENERGY, PHASE_QUALITY, PRODUCTIVE_ENERGY, WASTED_ENERGY),
 )

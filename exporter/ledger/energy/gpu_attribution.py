@@ -12,6 +12,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from exporter.collectors.job import EnergyPoint, GpuListing, ProcessLife
 
@@ -59,6 +60,11 @@ class GpuAttribution:
         self._holders: dict[int, _Holder] = {}
 
     @property
+    def pids(self) -> set[int]:
+        """Processes whose energy is not divided up to their end."""
+        return set(self._holders)
+
+    @property
     def divided_at(self) -> float:
         """Monotonic time up to which the energy is divided."""
         return self._divided_at
@@ -69,8 +75,10 @@ class GpuAttribution:
         listing: GpuListing | None,
         lives: Mapping[int, ProcessLife],
         run_of: RunOf,
+        *,
+        until: float = inf,
     ) -> list[GpuSlice]:
-        """Return the parts of the runs since the last call."""
+        """Return the parts of the runs since the last call, up to `until` at most."""
         if listing is not None and listing.at > self._listed_at:
             self._update(listing, lives)
         for holder in self._holders.values():
@@ -80,7 +88,7 @@ class GpuAttribution:
         found = self._claimed(run_of)
         if not history:
             return found
-        horizon = min(self._horizon(), history[-1].at)
+        horizon = min(self._horizon(), history[-1].at, until)
         times = sorted(
             {
                 max(self._divided_at, history[0].at),
@@ -109,6 +117,8 @@ class GpuAttribution:
         listed = {use.pid: use for use in listing.processes}
         for pid, use in listed.items():
             holder, life = self._holders.get(pid), lives.get(pid)
+            if life is not None and life.ended is not None:
+                continue  # the list is older than the end
             if holder is None or holder.end is not None:
                 began = self._listed_at if life is None else life.began
                 holder = self._holders[pid] = _Holder(pid, max(began, self._listed_at))

@@ -21,6 +21,10 @@ LONGEST_GAP_SECONDS = 1.0
 """Longest time that a sample covers, and longest gap before the first sample."""
 USUAL_STEP_SECONDS = 0.02
 CLOCK_STEP_SECONDS = 0.01
+KEPT_SECONDS = 60.0
+"""How long samples are kept."""
+MIN_COVERED = 0.8
+"""Least part of an interval that samples must cover."""
 CLEAR_SAMPLES = 2.5
 """Shorter intervals mix with their neighbours: two of 40 ms at 20 ms a sample measured 732 and 316 W, not 784 and 142."""
 
@@ -69,6 +73,32 @@ class PowerSplitter:
                 drawn.append(PowerSample(at - step - offset, at - offset, watts))
                 last = at
             self._read[uuid] = last
+            while drawn and drawn[0].end < drawn[-1].end - KEPT_SECONDS:
+                drawn.pop(0)
+
+    def between(
+        self, uuid: str, ranks: Sequence[Sequence[PhaseInterval]], begin: float, end: float
+    ) -> Split | None:
+        """Divide the energy of a GPU between two moments among the phases of the ranks on the GPU.
+
+        Returns None without phases, or if samples are missing or too far apart.
+        """
+        drawn = [each for each in self._drawn.get(uuid, ()) if each.end > begin and each.begin < end]
+        covered = sum(min(each.end, end) - max(each.begin, begin) for each in drawn)
+        if not ranks or not all(ranks) or covered < MIN_COVERED * (end - begin):
+            return None
+        step = sum(each.end - each.begin for each in drawn) / len(drawn)
+        if step > LONGEST_STEP_SECONDS:
+            return None
+        joules: dict[str, float] = {}
+        blurred: dict[str, float] = {}
+        for intervals in ranks:
+            for interval, amount in _overlaps(drawn, intervals, begin, end):
+                phase = UNATTRIBUTED if interval is None else interval.phase
+                joules[phase] = joules.get(phase, 0.0) + amount
+                if interval is not None and interval.end - interval.begin < CLEAR_SAMPLES * step:
+                    blurred[phase] = blurred.get(phase, 0.0) + amount
+        return Split(joules, blurred, 0.0)
 
     def split(self, uuid: str, ranks: Sequence[tuple[PhaseInterval, ...]], now: float) -> Split | None:
         """Divide the energy of a GPU since the last call among the phases of the ranks on it.

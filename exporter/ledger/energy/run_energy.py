@@ -92,6 +92,10 @@ class RunEnergy:
         """Note that the run lives at a monotonic time."""
         self.record.alive_at = at
 
+    def mark_reporting(self) -> None:
+        """Note that the job reports its training."""
+        self._reports = True
+
     def samples(self) -> Iterator[RunSample]:
         """Yield every value."""
         record = self.record

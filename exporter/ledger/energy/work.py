@@ -44,6 +44,7 @@ class ProcessWork:
     phases: Mapping[str, float]  # seconds in each so far
     device: str = ""  # UUID of the only GPU that the process uses
     intervals: tuple[PhaseInterval, ...] = ()  # of the last seconds
+    alive: bool = True  # False for a process that ended a short while ago
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,137 @@
+"""Energy of whole runs: a real sidecar, real processes, and a libnvidia-ml.so.1 whose GPUs draw 500 W all the time."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from fake_nvml_support import FakeNvml, Load, needs_fake_nvml, steady
+from serve_support import Sidecar, environment, sidecar
+from waiting import wait_until
+
+pytestmark = needs_fake_nvml
+
+WATTS = 500.0
+JOB = """
+import sys, time
+from exporter import training
+until = time.monotonic() + float(sys.argv[1])
+with training.training_loop(train_iterations_start=0):
+    while time.monotonic() < until:
+        with training.training_iteration():
+            time.sleep(0.05)
+"""
+
+
+class Job:
+    """A process that trains on a GPU."""
+
+    def __init__(self, tmp_path: Path, run: str, seconds: float, rank: int = 0) -> None:
+        self.run, self.began = run, time.monotonic()
+        identity = {"EXPORTER_RUN": run, "RANK": str(rank)}
+        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity)
+        self.process = subprocess.Popen([sys.executable, "-c", JOB, str(seconds)], env=env)
+
+    def wait(self) -> float:
+        """Wait for the end; return the seconds of the life."""
+        self.process.wait()
+        return time.monotonic() - self.began
+
+    def kill(self) -> float:
+        self.process.kill()
+        return self.wait()
+
+
+def joules(running: Sidecar, family: str, run: str) -> float:
+    pattern = rf'^{family}{{(?=[^}}]*run="{run}")[^}}]*}} (\S+)$'
+    return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
+
+
+def settled(running: Sidecar, run: str) -> float:
+    """Return the energy of a run that has ended, when it no longer grows."""
+    found, since = joules(running, "training_energy_joules_total", run), time.monotonic()
+    while time.monotonic() - since < 12:
+        time.sleep(0.5)
+        now = joules(running, "training_energy_joules_total", run)
+        if now != found:
+            found, since = now, time.monotonic()
+    return found
+
+
+def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
+    fake.hold(*((job.process.pid, gpu) for job in jobs for gpu in gpus or range(fake.count)))
+
+
+def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> FakeNvml:
+    (tmp_path / "feed").mkdir(mode=0o700)
+    fake = FakeNvml(tmp_path / "nvml", count=count)
+    steady(fake, Load(watts=WATTS))
+    for name, text in fake.environment.items():
+        monkeypatch.setenv(name, text)
+    return fake
+
+
+def flags(tmp_path: Path) -> str:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"energy: {{lock_dir: {tmp_path}}}\n")
+    return f"--config.file={file}"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_has_the_energy_of_its_whole_life(tmp_path: Path, killed: bool) -> None:
+    fake = prepared(tmp_path, monkeypatch)
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        job = Job(tmp_path, "a", 60 if killed else 10)
+        hold(fake, [job])
+        if killed:
+            time.sleep(13)
+        seconds = job.kill() if killed else job.wait()
+        found = settled(running, "a")
+        other = running.sample('training_wasted_energy_joules_total{run="a",cause="other"}')
+
+    assert found == pytest.approx(WATTS * seconds, rel=0.02)
+    assert killed or (other or 0.0) < 0.02 * found
+
+
+def test_two_runs_share_a_card_and_one_has_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = prepared(tmp_path, monkeypatch, count=3)
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        first, second, wide = (Job(tmp_path, run, 12) for run in ("a", "b", "c"))
+        fake.hold(
+            (first.process.pid, 0), (second.process.pid, 0), (wide.process.pid, 1), (wide.process.pid, 2)
+        )
+        lives = [job.wait() for job in (first, second, wide)]
+        found = [settled(running, run) for run in ("a", "b", "c")]
+
+    assert found[0] + found[1] == pytest.approx(WATTS * max(lives[:2]), rel=0.03)
+    assert found[0] == pytest.approx(found[1], rel=0.05)
+    assert found[2] == pytest.approx(2 * WATTS * lives[2], rel=0.02)
+
+
+def test_a_restart_of_the_sidecar_costs_a_run_only_the_seconds_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = prepared(tmp_path, monkeypatch)
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        job = Job(tmp_path, "a", 60)
+        hold(fake, [job])
+        time.sleep(14)
+        away = time.monotonic()
+        running.end(signal.SIGKILL)
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        away = time.monotonic() - away
+        time.sleep(12)
+        seconds = job.kill()
+        found = settled(running, "a")
+
+    assert WATTS * (seconds - away) * 0.98 <= found <= WATTS * seconds * 1.02
