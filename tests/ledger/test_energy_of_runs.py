@@ -84,7 +84,9 @@ def flags(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_run_has_the_energy_of_its_whole_life(tmp_path: Path, killed: bool) -> None:
+def test_a_run_has_the_energy_of_its_whole_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
     fake = prepared(tmp_path, monkeypatch)
     with sidecar(tmp_path, flags(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
