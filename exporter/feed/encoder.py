@@ -1,35 +1,31 @@
-"""The format of a feed file, byte by byte, and the training process's side of it: a snapshot to bytes.
+"""Feed file format, byte by byte, and its encoder.
 
-What comes in is the recording thread's Snapshot; no file is touched. What is the same as at the last flush is kept as
-text, so that most flushes render little more than totals.
+The encoder touches no file. Unchanged parts of the last snapshot are kept as text: most flushes render totals only.
 
-A file is one Snapshot: a header of 52 bytes, little-endian whatever the machine, and three sections of JSON (UTF-8), one
-after the other without a gap.
+A file is a Snapshot: a header of 52 bytes, little-endian on every machine, and three adjacent sections of JSON (UTF-8).
 
     offset size
-         0    8 magic: 89 "EXPF" 0d 0a 1a; a transfer that takes it for text damages it
-         8    2 format version; a reader refuses every one that it does not know
+         0    8 magic: 89 "EXPF" 0d 0a 1a; a transfer as text damages the magic
+         8    2 format version; a reader refuses unknown versions
         10    2 flags, 0
         12    4 checksum: CRC-32 (zlib's) of the whole file with these four bytes as 0
-        16   16 process id; in hexadecimal digits it is the file's name
-        32    8 sequence: 1 for the first snapshot of a process, one more for each that was written
+        16   16 process id; the file's name has the same in hexadecimal digits
+        32    8 sequence: 1 for the first snapshot of a process, incremented with each write
         40    4 length of section 1: {"process": {...}, "stats": [definition, ...]}
         44    4 length of section 2: {"windows": [last closed window or null, ...]}
         48    4 length of section 3: {"written": ..., ..., "stats": [totals, ...]}
         52      section 1
 
-The three lists have one item for each Stat, in the same order. Keys are the fields of the contract's types (`snapshot`,
-`recording.values`); what is the default there is left out, a key of a later version is passed over, and a mapping whose
-keys are pairs is a list of rows: `"counts":[[type, severity, events], ...]`; `exponential` is a list of buckets and one of
-their counts. Numbers are finite: absent is null or no key
-at all. Nothing follows section 3.
+The three lists have an item for each Stat, in the same order. Keys are the fields of the contract's types (`snapshot`,
+`recording.values`). Default values are omitted, keys of a later version are ignored, and a mapping whose keys are pairs is a
+list of rows: `"counts":[[type, severity, events], ...]`. `exponential` is a list of buckets and a list of counts. Numbers are
+finite; an absent number is null or omitted. No bytes follow section 3.
 
-The file is written by the process whose id it carries, never in place: a new one is renamed over it about once a
-second. So a reader that has opened it reads one whole snapshot, at worst one that is just being replaced, which
-is harmless, since each snapshot is complete and the next is never more than a look away.
+The process with the id of the file replaces the file by a rename, about once a second. A reader with an open file therefore
+reads a complete snapshot, in the worst case the previous.
 
-Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the
-last closed window, and lost one snapshot to a full disk. Its second snapshot has 392 bytes:
+Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the last closed
+window, and lost a snapshot to a full disk. The second snapshot has 392 bytes:
 
      0  89 45 58 50 46 0d 0a 1a   magic
      8  02 00 00 00 d5 f0 c6 71   version 2, flags 0, checksum 0x71c6f0d5
@@ -73,8 +69,8 @@ CHECKSUM = struct.Struct("<I")
 CHECKSUM_OFFSET = 12
 
 MAX_BYTES = 4 << 20
-"""A larger snapshot is neither written nor read: some 10,000 Stats with the default aggregations. Beyond it a process
-leaves its newest Stats out, counts them and says which."""
+"""Largest snapshot that is written and read: some 10,000 Stats with the default aggregations. A process omits further
+Stats, counts them and logs a notice."""
 MAX_COUNT = (1 << 63) - 1
 _BATCH = 32
 """Values rendered between two chances for the job's threads to take the interpreter lock: a tenth of a millisecond."""
@@ -85,12 +81,12 @@ _dumps: Callable[[object], str] = JSONEncoder(
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """Render one snapshot; a writer of many uses one `Encoder`."""
+    """Return the bytes of a snapshot; a writer of many snapshots uses an `Encoder`."""
     return Encoder().encode(snapshot)
 
 
 class Encoder:
-    """Encodes the successive snapshots of one process."""
+    """Encoder of the successive snapshots of a process."""
 
     def __init__(self) -> None:
         self._definitions = _Column(lambda definition: _body(definition, "min_samples"))
@@ -98,7 +94,7 @@ class Encoder:
         self._totals = _Column(_total)
 
     def encode(self, snapshot: Snapshot) -> bytes:
-        """Render the whole file; `FeedFormatError` for text that is not Unicode, and values outside the contract."""
+        """Return the bytes of the file; raises `FeedFormatError` for invalid Unicode and values outside the contract."""
         try:
             process_id = bytes.fromhex(snapshot.process.id)
             sections = self._sections(snapshot)
@@ -128,15 +124,15 @@ class Encoder:
 
 
 class _Column:
-    """One value of every Stat as JSON; a batch in which nothing is another object than the last time is kept."""
+    """A value of every Stat as JSON; the text of a batch of unchanged objects is reused."""
 
     def __init__(self, to_json: Callable[[Any], object]) -> None:
         self._to_json = to_json
-        # by the identities of its values, which are kept so that they stay what they are
+        # by the identities of the values, which a reference keeps valid
         self._batches: dict[tuple[int, ...], tuple[Sequence[object], str]] = {}
 
     def render(self, values: Sequence[object]) -> bytes:
-        """Give them, joined by commas."""
+        """Return the values, joined by commas."""
         known, self._batches = self._batches, {}
         texts = []
         for start in range(0, len(values), _BATCH):
@@ -152,7 +148,7 @@ class _Column:
 
 
 def _body(value: Any, *without: str) -> dict[str, object]:
-    """Give the fields of one of the contract's types, without those that are the default."""
+    """Return the fields of a contract's type without default values."""
     body: dict[str, object] = {}
     for each in fields(value):
         item = getattr(value, each.name)
@@ -164,7 +160,7 @@ def _body(value: Any, *without: str) -> dict[str, object]:
 
 
 def _plain(item: Any) -> Any:
-    """Make of a field what JSON takes; a number that is not finite is None."""
+    """Return a field as JSON values; None for a number that is not finite."""
     if isinstance(item, float):
         return _finite(item)
     if isinstance(item, frozenset):
@@ -178,7 +174,7 @@ def _plain(item: Any) -> Any:
 
 
 def _total(stat: StatReading) -> dict[str, object]:
-    # The hottest: most are three numbers long.
+    # The hottest function: most rows have three numbers.
     row: dict[str, object] = {"count": stat.count, "sum": _finite(stat.sum)}
     if stat.last_sample is not None:
         row["last_sample"] = _finite(stat.last_sample)

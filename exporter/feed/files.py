@@ -1,4 +1,4 @@
-"""The files in a feed directory: opened only if regular, replaced as a whole, locked by the processes that live.
+"""Files of a feed directory: opened only if regular, replaced as a whole, locked by living processes.
 
 Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed`, its last complete snapshot,
 `<id>.lock`, which it holds while it lives, and for a moment `<id>.tmp`; the sidecar has `owner.lock` and `overrides.json`.
@@ -26,30 +26,30 @@ OVERRIDES = "overrides.json"
 OWN_MODE = 0o600
 """Permissions in the user's default directory."""
 SHARED_MODE = 0o644
-"""Permissions in a directory that somebody chose, less the umask: a sidecar of another user is to read there."""
+"""Permissions in a configured directory, less the umask: a sidecar of another user may read there."""
 _FLOCK = struct.Struct("@hhqqi0q")
-"""struct flock as the kernel writes it, padding included: type, whence, start, length (0: to the end), pid."""
+"""struct flock of the kernel, padding included: type, whence, start, length (0: to the end), pid."""
 _HELD: dict[tuple[int, int], int] = {}
-"""Lock files held by this process: (device, inode) to process id, which tells a forked child from its parent."""
+"""Lock files held by this process: (device, inode) to process id, which distinguishes a forked child from the parent."""
 
 
 def is_process_id(text: str) -> bool:
-    """Say whether this is an id as file names carry it: 32 hexadecimal digits."""
+    """Return True for an id of file names: 32 hexadecimal digits."""
     return len(text) == 32 and set("0123456789abcdef").issuperset(text)
 
 
 def process_of(name: str) -> str | None:
-    """Give the id of the process that a file belongs to; None for any other file."""
+    """Return the process id of a file name; None for other files."""
     stem, dot, suffix = name.rpartition(".")
     return stem if dot + suffix in {FEED, LOCK, TEMPORARY} and is_process_id(stem) else None
 
 
 def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.stat_result]:
-    """Open a file for reading if it is a regular one, under no other name; relative to an open directory, if given.
+    """Open a regular file with a single link for reading; relative to an open directory, if given.
 
     Else OSError: `ELOOP` for a symbolic link, `EMLINK` for one of several links, `EINVAL` for what is no file.
     """
-    # Looked at before it is opened, since merely opening a device can do something.
+    # Checked before the open: opening a device can have effects.
     _check_regular(os.stat(path, dir_fd=directory, follow_symlinks=False), path)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=directory)
@@ -67,13 +67,13 @@ def _check_regular(found: os.stat_result, path: str) -> None:
         raise OSError(errno.ELOOP, "a symbolic link", path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
-    # No link at all is a file that was replaced while it was being opened: still a whole one.
+    # A file without a link was replaced during the open, and is complete.
     if found.st_nlink > 1:
         raise OSError(errno.EMLINK, "one of several links", path)
 
 
 def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
-    """Read at most `size` bytes from the start of a regular file, and what it is; raises OSError."""
+    """Return at most `size` bytes from the start of a regular file, and the file's status; raises OSError."""
     descriptor, found = open_regular(path)
     try:
         return os.pread(descriptor, size, 0), found
@@ -82,7 +82,7 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
 
 
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
-    """Replace a file, also a symbolic link, as a whole: a reader finds the old content or the new, never a part.
+    """Replace a file, or a symbolic link, atomically: a reader finds the old content or the new content.
 
     `temporary` is a name in the same directory; a leftover of it is removed. On OSError the old file stands as it was.
     """
@@ -103,7 +103,7 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 
 
 class RecordLock:
-    """A POSIX record lock that this process holds for as long as it lives, or until `release`; whoever asks takes nothing.
+    """POSIX record lock that this process holds until its end or `release`; a query of the holder takes no lock.
 
     Not `flock` or open-file-description locks: they live on in every forked worker that inherited the descriptor. The price
     is a rule of POSIX: when a process closes *any* descriptor of a file, its record locks on it are gone. So nobody opens a
@@ -119,12 +119,12 @@ class RecordLock:
 
     @classmethod
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
-        """Take the lock without waiting; None when another process, or another part of this one, holds it.
+        """Take the lock without waiting; returns None if another process, or another part of this process, holds the lock.
 
         With None for a mode the file must be there. OSError where it cannot be locked, or is not a regular file.
         """
         if _held_here(path):
-            return None  # opening and closing it would drop the lock that somebody here relies on
+            return None  # opening and closing the file would drop the lock of this process
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         create = 0 if create_mode is None else os.O_CREAT
         descriptor = os.open(path, flags | create, create_mode or 0)
@@ -133,7 +133,7 @@ class RecordLock:
             if _try_lock(descriptor):
                 found = os.fstat(descriptor)
                 _check_regular(found, path)
-                if found.st_nlink:  # else it was removed just now: whoever did that held the lock
+                if found.st_nlink:  # a file without a link was removed by a holder of the lock
                     lock = cls(path, descriptor, _inode(found))
         finally:
             if lock is None:
@@ -141,7 +141,7 @@ class RecordLock:
         return lock
 
     def keep(self) -> bool:
-        """Make sure of the lock, taking it again if something in this process has dropped it; False when it is lost."""
+        """Take the lock again if a close in this process dropped it; returns False if the lock is lost."""
         try:
             found = os.lstat(self.path)
             return self._is_own() and _inode(found) == self._inode and _try_lock(self._descriptor)
@@ -149,12 +149,12 @@ class RecordLock:
             return False
 
     def mark(self, *, outdated: bool) -> None:
-        """Say whether what was last written is outdated: by a time of change of 0, which also a full disk takes."""
+        """Mark the last snapshot as outdated or current, by a modification time of 0, which works on a full disk."""
         if self._is_own():
             os.utime(self._descriptor, (0, 0) if outdated else None)
 
     def release(self) -> None:
-        """Drop the lock. In a forked child this does nothing, since the lock is its parent's."""
+        """Drop the lock. Does nothing in a forked child, whose parent holds the lock."""
         if self._pid == os.getpid():
             _HELD.pop(self._inode, None)
             if self._is_own():
@@ -162,7 +162,7 @@ class RecordLock:
             self._pid = -1
 
     def _is_own(self) -> bool:
-        # After a job has closed all descriptors, ours may be the number of a file of the job.
+        # After a job has closed all descriptors, the number may belong to a file of the job.
         try:
             return self._pid == os.getpid() and _inode(os.fstat(self._descriptor)) == self._inode
         except OSError:
@@ -170,7 +170,7 @@ class RecordLock:
 
 
 def holder(path: str, *, directory: int | None = None) -> int | None:
-    """Ask who holds a lock file, relative to an open directory, if given; OSError where that cannot be opened.
+    """Return the holder of a lock file, relative to an open directory, if given; raises OSError if the open fails.
 
     None when nobody does, or there is no such file; 0 for a process in a pid namespace that cannot be seen from here.
     """
@@ -181,7 +181,7 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        # What stands in the way of reading is a lock for writing, the owner's; anybody who may read may take the other.
+        # A query for a read lock finds the owner's write lock and needs only permission to read.
         question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
     finally:
@@ -190,7 +190,7 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of a process that is dead at this moment, if that is true; says whether none of them is left.
+    """Remove the files of a dead process, if the condition holds; returns True if no file is left.
 
     Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job that closed
     all descriptors) cannot come back between the question and the removal.
@@ -202,12 +202,12 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
             lock = RecordLock.take(stem + LOCK, create_mode=OWN_MODE)
             held = lock is None
         except OSError:
-            # Another user's lock file, or no room for one: the kernel still says whether it is held, and the
-            # directory whether we may.
+            # Another user's lock file, or a full disk: the kernel still reports the holder, and the directory's
+            # permissions decide about the removal.
             held = holder(stem + LOCK) is not None
         if held or not if_true():
             return False
-        # The lock file last: what a crash leaves behind is then still known by it.
+        # The lock file last: after a crash it still identifies the remaining files.
         for suffix in (FEED, TEMPORARY, STACKS, LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(stem + suffix)

@@ -1,7 +1,7 @@
-"""The feed's reader: what every training process of a directory has recorded, at one look.
+"""Feed reader: scans a feed directory for the snapshots of all training processes.
 
-Runs in the sidecar, or in a person's tool, on one thread at a time; any number may read at once, and none blocks a writer.
-A file that cannot be trusted or understood costs itself only. One reader owns the directory, and it alone removes files.
+Runs in the sidecar or in a user's tool, on a single thread. Several readers may read at once, and no reader blocks a writer. An
+invalid file affects no other file. A single reader owns the directory, and only the owner removes files.
 """
 # ruff: noqa: PTH118, PTH208 - one kind of path within the folder; pathlib cannot list an open directory
 
@@ -31,61 +31,61 @@ LEAST_ROOM_BYTES = 1 << 20
 MOST_DECODED_BYTES = 80 << 20
 """Cost of all files together from which on further files are refused."""
 SETTLE_SECONDS = 5.0
-"""A process without its lock counts as dead for `remove` when its file has been still for so long, or is the final one: a
-job that closed all its descriptors has lost its lock too, until it next writes."""
+"""Time without a change after which `remove` treats a process without a lock as dead; a job that closed all descriptors
+has lost the lock until the next write. A final snapshot needs no wait."""
 LEFTOVER_SECONDS = 60.0
-"""An empty feed, and a lock or temporary file without one, is removed when it has been seen for so long: before, its
-process may be about to write its first snapshot."""
+"""Age after which an empty feed file, or a lock or temporary file without a feed file, is removed; a young process may be
+about to write a first snapshot."""
 
 _REASONS = {errno.ELOOP: "symlink", errno.EMLINK: "links", errno.EINVAL: "not_regular"}
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEntry:
-    """What one process has recorded."""
+    """Recording of a process."""
 
-    snapshot: Snapshot  # the last complete one
-    alive: bool  # whether the process holds its lock; False for one that has closed its feed in order
-    # since this reader last saw the sequence change, by its monotonic clock; at first sight since the file's time of
-    # change
+    snapshot: Snapshot  # the last complete snapshot
+    alive: bool  # True if the process holds its lock; False after an orderly close
+    # monotonic seconds since the reader saw the sequence change; at first sight since the file's modification time
     age_seconds: float
-    # the process as seen from here, None when it is dead or in a pid namespace that cannot be seen
+    # process id in the reader's pid namespace; None for a dead process or an invisible pid namespace
     pid: int | None = None
     outdated: bool = False  # the writer has newer values and cannot write them
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One look at a feed directory."""
+    """Result of a scan of a feed directory."""
 
-    entries: tuple[FeedEntry, ...]  # of each file that could be read, the earliest started process first
-    # file name (printable ASCII) and reason of each `.feed` file that could not. The reason is one of `name`,
-    # `too_many`, `too_large`, `memory`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (it cannot be told
-    # whether its process lives), or one of FeedFormatError's
+    entries: tuple[FeedEntry, ...]  # readable files, the earliest started process first
+    # file name (printable ASCII) and reason of each refused `.feed` file. The reason is `name`, `too_many`, `too_large`,
+    # `memory`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (the state of the process is unknown), or
+    # a reason of FeedFormatError
     refused: tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True)
 class _Known:
-    """What the last look has found in one file, so that a file that did not change is not read again."""
+    """Result of the last read of a file, used while the file is unchanged."""
 
     state: tuple[object, ...] = ()
-    outcome: Snapshot | str = ""  # what the file holds, or why it is refused
+    outcome: Snapshot | str = ""  # the snapshot, or the reason for the refusal
     outdated: bool = False
     sequence: int | None = None  # of the last good snapshot
-    changed: float = 0.0  # when that was first seen, by the reader's monotonic clock
+    changed: float = 0.0  # monotonic time at which the sequence changed
     decoder: Decoder = field(default_factory=Decoder)
 
 
 class FeedReader:
-    """Reads a feed directory again and again. Making one touches no file.
+    """Reader of a feed directory. The constructor touches no file.
 
-    The user's default directory may be missing as long as nothing was recorded, and only the user's own files are read in
-    it; in one that somebody chose the files of all users are. Files beyond the limits are refused; those that were read
-    before go first.
+    The user's default directory may be missing before the first recording, and only the user's own files are read there; in
+    a configured directory the files of all users are read. Files beyond the limits are refused; known files have precedence.
     """
 
-    not_owned = ""  # why the directory cannot be owned, other than that another reader does
+    not_owned = (
+        ""  # error that prevents ownership of the directory; empty if another reader owns the directory
+    )
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class FeedReader:
 
     @property
     def owns(self) -> bool:
-        """Whether the last `acquire_ownership` succeeded and nothing was released since."""
+        """True after a successful `acquire_ownership` without a later release."""
         return self._owner_lock is not None
 
     def scan(self) -> Scan:
-        """Look at every file once; `FeedDirectoryError` where the directory is missing, foreign or unreadable."""
+        """Scan every file; raises `FeedDirectoryError` if the directory is missing, foreign or unreadable."""
         if not self._trusted and not os.path.lexists(self._directory):
             self._known.clear()
             return Scan((), ())
@@ -133,7 +133,7 @@ class FeedReader:
         return scan
 
     def acquire_ownership(self) -> bool:
-        """Become, or stay, the one reader that owns the directory; False while another does, or nothing can be written."""
+        """Acquire or keep the ownership; returns False if another reader owns the directory, or writing fails."""
         if self._owner_lock is not None:
             if self._owner_lock.keep():
                 return True
@@ -149,13 +149,13 @@ class FeedReader:
         return self._owner_lock is not None
 
     def release_ownership(self) -> None:
-        """Let another reader own the directory."""
+        """Release the ownership."""
         if self._owner_lock is not None:
             self._owner_lock.release()
             self._owner_lock = None
 
     def remove(self, process_id: str) -> bool:
-        """Remove the files of a process whose totals are safe elsewhere; says whether none is left.
+        """Remove the files of a process whose totals are saved; returns True if no file is left.
 
         Does nothing unless this reader owns. A process that lives, or may only have lost its lock for a moment, keeps its
         files, and so does one whose last snapshot no `scan` has read yet; try again after the next one.
@@ -169,7 +169,7 @@ class FeedReader:
         return remove_process(self._directory, process_id, if_true=lambda: self._is_as_read(name))
 
     def _is_as_read(self, name: str) -> bool:
-        """Say whether a file is the one that was last read, so that nothing unread is removed with it."""
+        """Return True if a file is unchanged since the last read: no unread snapshot is removed."""
         known = self._known.get(name)
         try:
             descriptor, found = open_regular(os.path.join(self._directory, name))
@@ -219,17 +219,17 @@ class FeedReader:
         return Scan(tuple(entries), tuple([(ascii(name)[1:-1], why) for name, why in refused.items()]))
 
     def _precedence(self, name: str) -> tuple[int, str]:
-        # Who is read already stays, whatever else is thrown into the directory, and what was refused hides nobody new.
+        # Known files first, however many are added to the directory; then new files; refused files last.
         known = self._known.get(name)
         if known is None:
             return 1, name
         return (2 if isinstance(known.outcome, str) else 0), name
 
     def _look(self, directory: int, name: str, known: _Known) -> int | str | None:
-        """Bring what is known of a file up to date; gives the holder of its lock, or why the file is refused."""
+        """Update the result of a file; returns the holder of the lock, or the reason for a refusal."""
         lock = name.removesuffix(FEED) + LOCK
         try:
-            # Before reading: what is read of a process that is dead by then is the last that it wrote.
+            # Before reading: the snapshot of a process that is dead now is the last snapshot.
             pid = holder(lock, directory=directory)
             known.outdated = pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
         except OSError:
@@ -273,7 +273,7 @@ class FeedReader:
         known.outcome, known.sequence = snapshot, snapshot.sequence
 
     def _clear_leftovers(self, names: list[str]) -> None:
-        """Remove what processes left that died before they had a snapshot, and feed files without a byte."""
+        """Remove files of processes that died before the first snapshot, and empty feed files."""
         if self._owner_lock is None or not self._owner_lock.keep():
             return
         now = self._monotonic()
@@ -287,6 +287,5 @@ class FeedReader:
 
 
 def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:
-    # The header holds sequence and checksum: with them two states are told apart even where inodes are used
-    # again and times are coarse.
+    # The header has sequence and checksum, which distinguish two states even with reused inodes and coarse times.
     return found.st_ino, found.st_mtime_ns, found.st_size, os.pread(descriptor, HEADER.size, 0)

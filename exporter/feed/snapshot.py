@@ -1,4 +1,4 @@
-"""Snapshot: the contract between a training process and whoever reads its feed file."""
+"""Snapshot: the contract between a training process and the readers of a feed file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["ProcessIdentity", "Snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Value):
-    """What one process has recorded up to one moment, complete in itself: losing some costs freshness, never counts."""
+    """Complete state of a process's recording; a lost snapshot costs freshness, never counts."""
 
-    process: ProcessIdentity  # its writer
-    sequence: int  # 1 for the first snapshot of a process, one more for each that was written
+    process: ProcessIdentity  # the writer
+    sequence: int  # 1 for the first snapshot of a process, incremented with each write
     written: float  # Unix time, seconds
-    flush_seconds: float  # how often the writer means to write
-    recording: Recording  # what was recorded
-    # what the writer lost since its process began, by reason (`write_failed`: snapshots; …)
+    flush_seconds: float  # interval between writes
+    recording: Recording
+    # losses of the writer since the start of the process, by reason (`write_failed`: snapshots; …)
     dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ending(self) -> Ending | None:
-        """The exception that has ended the process."""
+        """Exception that ended the process."""
         return self.recording.ending

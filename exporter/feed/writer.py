@@ -1,4 +1,4 @@
-"""The feed's writer: one file per training process, rewritten as a whole at each flush, by the recording thread.
+"""Feed writer: a file per training process, replaced as a whole at each flush by the recording thread.
 
 It never raises and, but for a disk that hangs, never waits: what cannot be written is counted in the next snapshot that
 can be, and the last complete one stays readable meanwhile.
@@ -25,17 +25,17 @@ from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
 OLD_SECONDS = 86_400.0
-"""Files of processes that have been dead for longer are cleared by the next writer: no sidecar wants them."""
+"""Age after which the next writer removes the files of a dead process."""
 BUSY_SECONDS = 1.0
-"""The longest that one thread waits for another that is writing, or hangs in it."""
+"""Longest wait of a thread for another thread's write."""
 RIVAL_SECONDS = 10.0
-"""So long two living processes must claim one rank before it is said: in a restart they overlap for a moment."""
+"""Time for which two living processes claim the same rank before a notice; in a restart they overlap for a moment."""
 MOST_CLEARED = 10_000
-"""Names looked at while clearing, so that a crowded directory costs a starting job little."""
+"""Names checked while clearing, a bound on the cost of a crowded directory."""
 
 
 class FeedWriter:
-    """Writes the snapshots of one process. Making one touches no file; the first `publish` does.
+    """Writer of a process's snapshots. The constructor touches no file.
 
     It belongs to the process that makes it: in a forked child it does nothing. The default directory is created when
     missing, also when it goes later. A snapshot of more than `max_bytes` loses its newest Stats.
@@ -64,18 +64,18 @@ class FeedWriter:
         self._writing = threading.Lock()
         self._lock: RecordLock | None = None
         self._sequence = 0
-        self.dropped: dict[str, int] = {}  # snapshots that were not written, Stats that were left out of one
-        self.problem: str | None = None  # why the last snapshot was not written
-        self.notice: str | None = None  # what the job's operator should know
+        self.dropped: dict[str, int] = {}  # lost snapshots and omitted Stats by reason
+        self.problem: str | None = None  # error of the last write
+        self.notice: str | None = None  # text for the job's operator
         self._pid = os.getpid()
         self._cleared = False
-        self._rivals_at = float("inf")  # when to look who else is this rank
+        self._rivals_at = float("inf")  # time of the search for rivals of this rank
         self._closed = False
 
     def publish(self, recording: Recording) -> bool:
-        """Write a snapshot of this recording in the place of the last one; says whether it was. Never raises."""
+        """Replace the last snapshot with a snapshot of this recording; returns False if the write failed. Never raises."""
         if self._closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
-            return False  # where another thread hangs in a write, or is interrupted in one, that may still succeed
+            return False  # the write of another thread may still succeed
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
@@ -93,7 +93,7 @@ class FeedWriter:
         return True
 
     def close(self) -> None:
-        """Stop being alive for readers; the last snapshot stays. Later publishing does nothing."""
+        """Release the lock of a living process; the last snapshot stays. A later `publish` does nothing."""
         self._closed = True
         self._drop_lock()
 
@@ -109,7 +109,7 @@ class FeedWriter:
 
     def _write(self, recording: Recording) -> None:
         if self._lock is None or not self._lock.keep():
-            # The first snapshot, or the job has closed our descriptor, or somebody removed the files.
+            # The first snapshot, or a closed descriptor, or removed files.
             self._drop_lock()
             prepare_directory(self.directory)
             self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
@@ -135,7 +135,7 @@ class FeedWriter:
             )
             if len(data) <= self._max_bytes or not kept:
                 break
-            # Remembered, so that the next snapshot is encoded once; a tenth of room for numbers that grow.
+            # The next snapshot is then encoded once; a tenth is reserved for growing numbers.
             self._max_stats = min(kept - 1, int(kept * 0.9 * self._max_bytes / len(data)))
         self.dropped = dropped
         if kept < len(stats) and self.notice is None:
@@ -147,7 +147,7 @@ class FeedWriter:
         return data
 
     def _look_for_rivals(self) -> None:
-        """Look once who else is this rank, a while after it began to train: one that is being replaced is gone by then."""
+        """Search once for another process of this rank, after a delay in which a replaced process ends."""
         now, who = self._clock(), self.identity
         self._rivals_at = min(self._rivals_at, now + RIVAL_SECONDS)
         if now < self._rivals_at:
@@ -178,11 +178,11 @@ class FeedWriter:
                 if self._clock() - latest > OLD_SECONDS:
                     remove_process(self.directory, process)
         except OSError:
-            return  # something else is clearing, or this is not ours to clear: no loss
+            return  # another process clears the directory, or permissions are missing
 
 
 def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
-    """Give the pid of a living process that trains as the same rank and began before."""
+    """Return the pid of a living process that trains as the same rank and started earlier."""
     path = os.path.join(directory, name)
     try:
         if holder(path.removesuffix(FEED) + LOCK) is None:

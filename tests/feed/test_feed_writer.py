@@ -113,19 +113,19 @@ def test_a_job_out_of_descriptors_goes_on(tmp_path: Path) -> None:
         assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
 
 
-def test_a_chosen_directory_that_goes_is_missed_until_it_is_back(tmp_path: Path) -> None:
-    directory = tmp_path / "feed"
-    directory.mkdir()
+def test_directory_whose_parent_is_removed_is_missed_until_the_parent_is_back(tmp_path: Path) -> None:
+    directory = tmp_path / "shared" / "feed"
+    directory.mkdir(parents=True)
     writer = FeedWriter(directory, new_identity())
     outcomes = [writer.publish(new_recording())]
-    shutil.rmtree(directory)
+    shutil.rmtree(directory.parent)
     outcomes.append(writer.publish(new_recording()))
     problem = writer.problem
-    directory.mkdir()
+    directory.parent.mkdir()
     outcomes.append(writer.publish(new_recording()))
 
     assert outcomes == [True, False, True]
-    assert "mkdir" in str(problem)
+    assert "cannot create the feed directory" in str(problem)
     entry = only_entry(FeedReader(directory))
     assert (entry.alive, entry.snapshot.dropped, writer.problem) == (True, {"write_failed": 1}, None)
     writer.close()
