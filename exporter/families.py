@@ -33,12 +33,12 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 _go_number: Callable[[float], str] = lru_cache(maxsize=2048)(floatToGoString)
 
 MAX_PROBLEMS_PER_REASON = 5
-"""Problems of one reason that a pass keeps: hundreds of files of a large machine fail in the same way."""
+"""Largest number of problems per reason in a pass: hundreds of files of a large machine fail in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Value of one histogram or summary series."""
+    """Value of a histogram or summary series."""
 
     count: int  # observations
     sum: float | None  # of the observations; None omits `_sum`, after a negative observation
@@ -161,7 +161,7 @@ def visible_name(metric: Metric) -> str:
 
 
 class Collected(list[Metric]):
-    """Families of one pass of a collector, and the problems of the pass.
+    """Families and problems of a collector's pass.
 
     Attributes:
         problems: (reason, message) of failed parts: the verdict is 0, the other families are published. Without any family,

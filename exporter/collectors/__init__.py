@@ -1,1 +1,1 @@
-"""Collectors: the sidecar's sources, one file per subject."""
+"""Collectors by subject, and the scheduler."""

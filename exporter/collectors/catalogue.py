@@ -106,7 +106,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
         CpuCollector,
         "CPU time by mode, utilization, load averages, boot time.",
         Setting(
-            "per_core", default=False, help="One series per CPU and mode instead of the sum over all CPUs."
+            "per_core", default=False, help="A series per CPU and mode instead of the sum over all CPUs."
         ),
     ),
     _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
@@ -152,7 +152,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     _entry(
         partial(CheckpointDirsCollector, pool=StatvfsPool()),
         "Free space in the checkpoint directories.",
-        Setting("paths", (), "Directories, as the exporter sees them.", kind="path"),
+        Setting("paths", (), "Directories, in the mount namespace of the exporter.", kind="path"),
         timing=REMOTE,
         lane=BOUNDED_LANE,
     ),
@@ -169,7 +169,7 @@ CATALOGUE: tuple[CollectorEntry, ...] = (
     ),
     _entry(
         RaplCollector,
-        "Energy and power of CPUs and memory. Read at least every 10 s, since the registers wrap.",
+        "Energy and power of CPUs and memory. Registers wrap: at least every 10 s.",
         timing=ENERGY,
     ),
 )
@@ -206,7 +206,7 @@ EXTRA = CollectorEntry(
     "extra",
     extra_collectors,
     (),
-    "Third-party collectors: those listed here, and those that installed packages offer.",
+    "Third-party collectors, listed here or offered by installed packages.",
     REMOTE,
     None,
     (

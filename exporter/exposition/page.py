@@ -6,7 +6,7 @@ the first scrape, while concurrent scrapes wait. Watched blocks, the exporter's 
 
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
-- A name belongs to one family: the first publisher keeps the name, and watched blocks precede all others.
+- A name belongs to a single family: of the first publisher, after the watched blocks.
 - A body has at most `max_series` series. Families of the exporter have room before the users' Stats, runs share the rest
   fairly, and within a run small families are complete before large families are cut.
 """

@@ -37,7 +37,7 @@ from exporter.errors import CollectError
 from exporter.families import Collected
 
 GAPS = ("permission", "lost", "error")
-"""Reasons for a time without a reading."""
+"""Reasons for times without a reading."""
 INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
 """Kernel drivers, the preferred driver first."""
 MICRO = 1e6
@@ -111,7 +111,7 @@ class PowerMeter(EnergyDevice):
     _at: float | None = None
 
     def update(self, now: float) -> None:
-        """Add the time since the last reading; the first reading, and a reading after a long pause, add nothing."""
+        """Add the energy since the last reading; a first reading, and a reading after a long pause, add 0."""
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
             raise CollectError(f"{self.path}: {watts:g} W is no possible power", reason="malformed")

@@ -1,1 +1,1 @@
-"""The processes of the job: which belong to which rank, and what they use."""
+"""Processes of the job: membership, resources and memory."""

@@ -1,7 +1,7 @@
-"""Begin and end of processes, to the hundredth of a second.
+"""Start and end times of processes, to the hundredth of a second.
 
-Runs in the sidecar. The begin is the kernel's; the end is noted by a thread that waits for the processes' pidfds, so that it
-costs nothing while they live. Where pidfds are not available, an end is noted at the next call of `watch`.
+The kernel reports the start. A thread that waits for pidfds records the end, at no cost until then. Without pidfds, the next call
+of `watch` records the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from exporter.collectors.job import ProcessLife
 from exporter.collectors.kernel_files import procfs
 
 KEPT_SECONDS = 120.0
-"""How long the end of a process is remembered."""
+"""Time for which the end of a process is remembered."""
 
 _START_FIELD = 19
 """Place of `starttime` after the command in /proc/PID/stat; man 5 proc_pid_stat."""
@@ -36,11 +36,11 @@ class ProcessLives:
         self._monotonic = monotonic
         self._lock = threading.Lock()  # guards the next two
         self._lives: dict[int, ProcessLife] = {}
-        self._waited: set[int] = set()  # pids whose end the thread notes
+        self._waited: set[int] = set()  # pids that the thread waits for
         self._waiter: _Waiter | None = None
 
     def watch(self, pids: Collection[int]) -> Mapping[int, ProcessLife]:
-        """Watch processes; return the lives of all that live or ended a short while ago, by pid."""
+        """Watch processes and return the lives of running and recently ended processes, by pid."""
         now = self._monotonic()
         with self._lock:
             for pid in pids:
@@ -96,7 +96,7 @@ class _Waiter:
         self._thread.start()
 
     def add(self, descriptor: int, pid: int) -> None:
-        """Wait for a process; the descriptor is closed at its end."""
+        """Wait for a process; the end of the process closes the descriptor."""
         self._selector.register(descriptor, selectors.EVENT_READ, pid)
 
     def stop(self) -> None:
@@ -121,7 +121,7 @@ class _Waiter:
 
 
 def _began(pid: int) -> float | None:
-    """Return the monotonic time at which a process began; None if there is no such process, or a zombie only."""
+    """Return the monotonic start time of a process; None for a missing process and a zombie."""
     try:
         text = (procfs() / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
