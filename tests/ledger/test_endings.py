@@ -1,0 +1,118 @@
+"""The rule that decides how a process ended, and the counters that wait for its decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from goodput_support import PaperJob, Watched, a_job, of, reasons
+from ledger_support import Page, Sidecar, a_definition, a_process, a_reading
+
+from exporter.feed.runs import End
+from exporter.ledger.goodput.endings import ExitEvidence
+from exporter.ledger.goodput.run_state import STATES
+
+LAUNCH = "5f2c"
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Sidecar:
+    return Sidecar(tmp_path)
+
+
+def trained(sidecar: Sidecar, *, started: float = 0.0) -> Watched:
+    job: PaperJob = a_job()
+    job.train(5)
+    watched = Watched(sidecar, job)
+    watched.process = watched.process.replace(launch=LAUNCH)
+    watched.see()
+    return watched
+
+
+def state(page: Page) -> str:
+    return next(each for each in STATES if page.get("training_run_state", run="r", state=each) == 1)
+
+
+def evidence(sidecar: Sidecar, *ends: End, launches: Sequence[str] = ()) -> None:
+    sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends), launches=lambda: set(launches))
+
+
+def an_end(sidecar: Sidecar, status: int) -> End:
+    return End(sidecar.directory, 99, status, sidecar.clock.wall, "another name", launch=LAUNCH)
+
+
+def test_nothing_is_committed_or_counted_while_the_launch_may_say_more(sidecar: Sidecar) -> None:
+    watched = trained(sidecar)
+    evidence(sidecar, launches=[LAUNCH])
+    watched.write(final=True)
+    pages = [watched.die(1.0), sidecar.after(50.0)]
+
+    assert [state(page) for page in pages] == ["ending", "ending"]
+    assert [of(page, "productive_seconds_total") for page in pages] == [0, 0]
+    assert [of(page, "uncommitted_seconds") for page in pages] == [5, 5]
+    assert [reasons(page) for page in pages] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("status", "final", "expected", "productive"),
+    [(0, True, "finished", 5), (0, False, "finished", 5), (3, True, "failed", 0), (-15, False, "stopped", 0)],
+)
+def test_the_status_of_the_launch_decides_whatever_the_name_of_its_run(
+    sidecar: Sidecar, status: int, final: bool, expected: str, productive: float
+) -> None:
+    watched = trained(sidecar)
+    evidence(sidecar, launches=[LAUNCH])
+    watched.write(final=final)
+    watched.die(5.0)
+    evidence(sidecar, an_end(sidecar, status))
+    page = sidecar.after(1.0)
+
+    assert state(page) == expected
+    assert of(page, "productive_seconds_total") == productive
+    assert bool(reasons(page)) == (productive == 0)
+
+
+def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sidecar) -> None:
+    watched = trained(sidecar)
+    evidence(sidecar, launches=[LAUNCH])
+    watched.write(final=True)
+    watched.die(1.0)
+    decided = sidecar.after(61.0)
+    sidecar.clock.advance(600.0)
+    evidence(sidecar, an_end(sidecar, 1))
+    later = sidecar.after(1.0)
+
+    assert [state(decided), state(later)] == ["finished", "finished"]
+    assert of(later, "productive_seconds_total") == 5
+
+
+def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
+    agent = a_process(rank=None, role="agent", started=sidecar.clock.wall)
+    sidecar.record(agent, 1)
+    first = trained(sidecar)
+    first.write(final=True)
+    first.kill()
+    sidecar.after(10.0)
+    second = Watched(sidecar, a_job())
+    page = second.see()
+
+    assert reasons(page) == {"exit": 1}
+    assert of(page, "productive_seconds_total") == 0
+
+
+def test_an_ended_run_keeps_its_wall_time_and_its_position_and_no_last_values(sidecar: Sidecar) -> None:
+    watched = trained(sidecar)
+    gauges = [
+        a_reading(replace(a_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0])
+        for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
+    ]
+    watched.write(*[each.replace(value=7.0) for each in gauges], final=True)
+    pages = [watched.die(4.0), *(sidecar.after(100.0) for _ in range(3))]
+    sidecar.restart()
+    pages.append(sidecar.after(1.0))
+
+    assert {of(page, "wall_seconds_total") for page in pages} == {9}
+    assert {page.get("training_step", run="r") for page in pages} == {7}
+    assert all("training_loss" not in page.families for page in pages)
