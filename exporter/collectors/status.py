@@ -29,7 +29,7 @@ class CollectorStatus:
 
 
 @dataclass(slots=True)
-class Totals:
+class CollectorTotals:
     """Counters of a collector name, which continue after a removal: a counter must not step back."""
 
     duration_seconds: float = 0.0
@@ -111,7 +111,7 @@ ERRORS = FamilySpec(
 SPECS = (SUCCESS, LAST_DURATION, DURATION, LAST_SUCCESS, TIMEOUTS, INTERVAL, UNSUPPORTED, ERRORS)
 
 
-def status_families(statuses: Iterable[tuple[CollectorStatus, Totals]]) -> Collected:
+def status_families(statuses: Iterable[tuple[CollectorStatus, CollectorTotals]]) -> Collected:
     """Return the `exporter_collector_*` families."""
     made = Collected()
     for status, totals in statuses:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from exporter.collectors.status import CollectorStatus, Totals
+from exporter.collectors.status import CollectorStatus, CollectorTotals
 from exporter.families import AnyCollector
 
 LOG = logging.getLogger("exporter.collectors")
@@ -27,7 +27,7 @@ class CollectorTask:
     collector: AnyCollector | None = None  # None if no collector of this name is scheduled
     interval_seconds: float = 0.0
     deadline_seconds: float = 0.0
-    totals: Totals = field(default_factory=Totals)
+    totals: CollectorTotals = field(default_factory=CollectorTotals)
     delivery: threading.Lock = field(default_factory=threading.Lock)  # held while publishing and withdrawing
     runner: threading.Thread | None = None  # thread of the present or last pass
     due: float = -math.inf

@@ -30,7 +30,7 @@ from exporter.ledger.goodput.endings import Endings
 from exporter.ledger.goodput.run_state import RunStates
 from exporter.ledger.goodput.sessions import Sessions
 from exporter.ledger.ranks import Ranks
-from exporter.ledger.stat_families import StatFamilies
+from exporter.ledger.stat_families import StatMetrics
 from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, VisibleSlot, visible
 
@@ -108,7 +108,7 @@ class JobCollector:
         self._clock = clock
         self._monotonic = monotonic
         self._owners = FamilyOwners()
-        self._stats = StatFamilies(self._owners)
+        self._stats = StatMetrics(self._owners)
         self._ranks = Ranks(state)
         self._states = RunStates()
         self._refused: frozenset[tuple[str, str]] = frozenset()

@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from exporter.ledger.state.codec import decoding, from_json, parse, to_json
-from exporter.ledger.totals import ProcessTotals, Slot, Totals
+from exporter.ledger.totals import ProcessTotals, StatTotals, WorkerSlot
 from exporter.recording.values import NOTHING, Aggregation, StatDefinition, StatReading, families_of
 
-Counted = TypeVar("Counted", bound=Totals)
+Counted = TypeVar("Counted", bound=StatTotals)
 
 
 @dataclass(slots=True, eq=False)
 class RankRecord:
     """Slots of a rank, and the ids of processes that are part of a base, oldest first."""
 
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, WorkerSlot] = field(default_factory=dict)
     taken: dict[str, None] = field(default_factory=dict)
 
 
-def encode_rank(slots: Mapping[int, Slot], taken: Mapping[str, None]) -> bytes:
+def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
     """Return the state of a rank as one line of JSON."""
     definitions: dict[int, int] = {}  # place in the list, by id of the definition
     listed: list[StatDefinition] = []
 
-    def body(totals: Totals) -> dict[str, object]:
+    def body(totals: StatTotals) -> dict[str, object]:
         series, exponential, values = [], [], []
         for each in totals.series.values():
             definition = each.definition
@@ -67,7 +67,9 @@ def decode_rank(content: bytes) -> RankRecord:
         for each in body["slots"]:
             number = from_json(int, each["slot"])
             processes = [_totals(ProcessTotals, found, definitions) for found in each["processes"]]
-            record.slots[number] = Slot(number, _totals(Totals, each["base"], definitions), processes)
+            record.slots[number] = WorkerSlot(
+                number, _totals(StatTotals, each["base"], definitions), processes
+            )
         record.taken.update(dict.fromkeys(from_json(list[str], body["taken"])))
     return record
 

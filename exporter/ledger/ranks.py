@@ -22,7 +22,7 @@ from exporter.ledger.goodput.endings import Endings
 from exporter.ledger.rank_record import decode_rank, encode_rank
 from exporter.ledger.state.files import StateKey
 from exporter.ledger.state.store import StateStore
-from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Slot
+from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, WorkerSlot
 
 KIND = "rank"
 KEPT_PROCESSES = 2
@@ -34,11 +34,11 @@ KEPT_SECONDS = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Rank:
+class RankTotals:
     """A rank in memory."""
 
     key: RankKey
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, WorkerSlot] = field(default_factory=dict)
     taken: dict[str, None] = field(
         default_factory=dict
     )  # ids of processes that are part of a base, oldest first
@@ -47,7 +47,7 @@ class Rank:
     safe: bool = False  # the totals are saved and may be shown
     released: bool = False  # the rank ended, and another sidecar may claim its state
 
-    def processes(self) -> Iterator[tuple[Slot, ProcessTotals]]:
+    def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
         """Every process that has a record."""
         for slot in self.slots.values():
             for process in slot.processes:
@@ -121,10 +121,10 @@ class Rank:
                     here.processes.append(comes)
                 return
 
-    def _free_slot(self) -> Slot:
+    def _free_slot(self) -> WorkerSlot:
         occupied = {slot.number for slot, process in self.processes() if process.living}
         number = next(number for number in range(len(occupied) + 1) if number not in occupied)
-        return self.slots.setdefault(number, Slot(number))
+        return self.slots.setdefault(number, WorkerSlot(number))
 
 
 def _see(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
@@ -148,14 +148,14 @@ class Ranks:
     def __init__(self, state: StateStore) -> None:
         self.owner = False
         self._state = state
-        self._ranks: dict[RankKey, Rank] = {}
+        self._ranks: dict[RankKey, RankTotals] = {}
         self._rank_of: dict[str, RankKey] = {}
         self._resumed = False
 
-    def __getitem__(self, process: ProcessIdentity) -> Rank:
+    def __getitem__(self, process: ProcessIdentity) -> RankTotals:
         return self._ranks[RankKey.of(process)]
 
-    def __iter__(self) -> Iterator[Rank]:
+    def __iter__(self) -> Iterator[RankTotals]:
         return iter(self._ranks.values())
 
     @property
@@ -196,10 +196,10 @@ class Ranks:
         for key in by_rank:
             rank = self._ranks.get(key)
             if rank is None:
-                self._ranks[key] = Rank(key)
+                self._ranks[key] = RankTotals(key)
             elif rank.released:
                 # Another sidecar may have saved the rank meanwhile; memory is used if the file is damaged.
-                self._ranks[key] = Rank(key, rank.slots, rank.taken)
+                self._ranks[key] = RankTotals(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
                 if not rank.loaded:
@@ -231,13 +231,13 @@ class Ranks:
             key = RankKey(run, int(number) if number.isdecimal() else None, role)
             if key in by_rank or key in self._ranks:
                 continue
-            rank = self._ranks[key] = Rank(key)
+            rank = self._ranks[key] = RankTotals(key)
             self._load(rank, present, now)
             if not rank.slots:
                 self._state.release(state_key)
                 del self._ranks[key]
 
-    def _load(self, rank: Rank, present: Collection[str], now: Moment) -> None:
+    def _load(self, rank: RankTotals, present: Collection[str], now: Moment) -> None:
         """Load the state of a rank; until that succeeds, its totals are suppressed."""
         state_key = self._state_key(rank.key)
         try:
@@ -281,7 +281,7 @@ class Ranks:
                     self._state.report(str(error))
                     rank.safe = False
 
-    def forget(self, shown: Collection[Slot], present: Collection[str], now: Moment) -> None:
+    def forget(self, shown: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
         """Release ended ranks at once, and drop them from memory when no slot is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]

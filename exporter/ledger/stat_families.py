@@ -41,7 +41,7 @@ class _SlotPlaces:
     places: list[SeriesPlace | None]
 
 
-class StatFamilies:
+class StatMetrics:
     """Families of all Stats; an unchanged family is the same object as in the last pass."""
 
     def __init__(self, owners: FamilyOwners) -> None:

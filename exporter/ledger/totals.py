@@ -91,7 +91,7 @@ class RankKey:
 
 
 @dataclass(slots=True, eq=False)
-class Totals:
+class StatTotals:
     """Totals of one process, or of all earlier processes of a slot; no total falls. `SAVED` names the saved fields."""
 
     SAVED: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
@@ -107,7 +107,7 @@ class Totals:
         self.departed = min(wall, now.wall)
         self.departed_monotonic = now.monotonic - (now.wall - self.departed)
 
-    def absorb(self, later: Totals) -> None:
+    def absorb(self, later: StatTotals) -> None:
         """Add the totals of a later process."""
         for key, reading in later.series.items():
             self.series[key] = added(self.series.get(key), reading)
@@ -118,11 +118,11 @@ class Totals:
 
 
 @dataclass(slots=True, eq=False)
-class ProcessTotals(Totals):
+class ProcessTotals(StatTotals):
     """Record of one process; *plans* and *admitted* have the order of the snapshot's Stats."""
 
     SAVED = (
-        *Totals.SAVED,
+        *StatTotals.SAVED,
         "identity",
         "written",
         "sequence",
@@ -200,14 +200,14 @@ class ProcessTotals(Totals):
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class WorkerSlot:
     """Worker slot of a rank: the sum over processes without a record, and the other processes in order of arrival."""
 
     number: int  # 0 for the rank's only or first process
-    base: Totals = field(default_factory=Totals)
+    base: StatTotals = field(default_factory=StatTotals)
     processes: list[ProcessTotals] = field(default_factory=list)
 
-    def parts(self) -> Iterator[Totals]:
+    def parts(self) -> Iterator[StatTotals]:
         """Yield base and processes in the order of addition."""
         yield self.base
         yield from self.processes
@@ -249,7 +249,7 @@ class GapRules:
             return False
         return process.age_seconds <= max(self.stale_after_seconds, 3.0 * snapshot.flush_seconds)
 
-    def lingers(self, totals: Totals, now: Moment) -> bool:
+    def lingers(self, totals: StatTotals, now: Moment) -> bool:
         """Return True while the totals of an ended process are shown."""
         gone = now.monotonic - totals.departed_monotonic
         return totals.departed is not None and gone <= self.linger_seconds
@@ -273,15 +273,17 @@ class VisibleSlot:
     """One worker slot in one pass."""
 
     labels: tuple[str, str, str, str]  # run, rank, worker, role
-    slot: Slot
+    slot: WorkerSlot
     process: ProcessTotals  # living, else the last
     fresh: bool  # window gauges may be shown
     advancing: bool  # last values of the training may be shown
     counted: bool  # the totals are saved and may be shown
-    lingering: tuple[Totals, ...]  # of recently ended processes
+    lingering: tuple[StatTotals, ...]  # of recently ended processes
 
 
-def visible(key: RankKey, slot: Slot, rules: GapRules, now: Moment, *, counted: bool) -> VisibleSlot | None:
+def visible(
+    key: RankKey, slot: WorkerSlot, rules: GapRules, now: Moment, *, counted: bool
+) -> VisibleSlot | None:
     """Return the visible part of a slot, or None."""
     process = slot.living() or next(reversed(slot.processes), None)
     lingering = tuple(each for each in slot.parts() if rules.lingers(each, now))

@@ -16,7 +16,7 @@ from exporter.families import DistributionSample
 from exporter.ledger import ranks
 from exporter.ledger.goodput.families import SPECS
 from exporter.ledger.rank_record import encode_rank
-from exporter.ledger.totals import Slot, added_events
+from exporter.ledger.totals import WorkerSlot, added_events
 from exporter.recording.values import EventsReading
 
 LOSS = a_definition("loss")
@@ -112,7 +112,7 @@ def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Si
 def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
-    def without(slots: Mapping[int, Slot], taken: Mapping[str, None]) -> bytes:
+    def without(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
         saved = json.loads(
             encode_rank(slots, taken),
             object_hook=lambda of: {k: v for k, v in of.items() if k != "exponential"},

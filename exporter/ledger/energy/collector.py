@@ -24,7 +24,7 @@ from exporter.collectors.job import (
 from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
-from exporter.ledger.energy.devices import EnergyDevice, EnergyDevices
+from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
 from exporter.ledger.energy.gpu_attribution import GpuAttribution, GpuSlice, joules_at
 from exporter.ledger.energy.gpu_holders import GpuHolders
 from exporter.ledger.energy.node_lock import NodeLock
@@ -312,7 +312,7 @@ class EnergyCollector:
 
     def _add_slice(
         self,
-        device: EnergyDevice,
+        device: DeviceEnergy,
         part: GpuSlice,
         lives: Mapping[int, ProcessLife],
         collected: Collected,
@@ -338,7 +338,7 @@ class EnergyCollector:
         self._shares[_ShareKey(part.run, reading.component, reading.device)] = part.ratio
 
     def _measured(
-        self, device: EnergyDevice, shares: Sequence[Share], work: WorkUse, now: float
+        self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
         """Return the measured energy by phase of a GPU that served one run alone, if all of it is known."""
         uuid, ranks = device.reading.device, []

@@ -38,7 +38,7 @@ class _CrosscheckMoment:
 
 
 @dataclass(slots=True, eq=False)
-class EnergyDevice:
+class DeviceEnergy:
     """Energy of one device by one source, in joules since the last division."""
 
     reading: EnergyReading  # the last one
@@ -129,11 +129,11 @@ class EnergyDevices:
     def __init__(self, boot: str) -> None:
         self.passed_at: float | None = None  # monotonic time of the last pass, in this boot
         self._boot = boot
-        self._devices: dict[DeviceKey, EnergyDevice] = {}
+        self._devices: dict[DeviceKey, DeviceEnergy] = {}
         self._saved: dict[DeviceKey, DeviceRecord] = {}
-        self._present: list[EnergyDevice] = []
+        self._present: list[DeviceEnergy] = []
 
-    def __iter__(self) -> Iterator[EnergyDevice]:
+    def __iter__(self) -> Iterator[DeviceEnergy]:
         return iter(self._present)
 
     def update(
@@ -145,7 +145,7 @@ class EnergyDevices:
             key = DeviceKey(reading.component, reading.device, reading.source)
             device = self._devices.get(key)
             if device is None:
-                device = self._devices[key] = EnergyDevice(reading, self._saved.get(key))
+                device = self._devices[key] = DeviceEnergy(reading, self._saved.get(key))
             device.add(reading, working(reading.device))
             self._present.append(device)
         self.passed_at = now

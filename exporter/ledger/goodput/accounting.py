@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exporter.ledger.goodput.attempt import Attempt, Deduction, Segment
+from exporter.ledger.goodput.attempt import Attempt, Deduction, UncommittedSteps
 from exporter.ledger.goodput.hang import HangRule
 from exporter.recording.values import END_REASONS, TrainingReading
 from exporter.training.phases import PHASES, WORK
@@ -49,7 +49,7 @@ class Goodput:
     restarts: dict[str, int] = field(default_factory=dict)
     interruptions: dict[str, int] = field(default_factory=dict)
     attempt: Attempt | None = None  # the latest
-    pending: list[Segment] = field(
+    pending: list[UncommittedSteps] = field(
         default_factory=list
     )  # of ended attempts, until the next reports its first step
     high: int | None = None  # highest step whose work is productive; None if steps are not comparable

@@ -11,7 +11,7 @@ NO_READING = TrainingReading(phase="init")
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class UncommittedSteps:
     """Work of consecutive steps."""
 
     first: int
@@ -91,16 +91,16 @@ class Attempt:
         """Last step covered by a save, else the step before the first; None if unknown."""
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
-    def left_behind(self) -> list[Segment]:
+    def left_behind(self) -> list[UncommittedSteps]:
         """Return the work that no save covers, by steps as far as known."""
         missing, segments = self.uncommitted, self.reading.segments
         known = sum(seconds for *_, seconds in segments)
         if missing > 0 and known > 0:
             # Readings number a step by the steps before it; positions here include the step.
             return [
-                Segment(first + 1, last + 1, seconds * missing / known)
+                UncommittedSteps(first + 1, last + 1, seconds * missing / known)
                 for _, first, last, seconds in segments
             ]
         last = 1 if self.reading.step is None else self.reading.step
         first = last if self.covered is None else min(last, self.covered + 1)
-        return [Segment(first, last, missing)] if missing > 0 else []
+        return [UncommittedSteps(first, last, missing)] if missing > 0 else []

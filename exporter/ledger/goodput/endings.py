@@ -23,7 +23,7 @@ from pathlib import Path
 
 from exporter.feed.runs import End
 from exporter.ledger.goodput.attempt import Attempt, MachineIdentity
-from exporter.ledger.goodput.outcome import Outcome, Source
+from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.totals import Moment, ProcessTotals
 from exporter.recording.values import END_REASONS
 
@@ -97,7 +97,12 @@ class ExitEvidence:
         own = next((each for each in ends if _is_own(each, process)), None)
         if own is not None:
             return Outcome(
-                Source.PROCESS, own.status == 0, own.at, own.status, process.exception, process.failure
+                EvidenceSource.PROCESS,
+                own.status == 0,
+                own.at,
+                own.status,
+                process.exception,
+                process.failure,
             )
         launch = next((each for each in ends if _is_launch(each, process)), None)
         undecided = launch is None and not process.superseded
@@ -105,18 +110,22 @@ class ExitEvidence:
             if undecided and process.seconds_ago < SETTLE_SECONDS:
                 return None
             status = launch.status if launch is not None and launch.status else None
-            return Outcome(Source.EXCEPTION, False, process.at, status, process.exception, process.failure)
+            return Outcome(
+                EvidenceSource.EXCEPTION, False, process.at, status, process.exception, process.failure
+            )
         awaited = process.agent_lives or self.lives(process.launch)
         if undecided and awaited and process.seconds_ago < LAUNCH_SECONDS:
             return None
         if launch is not None and not process.superseded:
-            return Outcome(Source.LAUNCH, launch.status == 0, min(process.at, launch.at), launch.status)
+            return Outcome(
+                EvidenceSource.LAUNCH, launch.status == 0, min(process.at, launch.at), launch.status
+            )
         if process.restarted:
-            return Outcome(Source.RESTART, False, process.at)
+            return Outcome(EvidenceSource.RESTART, False, process.at)
         if not process.superseded and process.seconds_ago < self._patience_seconds(process):
             return None
         completed = process.finished or (process.final and not process.doubtful)
-        return Outcome(Source.INFERRED, completed, process.at)
+        return Outcome(EvidenceSource.INFERRED, completed, process.at)
 
     def of_pass(self) -> ExitEvidence:
         """Return the same evidence, read at most once."""
@@ -158,7 +167,12 @@ class ExitEvidence:
         if self.machine.name == attempt.machine.name and self.machine.boot != attempt.machine.boot:
             return "host"
         status = outcome.status
-        if outcome.source is Source.LAUNCH and status is not None and status > 0 and not attempt.final:
+        if (
+            outcome.source is EvidenceSource.LAUNCH
+            and status is not None
+            and status > 0
+            and not attempt.final
+        ):
             status = None  # a launcher passes on a signal, but no exit status of a killed rank
         kills = self.oom_kills()
         killed = kills is not None and oom_kills is not None and kills > oom_kills

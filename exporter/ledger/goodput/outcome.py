@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Source(enum.Enum):
+class EvidenceSource(enum.Enum):
     """Evidence that decided how a process ended."""
 
     PROCESS = "process"
@@ -20,7 +20,7 @@ class Source(enum.Enum):
 class Outcome:
     """How a process ended."""
 
-    source: Source
+    source: EvidenceSource
     completed: bool
     at: float  # Unix time
     status: int | None = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from exporter.families import Collected, FamilySpec
 from exporter.ledger.goodput.endings import Endings
 from exporter.ledger.goodput.hang import WAITING_PHASES
-from exporter.ledger.goodput.outcome import Outcome, Source
+from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 LIVING_STATES = ("starting", "running", "stalled", "hung", "ending")
@@ -131,7 +131,7 @@ def _living(process: ProcessTotals, rules: GapRules, now: Moment) -> RunState:
 def _ended(outcome: Outcome, process: ProcessTotals) -> RunState:
     """Return the final state of a run from the outcome of its last process."""
     status, exception, at = outcome.status, outcome.exception, outcome.at
-    if outcome.source is Source.EXCEPTION:
+    if outcome.source is EvidenceSource.EXCEPTION:
         state = "stopped" if outcome.failure in {"user", "preemption"} else "failed"
         reason = f"exception {exception}" if exception else f"reported: {outcome.failure}"
         exit_status = str(status) if status is not None and status > 0 else ""
@@ -141,12 +141,12 @@ def _ended(outcome: Outcome, process: ProcessTotals) -> RunState:
         state = "stopped" if status in _STOP_SIGNALS else "failed"
         return RunState(state, at, f"signal {name}", signal=name, exception=exception)
     if status is not None:
-        of_launch = " of the launch" if outcome.source is Source.LAUNCH else ""
+        of_launch = " of the launch" if outcome.source is EvidenceSource.LAUNCH else ""
         reason = f"exit status {status}{of_launch}" + (f", {exception}" if exception else "")
         return RunState("failed" if status else "finished", at, reason, str(status), exception=exception)
     if outcome.completed:
         return RunState("finished", at, "inferred: the process exited normally")
-    if outcome.source is Source.RESTART:
+    if outcome.source is EvidenceSource.RESTART:
         return RunState("failed", at, "torchrun restarted the process")
     if process.final:
         return RunState("failed", at, "inferred: the process exited while another rank was killed or crashed")

@@ -12,7 +12,7 @@ from exporter.ledger.goodput.accounting import Goodput
 from exporter.ledger.goodput.attempt import Attempt
 from exporter.ledger.goodput.endings import EndedProcess, Endings, ExitEvidence, peers_ended
 from exporter.ledger.goodput.options import GoodputOptions
-from exporter.ledger.goodput.outcome import Outcome, Source
+from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.state.files import StateKey
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
@@ -158,7 +158,7 @@ class Session:
         process = look.leading.get(attempt.process)
         outcome = self._outcome(attempt, process, look, successor=successor)
         if outcome is None:  # the process is not seen to have ended
-            outcome = Outcome(Source.INFERRED, attempt.final, attempt.written)
+            outcome = Outcome(EvidenceSource.INFERRED, attempt.final, attempt.written)
         self._end(attempt, outcome, look, seen=process is not None, before=before)
 
     def _outcome(
@@ -193,7 +193,7 @@ class Session:
         ended = attempt.written
         if seen and not attempt.final:
             ended = max(ended, min(look.leading[attempt.process].departed or ended, before))
-        if outcome.source is Source.PROCESS:
+        if outcome.source is EvidenceSource.PROCESS:
             ended = max(attempt.written, min(outcome.at, before))
         peers = peers_ended(attempt, ended, look.processes)
         reason = look.evidence.reason(
