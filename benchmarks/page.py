@@ -25,7 +25,7 @@ SHOWN = {
     "Stat.add, ns": "`Stat.add`",
     "iteration with 4 phases and 3 values, µs": "an iteration with four phases, loss, tokens and gradient norm",
     "recording thread at 1,000 samples/s, % of a core": "recording thread, 1,000 samples/s over 50 Stats",
-    "recording thread at 100 told iterations/s, % of a core": "recording thread, 100 instrumented iterations/s",
+    "recording thread at 100 iterations/s, % of a core": "recording thread, 100 instrumented iterations/s",
     "lost of 3 million adds at a million per second": "values lost of three million, added within three seconds",
     "import, MiB": "import of everything that a job can import",
     "server time of a scrape, nothing changed, ms": "server time of a scrape, 500 series",
