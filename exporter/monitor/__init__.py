@@ -1,6 +1,6 @@
-"""torch.monitor's module, name for name: `from exporter.monitor import Stat, log_event` instead of torch's.
+"""torch.monitor's module, name for name: `from exporter.monitor import Stat, log_event`.
 
-Used in the training process; no torch is needed. docs/torch-monitor.md lists what differs. The RFC's spelling is in `rfc`.
+Does not need torch. docs/torch-monitor.md lists the differences. The RFC's spelling is in `rfc`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Events and their handlers: torch.monitor's, without its lock.
+"""torch.monitor's events and handlers, without torch's lock.
 
-Used on the threads that log. A handler has a thread of its own, for which `log_event` waits, at most five seconds.
+A handler runs on a thread of its own, and `log_event` waits for the handler for at most five seconds.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from exporter.recording.events import EVENTS, unregister
 from exporter.recording.handle import Adapter, Handle
 
 data_value_t = str | float | int | bool
-"""What the data of an event may be."""
+"""Type of an event's values."""
 EventHandlerHandle = Handle
-"""What `register_event_handler` returns, for `unregister_event_handler`; dropping it changes nothing."""
+"""Return type of `register_event_handler`; the handler stays registered without a reference to the handle."""
 
 STAT_EVENT = "torch.monitor.Stat"
-"""The name of the event that a closed window is logged as."""
+"""Name of the event of a closed window."""
 UNNAMED = "unnamed"
 QUEUED_EVENTS = 10_000
 """Events that may wait for one handler."""
 
 
 def check_name(name: object, of: str) -> str:
-    """Take text, or bytes, as torch does. Raises TypeError: It is neither."""
+    """Return a name from str or bytes, as in torch; raises TypeError for other types."""
     if isinstance(name, bytes):
         return name.decode()
     if not isinstance(name, str):
@@ -57,7 +57,7 @@ def _check_data(data: object) -> Mapping[str, Datum]:
 
 
 def _plain(value: Any) -> Any:
-    """Take what torch takes besides: bytes, and the scalars of numpy, which know their plain value."""
+    """Convert bytes and scalars of numpy, which torch accepts too."""
     if isinstance(value, bytes):
         return value.decode()
     is_scalar = type(value).__module__ == "numpy" and not getattr(value, "shape", (1,))
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 def _field(slot: str, check: Callable[[Any], Any], shown: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Make a property that is checked when it is assigned, also where a subclass has one of its own."""
+    """Return a property that checks assigned values, in subclasses too."""
     return property(
         lambda self: shown(getattr(self, slot)), lambda self, value: setattr(self, slot, check(value))
     )
@@ -74,9 +74,9 @@ def _field(slot: str, check: Callable[[Any], Any], shown: Callable[[Any], Any] =
 class Event:
     """Event represents a specific typed event to be logged.
 
-    Its name is the label `type` of `training_events_total`, so there should be few of them; a naive datetime is local
-    time. Data are str, float, int of at most 64 bits or bool; bytes become str, here and in names. They are read as a
-    copy: assign another dict to change them. Raises TypeError, or ValueError for an int of more than 64 bits.
+    The name is the label `type` of `training_events_total`: use few names. A naive datetime is local time. Data are str, float,
+    int of at most 64 bits or bool; bytes become str, in data and names. `data` returns a copy: assign another dict to change
+    the data. Raises TypeError, or ValueError for an int of more than 64 bits.
     """
 
     __slots__ = ("__weakref__", "_data", "_name", "_timestamp")
@@ -90,16 +90,16 @@ class Event:
         self._data = _check_data(data)
 
     def asdict(self) -> dict[str, object]:
-        """Give the fields in a dict of their own."""
+        """Return the fields as a new dict."""
         return {"name": self.name, "timestamp": self.timestamp, "data": self.data}
 
     def raw(self) -> RawEvent:
-        """Give what the rest of the package makes an event of."""
+        """Return the event in the form of the recording."""
         now = time()
         try:
             happened = self._timestamp.timestamp()
         except (OverflowError, ValueError, OSError):
-            happened = now  # a year that Unix time does not reach here
+            happened = now  # a year outside the range of Unix time
         name = self._name or UNNAMED
         return RawEvent(name, None, "info", check_data(self._data), happened, now, monotonic_ns())
 
@@ -108,7 +108,7 @@ class Event:
 
 
 def log_event(event: Event) -> None:
-    """Log an event to all registered handlers, and count it. Raises TypeError: That is no event."""
+    """Count an event and deliver it to all registered handlers; raises TypeError for anything but an Event."""
     if not isinstance(event, Event):
         raise TypeError(f"log_event takes an exporter.monitor.Event, not {event!r}")
     kind = EVENTS.kind(event._name or UNNAMED, "info")  # noqa: SLF001  # of this file, and not what a subclass makes of it
@@ -121,27 +121,27 @@ def log_event(event: Event) -> None:
 
 
 def register_event_handler(callback: Callable[[Event], None]) -> EventHandlerHandle:
-    """Register a callback to be called with every event that is logged from now on, in order; again is twice.
+    """Register a callback for all later events, in order; a callback that is registered twice is called twice.
 
-    What it logs itself is told after it has returned. Raises TypeError: It cannot be called.
+    Events that the callback logs are delivered after its return. Raises TypeError for a callback that is not callable.
     """
     adapter = Adapter(_adapted, own=Event, awaited=True)
     return EVENTS.register_adapted(callback, adapter, queue=QUEUED_EVENTS)
 
 
 def unregister_event_handler(handler: EventHandlerHandle) -> None:
-    """Unregister what `register_event_handler` returned, once it has what was logged before; again is harmless."""
+    """Unregister a handler after the delivery of all earlier events; a second call is harmless."""
     unregister(handler)
 
 
 class TensorboardEventHandler:
-    """Writes the events of Stats to the given SummaryWriter as scalars; ignores all others."""
+    """Handler that writes the events of Stats to a SummaryWriter as scalars and ignores other events."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
     def __call__(self, event: Event) -> None:
-        """Write one event."""
+        """Write an event."""
         if event.name == STAT_EVENT:
             for key, value in event.data.items():
                 self._writer.add_scalar(key, value, walltime=event.timestamp.timestamp())

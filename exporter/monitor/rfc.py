@@ -1,7 +1,4 @@
-"""The spelling of RFC-0018, from which torch.monitor came, with what its reviewers asked for.
-
-Used in the training process. Events, handlers and Stats are those of the rest of the package under the RFC's names.
-"""
+"""RFC-0018's names, the origin of torch.monitor, for the events, handlers and Stats of this package."""
 
 from __future__ import annotations
 
@@ -51,10 +48,10 @@ __all__ = [
 ]
 
 StatType = Aggregation
-"""VALUE, MEAN, COUNT, SUM, MAX, MIN; HISTOGRAM, STDDEV and P50 to P99, which the RFC left to a later version."""
+"""VALUE, MEAN, COUNT, SUM, MAX, MIN; HISTOGRAM, STDDEV and P50 to P99 of the RFC's later version."""
 
 QUEUED_BATCHES = 10_000
-"""Batches of samples that may wait for one collector; more are dropped and counted."""
+"""Waiting batches of samples per collector; further batches are dropped and counted."""
 REPORT_SECONDS = 2.0
 _RUN_IN_PIECES = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
@@ -62,38 +59,38 @@ _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggre
 
 @dataclass
 class Event:
-    """Something that happened. Subclass it for a type of event of your own; what only handlers see is keyword-only."""
+    """Event, and base of user-defined types of events; fields for handlers are keyword-only."""
 
     type: str  # a globally unique type name: `torch.elastic.RdzvEvent`
     message: str | None = None
-    timestamp: float | None = None  # Unix time in seconds; None for when it is logged
+    timestamp: float | None = None  # Unix time in seconds; None for the time of logging
     metadata: dict[str, Datum] = field(default_factory=dict)
     severity: str = "info"  # a name of `exporter.Severity`
-    monotonic_ns: int = field(default=0, compare=False, kw_only=True)  # when it was logged
+    monotonic_ns: int = field(default=0, compare=False, kw_only=True)  # time of logging
     id: str = field(default="", compare=False, kw_only=True)  # 16 hexadecimal digits
     span_id: str | None = field(default=None, compare=False, kw_only=True)
 
     def asdict(self) -> dict[str, Any]:
-        """Give the fields, those of a subclass that is a dataclass included, in a dict of their own."""
+        """Return the fields, also those of a dataclass subclass, as a new dict."""
         return asdict(self)
 
 
 class EventHandler(ABC):
-    """Is told of events."""
+    """Interface of event handlers."""
 
     @abstractmethod
     def handle(self, event: Event) -> None:
-        """Take one event; may ignore it."""
+        """Handle an event."""
 
 
 def log(
     event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
 ) -> None:
-    """Log an event, or one made of a type and of what follows it, to all registered handlers, and count it.
+    """Count an event and deliver it to all handlers; the event is given, or made of a type, a message and metadata.
 
     Raises:
-        TypeError: The event, or something in it, is of the wrong type.
-        ValueError: Its type is empty, its severity unknown, or an int needs more than 64 bits.
+        TypeError: The event or a field is of the wrong type.
+        ValueError: The type is empty, the severity unknown, or an int has more than 64 bits.
     """
     if isinstance(event, str):
         event = Event(event, message, metadata=metadata, severity="info" if severity is None else severity)
@@ -114,15 +111,15 @@ def log(
 
 
 def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
-    """Have a handler told of all events, in order, on a thread of its own; what it raises is counted.
+    """Deliver copies of all events, with times and ids, to a handler, in order, on a thread of its own.
 
-    It is given a copy with times and ids. Raises TypeError: It is neither callable nor has it `handle`.
+    Exceptions of the handler are counted. Raises TypeError for an object that is not callable and has no `handle`.
     """
     return EVENTS.register_adapted(handler, Adapter(_adapted))
 
 
 def unregister(handle: Handle) -> None:
-    """Tell a handler, or a collector, no more; again is harmless."""
+    """Unregister a handler or a collector; a second call is harmless."""
     if handle in RECORDER.stats.taps:
         RECORDER.flush(REPORT_SECONDS)
         RECORDER.stats.taps.remove(handle)
@@ -130,35 +127,35 @@ def unregister(handle: Handle) -> None:
 
 
 class Stat(RecordedStat):
-    """A named statistic; its options are those of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and so on.
+    """Named statistic with the options of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and others.
 
-    The same key and aggregations again are the same statistic. Raises DefinitionError: The name, an aggregation or an
-    option is wrong, or the key has another definition; the message says where that was made.
+    The same key and aggregations return the same statistic. Raises DefinitionError for an invalid argument and for a key with
+    another definition, whose place is in the message.
     """
 
     __slots__ = ()
 
     def __new__(cls, key: str, aggregations: Iterable[StatType | str], **options: Any) -> Stat:  # noqa: PYI034  # typing has Self from 3.11 on
-        """Make it, or find it."""
+        """Return the statistic, constructed now or earlier."""
         return super().__new__(cls, key, aggregations, **options)
 
     @property
     def key(self) -> str:
-        """The name, as the RFC calls it."""
+        """Name of the statistic."""
         return self.name
 
     @property
     def aggregations(self) -> frozenset[StatType]:
-        """What is computed over each window."""
+        """Aggregations of each window."""
         return self.definition.aggregations
 
     def add_time(self, *, profile: bool = False) -> Timer:
-        """Time a `with` block or each call of a decorated function, in seconds; if wanted as a range of torch.profiler, too."""
+        """Time a `with` block or each call of a decorated function, in seconds; with *profile* also as a range of torch.profiler."""
         return _ProfiledTimer(self.key, self.add) if profile else Timer(self.add)
 
 
 class _ProfiledTimer(Timer):
-    """A Timer that is a range of torch's profiler, too, where the job has loaded torch."""
+    """Timer that is also a range of torch's profiler, if the job has loaded torch."""
 
     __slots__ = ("_name", "_range")
 
@@ -177,14 +174,14 @@ class _ProfiledTimer(Timer):
         self._range.__exit__(*exception)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function; what runs in pieces is timed alone, since ranges of the profiler have to nest."""
+        """Decorate a function; coroutines and generators get no range, because ranges of the profiler must nest."""
         if any(each(function) for each in _RUN_IN_PIECES):
             return super().__call__(function)
         return within(lambda: _ProfiledTimer(self._name, self._add), function)
 
 
 class StatCollector(ABC):
-    """Is given every sample of every Stat, on a thread of its own: of this module, `exporter.Stat` and `exporter.monitor`."""
+    """Receiver of every sample of every Stat of this package, on a thread of its own."""
 
     @abstractmethod
     def handle(self, stat: Stat, v: float) -> None:
@@ -201,7 +198,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
         for value in batch[1]:
             try:
                 collector.handle(stat, value)
-            except Exception as error:  # noqa: BLE001, PERF203  # the user's code: the next sample is given all the same
+            except Exception as error:  # noqa: BLE001, PERF203  # the user's code; the next samples follow
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -215,7 +212,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
 
 
 class AggregatingStatCollector(StatCollector):
-    """Aggregates all samples since the last `reset`, for a loop of your own; for Prometheus a scrape is a report."""
+    """Collector that aggregates all samples since the last `reset`."""
 
     def __init__(self) -> None:
         self._handle: Handle | None = None
@@ -228,7 +225,7 @@ class AggregatingStatCollector(StatCollector):
         self._stats: dict[str, frozenset[StatType]] = {}
 
     def handle(self, stat: Stat, v: float) -> None:
-        """Take one sample."""
+        """Aggregate a sample."""
         with self._lock:
             if stat.key not in self._windows:
                 wanted = stat.aggregations
@@ -237,9 +234,9 @@ class AggregatingStatCollector(StatCollector):
             self._windows[stat.key].add([v], [v])
 
     def report(self) -> dict[str, float]:
-        """Give `{"key.mean": …}` of all samples so far; a HISTOGRAM as its quantiles p50, p90, p95 and p99.
+        """Return `{"key.mean": …}` of all samples so far; a HISTOGRAM as quantiles p50, p90, p95 and p99.
 
-        A Stat without samples is absent, but for its count, which is 0 once there was one.
+        A Stat without samples is absent, except for the count 0 after a reset.
         """
         self._catch_up()
         with self._lock:
@@ -251,7 +248,7 @@ class AggregatingStatCollector(StatCollector):
             return found
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all samples."""
         self._catch_up()
         with self._lock:
             self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
@@ -263,7 +260,7 @@ class AggregatingStatCollector(StatCollector):
 
 
 def _begin_anew() -> None:
-    """In a forked child: samples and locks are the parent's."""
+    """In a forked child: forget samples and locks of the parent."""
     for collector in list(_aggregating):
         collector._begin()  # noqa: SLF001  # of this file
 

@@ -1,6 +1,6 @@
-"""Stat: torch.monitor's, whose windows close by the clock and whose samples reach Prometheus too.
+"""torch.monitor's Stat, with windows that close by the clock and samples that reach Prometheus.
 
-Used in the job. `add` takes no lock; the thread that finds a chunk full, or a window over, puts the samples together.
+`add` takes no lock. The thread that fills a chunk, or finds the end of a window, aggregates the samples.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.values import Aggregation as RecordedAggregation
 
 CHUNK_SAMPLES = 4096
-"""Samples that wait to be put together."""
+"""Samples between two aggregations."""
 _MOST_SAMPLES = 2**63 - 1
 _ROOM = LONGEST_NAME - 40
-"""Families add words to a name."""
+"""Characters of a name; families append words."""
 
 
 class Aggregation(enum.Enum):
@@ -51,7 +51,7 @@ class Aggregation(enum.Enum):
 
 
 def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ...]:
-    """Take members of Aggregation, or of torch's own; each once, in their own order."""
+    """Return the members of Aggregation, also from torch's enumeration, without duplicates, in the order of the members."""
     allowed = ", ".join(f"Aggregation.{each.name}" for each in Aggregation)
     if isinstance(aggregations, Aggregation | str) or not isinstance(aggregations, Iterable):
         raise TypeError(f"aggregations must be a collection of {allowed}, not {aggregations!r}")
@@ -65,22 +65,22 @@ def _check_aggregations(aggregations: Iterable[object]) -> tuple[Aggregation, ..
 
 
 class Stat:
-    """Stat computes summary statistics over fixed intervals, and logs them as an event when one closes.
+    """Stat computes summary statistics over fixed intervals, and logs them as an event at the end of an interval.
 
-    The windows are torch's: aligned to multiples of their length (a timedelta, or seconds as a float) on the machine's
-    monotonic clock, in milliseconds. With `max_samples` a window closes inside the `add` that fills it, and what is added
-    later in the same window is `discarded`. Without a `window_size`, None, which torch refuses, the next one begins at once.
-    What counts in a window is recorded as samples of the `exporter.Stat` of this name, too (characters that a name cannot
-    have become `_`), which Stats of one name share.
+    The windows are those of torch: aligned to multiples of the length (a timedelta, or seconds as a float) on the machine's
+    monotonic clock, in milliseconds. With `max_samples` a window closes inside the `add` that fills the window, and later
+    samples of the same window are `discarded`. Without a `window_size` (None, which torch refuses) the next window starts at
+    once. Samples are also recorded in the `exporter.Stat` of this name (invalid characters become `_`), which all Stats of the
+    name share.
 
     Raises:
-        TypeError: An argument is of the wrong type (an int is no window_size: torch refuses it, too).
-        ValueError: The window is not finite, or shorter than a millisecond; or `max_samples` is 0 or less and nothing else ends it.
+        TypeError: An argument is of the wrong type (an int is an invalid window_size, as in torch).
+        ValueError: The window is not finite or shorter than a millisecond, or has neither a time nor a positive `max_samples`.
     """
 
-    _ends: float  # of the open window, on the monotonic clock
-    _full: bool  # whether it was closed by `max_samples`
-    # Those of one moment and those for life; others are refused, as in torch.
+    _ends: float  # end of the open window on the monotonic clock
+    _full: bool  # True after a close by `max_samples`
+    # Changing attributes, then constant attributes; further attributes are refused, as in torch.
     __slots__ = (
         *("_closed", "_count", "_ends", "_full", "_high", "_last", "_low", "_room", "_sum", "discarded"),
         *("_aggregations", "_append", "_lock", "_max_samples", "_name", "_record", "_values", "_window_ms"),
@@ -99,9 +99,11 @@ class Stat:
         self._max_samples = operator.index(max_samples)
         if self._max_samples > _MOST_SAMPLES:
             raise TypeError("max_samples must fit into 64 bits")
-        self._window_ms = _milliseconds(window_size, self._max_samples)  # 0 for no end in time
+        self._window_ms = _milliseconds(
+            window_size, self._max_samples
+        )  # 0 for windows without an end in time
         self._values: list[float] = []
-        self._append = self._values.append  # for life: a sample that comes late is part of the next window
+        self._append = self._values.append  # constant: a late sample belongs to the next window
         self.discarded = 0
         self._closed: dict[Aggregation, float] = dict.fromkeys(self._aggregations, 0.0)
         self._restart()
@@ -116,24 +118,24 @@ class Stat:
 
     @property
     def count(self) -> int:
-        """Number of samples in the open window; 0 when its time is over, or `max_samples` closed it."""
-        self._settle()
+        """Number of samples in the open window; 0 after the end of the window or a close by `max_samples`."""
+        self._close_if_due()
         return 0 if self._full else self._count + len(self._values)
 
     def get(self) -> dict[Aggregation, float]:
-        """Give the values of the last closed window, 0.0 each before the first."""
-        self._settle()
+        """Return the values of the last closed window; 0.0 each before the first window."""
+        self._close_if_due()
         return dict(self._closed)
 
     def add(self, v: SupportsFloat | SupportsIndex) -> None:
-        """Add a value: a float, int or bool, a scalar of numpy, or a tensor of one element (which is waited for).
+        """Add a float, int or bool, a scalar of numpy, or a tensor of one element (waiting for the tensor's value).
 
-        Raises TypeError: It is none of these, or beyond the range of a float.
+        Raises TypeError for other values and numbers beyond the range of a float.
         """
         if type(v) is not float:
             v = _number(v)
         if monotonic() >= self._ends or len(self._values) >= self._room:
-            self._turn(v)
+            self._close_or_add(v)
         else:
             self._append(v)
             self._record(v)
@@ -142,14 +144,14 @@ class Stat:
         raise TypeError("a Stat cannot be copied or pickled: its samples belong to this process")
 
     def __del__(self) -> None:
-        with suppress(Exception):  # its construction failed, or the interpreter is being torn down around us
+        with suppress(Exception):  # after a failed construction or during the exit of the interpreter
             _live.pop(id(self), None)
-            self._settle(at_end=True)
+            self._close_if_due(at_end=True)
 
-    def _turn(self, v: float | None = None, *, at_end: bool = False) -> None:
-        """Close the window if its time is over, or the Stat or the process is at its end; then take a sample."""
+    def _close_or_add(self, v: float | None = None, *, at_end: bool = False) -> None:
+        """Close the window at its end, or at the end of the Stat or the process; then add a sample."""
         if not self._lock.acquire(blocking=False):
-            # Somebody is closing this window: another thread, or this one, which a signal handler interrupted.
+            # Another thread, or this thread below a signal handler, is closing the window.
             if v is not None:
                 self._append(v)
                 self._record(v)
@@ -158,7 +160,7 @@ class Stat:
         try:
             now = monotonic()
             if at_end or now >= self._ends:
-                self._put_together()
+                self._aggregate()
                 closed += self._close()
                 self._begin(now)
             if v is not None and self._full:
@@ -166,7 +168,7 @@ class Stat:
             elif v is not None:
                 self._append(v)
                 self._record(v)
-                self._put_together()
+                self._aggregate()
                 if self._count >= self._max_samples:
                     closed += self._close()
                     if self._window_ms:
@@ -178,12 +180,12 @@ class Stat:
             for data in closed:
                 log_event(Event(STAT_EVENT, dt.datetime.now(), data))  # noqa: DTZ005  # local and naive, as torch's own
 
-    def _settle(self, *, at_end: bool = False) -> None:
+    def _close_if_due(self, *, at_end: bool = False) -> None:
         if (at_end or monotonic() >= self._ends) and (self._values or self._count or self._full):
-            self._turn(at_end=at_end)
+            self._close_or_add(at_end=at_end)
 
     def _restart(self) -> None:
-        """Begin anew, as a forked child does: the open window is the parent's."""
+        """Start an empty window: in a forked child the open window is the parent's."""
         self._lock = threading.Lock()
         self._values.clear()
         self._empty()
@@ -196,21 +198,21 @@ class Stat:
         self._make_room()
 
     def _make_room(self) -> None:
-        # The sample that fills the window takes the slow way.
+        # The sample that fills the window calls `_close_or_add`.
         self._room = min(CHUNK_SAMPLES, max(self._max_samples - self._count, 1)) - 1
 
     def _empty(self) -> None:
         self._count = 0
         self._sum = self._low = self._high = self._last = 0.0
 
-    def _put_together(self) -> None:
-        """Aggregate what waits; in a window that is full it is discarded."""
+    def _aggregate(self) -> None:
+        """Aggregate the waiting samples, or discard the samples of a full window."""
         batch = self._values[: len(self._values)]
         del self._values[: len(batch)]
         if self._full:
             self.discarded += len(batch)
         elif batch:
-            # In order, as torch does, so that NaN spoils what it spoils there: the first one of a window min and max.
+            # In order, as in torch: a NaN in first place invalidates minimum and maximum there too.
             self._low = min([self._low, *batch]) if self._count else min(batch)
             self._high = max([self._high, *batch]) if self._count else max(batch)
             self._sum = sum(batch, self._sum)
@@ -219,7 +221,7 @@ class Stat:
             self._make_room()
 
     def _close(self) -> list[dict[str, float]]:
-        """Make the open window the last closed one, and give what is to be logged; nothing of an empty one."""
+        """Close the open window; returns the data of events to log, none for an empty window."""
         count = self._count
         if not count:
             return []
@@ -240,15 +242,15 @@ _live: dict[int, weakref.ref[Stat]] = {}
 
 
 class _Clockwork:
-    """Closes windows at the times that the recording tells."""
+    """Periodic task that closes windows."""
 
     def tick(self) -> None:
         for stat in _living():
-            stat._settle()  # noqa: SLF001  # of this file
+            stat._close_if_due()  # noqa: SLF001  # of this file
 
     def finish(self) -> None:
         for stat in _living():
-            stat._settle(at_end=True)  # noqa: SLF001  # of this file
+            stat._close_if_due(at_end=True)  # noqa: SLF001  # of this file
 
     def after_fork(self) -> None:
         for stat in _living():
@@ -291,7 +293,7 @@ def _milliseconds(window_size: object, max_samples: int) -> int:
 def _recorded(
     name: str, aggregations: Iterable[Aggregation], window_ms: int, max_samples: int
 ) -> Callable[[float], None]:
-    """Find where Prometheus' share of the samples goes; nowhere where no family can have this name."""
+    """Return the function that records samples for Prometheus; one without effect if the name is invalid for a family."""
     own, text = stat_name(name), f"torch.monitor Stat {stat_name(name)}."
     kinds = [RecordedAggregation[each.name] for each in aggregations]
     seconds = min(max(window_ms / 1000.0, SHORTEST_WINDOW_SECONDS), 86_400.0) if window_ms else None
@@ -301,13 +303,13 @@ def _recorded(
     except DefinitionError as error:
         known = REGISTRY.find(own)
         if known is not None:
-            return known.add  # another definition of the same name was first; they share its families
+            return known.add  # an earlier definition of the same name, whose families are shared
         log_once(f"monitor {own}", f"the torch.monitor Stat {name!r} is not published: {error}")
         return deque[float](maxlen=0).append
 
 
 def stat_name(name: str) -> str:
-    """Make a name of words of letters, digits and `_`, joined by dots; what is already one stays as it is."""
+    """Return a name of words of letters, digits and `_`, joined by dots; a valid name is unchanged."""
     words = re.sub(r"[^0-9A-Za-z_.]", "_", name[:_ROOM]).split(".")
     joined = ".".join(word for word in words if word) or "unnamed"
     return joined if joined[0].isalpha() else f"stat_{joined}"

@@ -332,7 +332,7 @@ def test_nothing_is_lost_between_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    stat._settle(at_end=True)
+    stat._close_if_due(at_end=True)
     monitor.unregister_event_handler(handle)
     mine = [event.data for event in told if "face.threads.count" in event.data]
 
