@@ -1,12 +1,13 @@
-"""Logs of the sidecar: one line per record on stderr, as logfmt or JSON; what varies is in `extra`.
+"""Logging of the sidecar: one line per record on standard error, as logfmt or JSON; facts are in `extra`.
 
-Any thread may log and none waits: one daemon thread writes from a bounded queue, and counts what it drops.
+No logging thread waits: the standard library's queue listener writes from a bounded queue, and dropped records are counted.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import logging.handlers
 import math
 import os
 import queue
@@ -28,17 +29,17 @@ LEVELS: Mapping[Level, int] = {
     "debug": logging.DEBUG,
 }
 LONGEST_VALUE = 4000
-"""Characters of one value; the rest is cut off. A traceback fits, a hostile label does not fill a disk."""
+"""Characters of one value; longer values are cut. A traceback fits, a hostile label does not fill a disk."""
 QUEUED_LINES = 1000
 
-# What every LogRecord has; all else came through `extra`.
+# Attributes of every LogRecord; others come from `extra`.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _TAKEN = frozenset({"time", "level", "source", "msg", "stack"})
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Formatter(logging.Formatter):
-    """A record as one line; hostile values are escaped, shortened, or named by what they raised."""
+    """Formatter of one line per record; hostile values are escaped and shortened, or replaced by their exception."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class Formatter(logging.Formatter):
 
 
 def _text(make: Callable[[], str]) -> str:
-    """Text of foreign making, shortened; the error's name where it cannot be made."""
+    """Return a shortened text, or the name of the exception that making the text raised."""
     try:
         text = make()
     except Exception as error:  # noqa: BLE001  (a foreign __str__, arguments that do not fit the message)
@@ -76,7 +77,7 @@ def _text(make: Callable[[], str]) -> str:
 
 
 def _simple(value: Any) -> Any:
-    """A value as JSON has it, or as text."""
+    """Return a JSON value, or text."""
     if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return value
     return _text(lambda: str(value))
@@ -87,57 +88,28 @@ def _logfmt(value: Any) -> str:
         return json.dumps(value)
     if value and value.isprintable() and not any(c in ' ="\\' for c in value):
         return value
-    # JSON's escapes are what logfmt's parsers undo; beyond ASCII only what a terminal shows as itself is left.
+    # logfmt's parsers undo JSON's escapes; beyond ASCII, printable characters stay.
     escaped = (c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in value)
     return f'"{"".join(escaped)}"'
 
 
-class Logs(logging.Handler):
-    """The process's logging until `finish`: every logger, Python's warnings, and exceptions that end threads."""
+class _Output(logging.Handler):
+    """Writes lines to a descriptor, in the thread of the queue's listener; reports how many were dropped before."""
 
-    def __init__(self, *, level: Level = "info", form: Form = "logfmt", descriptor: int = 2) -> None:
+    def __init__(self, descriptor: int, queued: BoundedQueueHandler) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._lines: queue.Queue[str | None] = queue.Queue(QUEUED_LINES)
-        self._lost = 0  # by the queue; counted under the handler's lock
-        self._thread = threading.Thread(target=self._write_lines, name="exporter-log", daemon=True)
-        self._thread.start()
-        self.configure(level=level, form=form)
-        logging.getLogger().addHandler(self)
-        logging.captureWarnings(capture=True)
-        logging.raiseExceptions = False  # a broken log call is not worth a traceback amid the lines
-        threading.excepthook = _log_thread_exception
-
-    def configure(self, *, level: Level, form: Form) -> None:
-        """Change what is shown, and how, from the next record on."""
-        logging.getLogger().setLevel(LEVELS[level])
-        self.setFormatter(Formatter(form))
-
-    def finish(self, timeout_seconds: float = 1.0) -> None:
-        """Take no more, and write what is queued, but wait no longer than this for a stderr that does not take it."""
-        logging.getLogger().removeHandler(self)
-        logging.captureWarnings(capture=False)
-        threading.excepthook = threading.__excepthook__
-        with suppress(queue.Full):
-            self._lines.put(None, timeout=timeout_seconds)
-        self._thread.join(timeout_seconds)
+        self._queued = queued
+        self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record's line, or count it as dropped."""
-        try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
-            self._lost += 1
-
-    def _write_lines(self) -> None:
-        told = 0
-        while (line := self._lines.get()) is not None:
-            self._write(line)
-            if self._lost > told:  # past the queue, which may be full again
-                lost = self._lost
-                about = {"name": __name__, "msg": "log lines were dropped", "dropped": lost - told}
-                self._write(self.format(logging.makeLogRecord(about | {"levelno": logging.WARNING})))
-                told = lost
+        """Write the line of a record, and a line about dropped ones."""
+        self._write(record.getMessage())
+        if self._queued.dropped > self._reported:
+            dropped = self._queued.dropped
+            about = {"name": __name__, "msg": "log lines were dropped", "dropped": dropped - self._reported}
+            self._write(self._queued.format(logging.makeLogRecord(about | {"levelno": logging.WARNING})))
+            self._reported = dropped
 
     def _write(self, line: str) -> None:
         data = f"{line}\n".encode("utf-8", "backslashreplace")
@@ -145,8 +117,66 @@ class Logs(logging.Handler):
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]
-                except BlockingIOError:  # noqa: PERF203  (somebody who shares the terminal has made it non-blocking)
+                except BlockingIOError:  # noqa: PERF203  (another program made the shared terminal non-blocking)
                     time.sleep(0.05)
+
+
+class BoundedQueueHandler(logging.handlers.QueueHandler):
+    """Queue handler that formats a record in the logging thread, and counts records that find the queue full."""
+
+    def __init__(self, lines: queue.Queue[Any]) -> None:
+        super().__init__(lines)
+        self.dropped = 0  # written under the handler's lock
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Return a record with the formatted line only: arguments may change before the listener's turn."""
+        return logging.makeLogRecord({"msg": self.format(record), "levelno": record.levelno})
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queue a record, or count it as dropped."""
+        try:
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+
+class Logs:
+    """Logging of the process until `finish`: every logger, Python's warnings, and exceptions that end threads."""
+
+    def __init__(self, *, level: Level = "info", form: Form = "logfmt", descriptor: int = 2) -> None:
+        lines: queue.Queue[Any] = queue.Queue(QUEUED_LINES)
+        self._handler = BoundedQueueHandler(lines)
+        self._listener = logging.handlers.QueueListener(lines, _Output(descriptor, self._handler))
+        self._listener.start()
+        self.configure(level=level, form=form)
+        logging.getLogger().addHandler(self._handler)
+        logging.captureWarnings(capture=True)
+        logging.raiseExceptions = False  # a broken log call must not write a traceback between the lines
+        threading.excepthook = _log_thread_exception
+
+    def configure(self, *, level: Level, form: Form) -> None:
+        """Change level and format from the next record on."""
+        logging.getLogger().setLevel(LEVELS[level])
+        self._handler.setFormatter(Formatter(form))
+
+    def finish(self, timeout_seconds: float = 1.0) -> None:
+        """Stop logging and write the queued lines; gives up after a while if standard error is blocked."""
+        logging.getLogger().removeHandler(self._handler)
+        logging.captureWarnings(capture=False)
+        threading.excepthook = threading.__excepthook__
+        # `stop` waits for the listener without a limit, and puts its end mark into a queue that may be full.
+        stopping = threading.Thread(target=self._stop, name="exporter-log-stop", daemon=True)
+        stopping.start()
+        stopping.join(timeout_seconds)
+
+    def _stop(self) -> None:
+        while True:
+            try:
+                self._listener.stop()
+            except queue.Full:  # noqa: PERF203  (the listener is still writing)
+                time.sleep(0.01)
+            else:
+                return
 
 
 def _log_thread_exception(hook: threading.ExceptHookArgs) -> None:
