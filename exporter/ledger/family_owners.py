@@ -1,6 +1,6 @@
 """Ownership of family names by Stats, and counting of the admitted Stats.
 
-A name has one family, one type, one unit and one set of buckets. Names of the exporter's own families are refused, except
+A name has exactly one family, type, unit and set of buckets. Names of the exporter's own families are refused, except
 for a Stat with the same type, unit and labels. Of several definitions the one that already owns a family wins, then the
 first of the living processes; other definitions, and Stats whose other families collide with an owned name, are refused.
 Help and labels may differ. Stats of ended processes come after all Stats of living processes.
@@ -89,7 +89,7 @@ class FamilyOwners:
         return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
 
     def own(self, plan: StatPlan) -> bool:
-        """Make a Stat an owner of its family; False if another definition owns one of its names."""
+        """Make a Stat an owner of its family; False if a different definition owns a name of the Stat."""
         owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
         if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
             return False
@@ -114,7 +114,7 @@ class FamilyOwners:
             first = {plan.key: plan for plan in reversed(plans) if plan is not None}
             process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
         if before is None and not process.living:
-            # A process that ended before its first snapshot was read: counted, and shown if its Stats fit.
+            # A process that ended before the first read: counted, and shown if the Stats fit.
             process.admitted = process.plans
             return False
         return process.living or changed

@@ -194,7 +194,9 @@ def test_of_two_living_processes_of_one_session_the_first_counts(
 
     assert of(page, "attempt", "a") == 1
     assert of(page, "attempt", "b") is None
-    assert [record.levelname for record in caplog.records if "one session" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "two living processes" in record.message] == [
+        "WARNING"
+    ]
 
 
 def test_a_tag_may_be_told_a_little_later(sidecar: Sidecar) -> None:

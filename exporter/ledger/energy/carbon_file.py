@@ -1,4 +1,4 @@
-"""Carbon intensity from a file that another program updates."""
+"""Carbon intensity from a file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class _FileVersion:
 
 
 class CarbonFile:
-    """A file with one number, grams per kWh, read again when it changes.
+    """File with a number, grams per kWh, read again after a change.
 
-    After a failed read the last number remains in force, and its modification time shows its age.
+    After a failed read the last number remains in force, with the modification time of that number.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,7 +33,7 @@ class CarbonFile:
         self._intensity: Intensity | None = None
 
     def read(self) -> None:
-        """Read the file if it changed; raises CollectError if it is unreadable or has no valid number."""
+        """Read a changed file; raises CollectError for an unreadable file or an invalid number."""
         try:
             self._read()
         except (OSError, ValueError) as error:

@@ -16,18 +16,18 @@ class GoodputOptions:
 
     validation: Literal["badput", "productive"] = option(
         "badput",
-        "Whether validation and test count as lost time or as work. Takes effect at the next attempt.",
+        "Whether validation and test count as lost time or as work, from the next attempt on.",
     )
     new_task_after: Annotated[Duration, Range(0, 365 * 86400)] = option(
         3600.0,
-        "Without a session tag, a process begins a new task if it starts this long after the end of its run's last "
-        "process, at step 0 and without loading a checkpoint. The time between belongs to no task.",
+        "Without a session tag, a process begins a new task if the run's last process ended longer ago than this, "
+        "the process starts at step 0 and loads no checkpoint. The time between belongs to no task.",
     )
     hang_after: Annotated[Duration, Range(1, 86400)] = option(
         HANG_AFTER_SECONDS,
-        "A run hangs if no step has ended for this long and for hang_steps times its longest recent step. Until the next "
-        "step, its last values (loss, learning rate, ...) are absent and the open step counts as badput. A run does not "
-        "hang before its first step, nor while it compiles, loads, saves, validates or waits for data.",
+        "A run hangs if no step has finished for this time and for hang_steps times the longest recent step. Until the next "
+        "step, last values (loss, learning rate, ...) are absent and the open step counts as badput. No run hangs "
+        "before the first step, nor while compiling, loading, saving, validating or waiting for data.",
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(HANG_STEPS, "See hang_after.", example=20.0)
     peak_flops: tuple[PeakFlops, ...] = option(

@@ -91,7 +91,7 @@ class RunStates:
             if all(process.identity.rank for process in each):
                 continue
             found = _state(each, endings, rules, now)
-            # A state keeps its first time, however often it is computed.
+            # The time of a state is the time of the first pass in that state.
             found = self._runs[run] = before[run] if before.get(run) == found else found
             for name in STATES:
                 collected.add(STATE, float(name == found.state), run, name)

@@ -17,7 +17,7 @@ from exporter.ledger.state.files import StateKey
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 FINISHED_SECONDS = 5.0
-"""Time that a process lives after its application ended before its work counts as safe: its end says more."""
+"""Delay between the end of the application and safe work while the process lives; an exit status decides earlier."""
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Session:
         if self.gone is None:
             if process is not None and process.living:
                 return
-            # A process without a record ended during the life of another sidecar.
+            # A process without a record ended before this sidecar started.
             ended = attempt.written if attempt.ended is None else attempt.ended
             ago = max(0.0, now.wall - ended)
             self.gone = now.monotonic - ago if process is None else process.departed_monotonic
@@ -118,7 +118,7 @@ class Session:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
-        # A dead process that is older than the attempt is no later attempt; a living one is, whatever the clock says.
+        # An ended process that is older than the attempt is no later attempt. A living process is, also after a clock step.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
         before = look.leading.get(attempt.process)
@@ -127,8 +127,8 @@ class Session:
         if identity.id not in self._warned:
             self._warned.add(identity.id)
             text = (
-                "%s is one session with two living processes of rank 0 (runs %r and %r): only the first is counted;"
-                " give the jobs different session tags or run names"
+                "%s has two living processes of rank 0 (runs %r and %r): only the first is counted;"
+                " use different session tags or run names"
             )
             _log.warning(text, self.name, attempt.run, identity.run)
         return False

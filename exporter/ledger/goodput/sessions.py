@@ -1,7 +1,7 @@
 """Sessions: the attempts of every run, and their state files.
 
 A session is all processes of rank 0 with one session tag, or without a tag of one run. A process is bound to its session
-when it reports a tag, begins to train, or ends; its reports are cumulative, so that nothing is lost by waiting. A node
+when the process reports a tag, begins to train, or ends; reports are cumulative, and no counts are lost by waiting. A node
 without rank 0 counts its lowest rank for itself: nothing of that is published, but the node's energy is divided by it.
 """
 
@@ -28,7 +28,7 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 TAG_SECONDS = 30.0
 """Time in which a process that does not train yet may report its session tag."""
 REFUSED_SECONDS = 60.0
-"""Time for which the feed file of a dead process is kept while another sidecar holds its session."""
+"""Retention of the feed file of a dead process while another sidecar holds the session."""
 
 
 class Sessions:
@@ -120,7 +120,7 @@ class Sessions:
         if identity.id in self._bound:
             return
         if reading is None:
-            # A process that ended before it reported training belongs to the session of its run, if any.
+            # A process that ended before the first training report belongs to the session of the run, if any.
             for key, session in self._sessions.items() if not process.living else ():
                 attempt = session.goodput.attempt
                 if attempt is not None and attempt.run == identity.run and session.goodput.trains:
@@ -211,7 +211,7 @@ class Sessions:
     def _latest(self) -> Iterator[Session]:
         """Yield the sessions that may be shown: of two sessions of a run the later, or none if that is not saved."""
         begun = [each for each in self._sessions.values() if each.goodput.attempt and each.goodput.trains]
-        # A living session is the later one, whatever the clock says.
+        # A living session is the later session, also after a clock step.
         begun.sort(key=lambda each: (each.goodput.latest.ended is None, each.goodput.latest.recorded))
         latest = {each.goodput.latest.run: each for each in begun}
         return (session for session in latest.values() if session.safe)
@@ -234,5 +234,5 @@ def _leading(ranks: Ranks) -> list[ProcessTotals]:
         for slot, process in rank.processes()
         if slot.number == 0 and process.snapshot is not None
     ]
-    # A living process is later than an ended one, whatever the clock says.
+    # A living process is later than an ended process, also after a clock step.
     return sorted(found, key=lambda each: (each.living, each.identity.started, each.identity.id))
