@@ -1,4 +1,4 @@
-"""torchelastic's metrics and events, name for name: swap `torch.distributed.elastic` for `exporter.elastic`.
+"""torchelastic's metrics and events, name for name: replace `torch.distributed.elastic` by `exporter.elastic`.
 
-Used in the training process and in torchrun's agent. Standard library only: torch is neither imported nor needed.
+Used in the training process and in torchrun's agent. Does not need torch.
 """

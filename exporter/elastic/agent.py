@@ -1,6 +1,6 @@
-"""The agent: what torchelastic's metrics and events say of it and of its workers, as families of the exporter's own.
+"""Families of torchrun's agent and workers, from torchelastic's metrics and events.
 
-Used in the job and in torchrun's agent, on the thread that records; nothing here raises. See docs/torchelastic.md.
+Runs in the job and in torchrun's agent, on the recording call's thread; no function raises. See docs/torchelastic.md.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from exporter.recording.stat import metric
 Record = Callable[[object], None]
 
 _BEYOND = 1e15
-"""No metric of torchelastic is as great; an int may be too great for arithmetic with floats."""
+"""Bound of metric values: larger ints could overflow in arithmetic with floats."""
 GROUP = "torchelastic"
-"""torchelastic's own group, which is also the default one of `put_metric`."""
+"""torchelastic's own group, and the default group of `put_metric`."""
 OUTCOMES = ("success_no_retries", "success_with_retries", "failed_no_retries", "failed_with_retries")
 _FUNCTIONS = {
     f"LocalElasticAgent.{name}" for name in ("_monitor_workers", "_start_workers", "_stop_workers")
@@ -34,7 +34,7 @@ _FUNCTIONS = {
 }
 _STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
 _SECONDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Upper bounds: a rendezvous waits for other nodes, up to torchelastic's own limit of ten minutes and beyond."""
+"""Upper bounds: a rendezvous may wait for other nodes for ten minutes, torchelastic's limit, and longer."""
 
 
 def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Callable[[float], None]:
@@ -43,13 +43,13 @@ def _series(kind: str, name: str, unit: str | None = None, **labels: str) -> Cal
 
 
 class Platform:
-    """The platform metrics of one agent."""
+    """Platform metrics of an agent."""
 
     def __init__(self) -> None:
-        self.role = "default"  # of its workers, as far as it is known
+        self.role = "default"  # role of the workers, once known
 
     def recorder(self, name: object) -> Record | None:
-        """Give the function that takes the values of a platform metric, None where the name is no such metric."""
+        """Return the function that records the values of a platform metric; None for other names."""
         if not isinstance(name, str):
             return None
         owner, _, rest = name.partition(".")
@@ -64,7 +64,7 @@ class Platform:
         return record
 
     def known_role(self, role: str) -> str:
-        """Make a role a label value; its counters begin at 0, so that the first of them is an increase."""
+        """Return a role as a label value, and create the role's counters at 0: the first run is then an increase."""
         self.role = clean_text(role) or "default"
         for outcome in (*OUTCOMES, "interrupted"):
             _series("counter", "runs", outcome=outcome, worker_role=self.role)
@@ -79,7 +79,7 @@ class Platform:
                 add = _series("histogram", "rendezvous", "seconds")
             else:
                 add = _series("summary", "function", "seconds", function=function)
-            # A wall clock that was set makes negative durations, which would end the sum of the histogram.
+            # A step of the wall clock makes durations negative, which would invalidate the sum of the histogram.
             return _of_numbers(lambda value: add(max(value, 0) / 1000))
         calls = {
             outcome: _series("counter", "function_calls", function=function, outcome=outcome)
@@ -139,7 +139,7 @@ def _remaining(label: str) -> Record:
 
 
 PLATFORM = Platform()
-"""That of this process."""
+"""Platform metrics of this process."""
 
 
 # Events --------------------------------------------------------------------------------------------------------
@@ -149,14 +149,16 @@ AGENT_STATUS = "torchelastic.agent.status."
 RENDEZVOUS = "torchelastic.rendezvous."
 
 LONGEST_ERROR = 2000
-"""Characters of an error that are kept: torch's may be of any length, and its end says the most."""
+"""Characters of an error: the end of torch's text, which is the most informative part."""
 _SEVERITIES = {"FAILED": "error", "TERMINATED": "warning"}
 _RESULTS = {"SUCCEEDED": "succeeded", "FAILED": "failed", "TERMINATED": "terminated"}
 _BEYOND_MS = 1e14
 
 
-def tell(name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None) -> None:
-    """Tell of an `Event`, whatever is in it; never raises. A timestamp of 0 is now: torch leaves it at that."""
+def record_event(
+    name: object, source: object, metadata: object, timestamp_ms: object, origin: object = None
+) -> None:
+    """Record an `Event` of any content; never raises. A timestamp of 0, torch's default, means now."""
     try:
         name = to_message(name)
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -171,8 +173,8 @@ def tell(name: object, source: object, metadata: object, timestamp_ms: object, o
         pass
 
 
-def tell_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
-    """Tell of a `RdzvEvent`, given its fields; never raises."""
+def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
+    """Record a `RdzvEvent` by its fields; never raises."""
     try:
         RECORDER.process.seen(str(fields.get("run_id") or ""))
         state = str(getattr(fields.get("node_state"), "value", fields.get("node_state")))
@@ -224,7 +226,7 @@ def _report_end(code: str, worker_id: str) -> None:
 
 
 def _exit_code(metadata: Mapping[object, object]) -> str:
-    """The worker's exit code: torch hides it in JSON inside of the JSON, in a list of one."""
+    """Return the worker's exit code, which torch stores as nested JSON, in a list."""
     try:
         (code,) = json.loads(str(metadata["metadata"]))["exit_code"]
     except (KeyError, TypeError, ValueError):

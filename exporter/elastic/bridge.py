@@ -141,12 +141,12 @@ class PrometheusEventHandler(logging.Handler):
             return
         setattr(record, RECORDED, True)
         if "node_state" in fields:
-            agent.tell_rendezvous(fields)
+            agent.record_rendezvous(fields)
         elif fields.keys() >= {"name", "source", "metadata"}:
             name, source, metadata = fields["name"], fields["source"], fields["metadata"]
             stamp = fields.get("timestamp")
             at = stamp if isinstance(stamp, int | float) and stamp > 0 else time() * 1000
-            agent.tell(name, source, metadata, at, Faces.event(name, source, metadata, at))
+            agent.record_event(name, source, metadata, at, Faces.event(name, source, metadata, at))
 
 
 _HANDLER = PrometheusEventHandler()

@@ -1,6 +1,6 @@
-"""Families of torchelastic's metrics: from (group, name) to a Stat, its unit where Prometheus wants it.
+"""Families of torchelastic's metrics: from (group, name) to a Stat with a base unit.
 
-Used on the thread that emits: a pair is looked up once and is from then on a function that takes values and never raises.
+Runs on the emitting thread. A pair is resolved once to a function that records values and never raises.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from exporter.recording.notices import log_once
 from exporter.recording.stat import Stat, metric
 from exporter.recording.values import Aggregation
 
-LONGEST = 150  # characters of a Stat's name made here: its families append to it
+LONGEST = 150  # characters of a Stat's name; families append words
 MOST_NAMES = 1000
-"""Pairs of one process; what comes beyond them is refused and counted. Names made of steps or of hosts run away."""
+"""Pairs of a process; further pairs are refused and counted, such as names with step numbers or hosts."""
 
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _UNITS: dict[str, tuple[str, float]] = {
@@ -42,25 +42,24 @@ _UNITS: dict[str, tuple[str, float]] = {
     )
     for word in words.split()
 }
-"""The last word of a metric's name, when it is a unit: the base unit, and what values are multiplied by. Words of two
-meanings (`min`, `mb`) are no units."""
+"""Base unit and factor by the last word of a metric's name. Ambiguous words (`min`, `mb`) are no units."""
 
 
 class MetricName(NamedTuple):
-    """What a pair becomes."""
+    """Stat of a pair."""
 
-    stat: str  # the Stat's name, the unit not in it
+    stat: str  # name of the Stat, without unit
     unit: str | None  # a base unit, None for a plain number
-    times: float = 1.0  # values are multiplied by this to be in the unit
+    times: float = 1.0  # factor from the metric's unit to the base unit
 
     @property
     def family(self) -> tuple[str, str | None]:
-        """What pairs that share a family have in common."""
+        """Key that pairs with the same family share."""
         return self.stat.replace(".", "_"), self.unit
 
 
 def metric_name(group: object, name: object) -> MetricName | None:
-    """Name the Stat of a pair; None when nothing is left that could be a name, or it is too long."""
+    """Return the name of a pair's Stat; None if no valid name remains, or the name is too long."""
     if any(isinstance(text, str) and len(text) > LONGEST for text in (group, name)):
         return None
     words = [*_words(group), *_words(name)]
@@ -79,14 +78,14 @@ def metric_name(group: object, name: object) -> MetricName | None:
 
 
 def _words(text: object) -> list[str]:
-    """Split at the dots; what is neither a letter nor a digit becomes an underscore."""
+    """Return the words between dots; characters other than letters and digits become underscores."""
     shown = "" if text is None else text_of(text)
     folded = "".join([character if character in _WORD or character == "." else "_" for character in shown])
     return [word for word in folded.split(".") if word]
 
 
 def text_of(value: object) -> str:
-    """Show a group or a name, whatever it is, in bounded printable text; runs none of its code."""
+    """Return a group or a name as bounded printable text; runs no code of the object."""
     if isinstance(value, str):
         return clean_text(str.__str__(value))
     return str(value) if type(value) in {int, float, bool} else class_name(value)
@@ -100,22 +99,22 @@ _DURATION = frozenset({Aggregation.HISTOGRAM, Aggregation.MEAN, Aggregation.MAX}
 
 
 class MetricStats:
-    """The Stats behind the pairs of one process."""
+    """Stats of a process's pairs."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, Record] = {}
         self._families: dict[tuple[str, str | None], _Family] = {}
 
     def record(self, group: object, name: object, value: object) -> None:
-        """Take one value; never raises."""
+        """Record a value; never raises."""
         try:
             pair = (group, name)
             (self._records.get(pair) or self._look_at(pair))(value)
-        except Exception:  # noqa: BLE001  # a group or a name that is nothing that could be a key
+        except Exception:  # noqa: BLE001  # a group or a name that cannot be a key
             refuse("name")(value)
 
     def _look_at(self, pair: Pair) -> Record:
-        """Accept or refuse a new pair; two threads may do so at once, and come to the same end."""
+        """Accept or refuse a new pair; two threads may do so at once with the same result."""
         record = PLATFORM.recorder(pair[1]) if pair[0] == GROUP else None
         if record is None:
             if len(self._records) >= MOST_NAMES:
@@ -177,11 +176,11 @@ def _adder(stat: Stat, times: float) -> Record:
 
 
 STATS = MetricStats()
-"""Those of this process; a forked child goes on with the same Stats, which begin at zero there."""
+"""Stats of this process; a forked child continues with the same Stats at zero."""
 
 
 @cache
 def refuse(reason: str) -> Callable[[object], None]:
-    """Give the function that takes values which are not recorded, and counts them."""
+    """Return the function that counts refused values."""
     add = metric("counter", "training.elastic.refused", labels={"reason": reason})
     return lambda _value: add(1)

@@ -112,13 +112,13 @@ def record(event: Event, destination: str = "null") -> None:
         told = copy(event)
         told.timestamp = int(time() * 1000)
     source = getattr(event.source, "value", event.source)
-    agent.tell(event.name, source, event.metadata, told.timestamp, told)
+    agent.record_event(event.name, source, event.metadata, told.timestamp, told)
     _write(logger, told)
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Record an event of a rendezvous, to the destination `dynamic_rendezvous`."""
-    agent.tell_rendezvous(fields_of(event), event)
+    agent.record_rendezvous(fields_of(event), event)
     _write(_get_or_create_logger("dynamic_rendezvous"), event)
 
 

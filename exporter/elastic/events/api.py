@@ -1,6 +1,6 @@
 """Events of torchelastic: `Event` and `RdzvEvent`, torchelastic's classes, name for name.
 
-Unlike torch's they always serialize to JSON: NaN and infinity as null, metadata that JSON does not know as text.
+Unlike torch's classes they always serialize to JSON: NaN and infinity as null, other metadata as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EventMetadataValue = str | int | float | bool | None
 
 
 class EventSource(str, Enum):
-    """Who tells of an event."""
+    """Source of an event."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
@@ -36,7 +36,7 @@ class NodeState(str, Enum):
 
 
 class _Serialized:
-    """What both kinds of events do."""
+    """Serialization of both kinds of events."""
 
     _enumeration: ClassVar[tuple[str, type[Enum]]]
 
@@ -44,12 +44,12 @@ class _Serialized:
         return self.serialize()
 
     def serialize(self) -> str:
-        """Write it as one line of JSON."""
+        """Return the event as a line of JSON."""
         return json.dumps(_plain(fields_of(self)))
 
     @classmethod
     def deserialize(cls, data: Any) -> Any:
-        """Read what `serialize` has written, else raise TypeError or ValueError; an event is given back as it is."""
+        """Return the event of a text from `serialize`, or the given event; raises TypeError or ValueError for others."""
         if isinstance(data, cls):
             return data
         if not isinstance(data, str):
@@ -94,12 +94,12 @@ class RdzvEvent(_Serialized):
 
 
 def fields_of(event: Any) -> dict[str, object]:
-    """Give the fields, as they are: `asdict` copies what is in them, which may have no copies."""
+    """Return the fields without copies, which `asdict` would make and some objects refuse."""
     return {each.name: getattr(event, each.name) for each in fields(event)}
 
 
 def _plain(value: object) -> object:
-    """Make JSON's own values of anything."""
+    """Return a value as JSON values."""
     if isinstance(value, Mapping):
         return {to_message(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

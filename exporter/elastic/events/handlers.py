@@ -1,4 +1,4 @@
-"""Destinations: the `logging` handlers that events are written to, and the handlers that are given events.
+"""Destinations (`logging` handlers) and event handlers.
 
 `_log_handlers` is torch's registry of destinations, under torch's name: entries may be added.
 """
@@ -15,10 +15,10 @@ __all__ = ["PrometheusEventHandler", "get_logging_handler"]
 
 
 class _Writing(logging.Handler):
-    """What torch's documentation promises of its handlers: `get_logging_handler("console").info(event)`."""
+    """Base with the method of torch's documentation: `get_logging_handler("console").info(event)`."""
 
     def info(self, event: Event | RdzvEvent) -> None:
-        """Write one event."""
+        """Write an event."""
         self.handle(logging.LogRecord("torchelastic-events", logging.INFO, "", 0, str(event), None, None))
 
 
@@ -38,7 +38,7 @@ _log_handlers: dict[str, logging.Handler] = {
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """Give the handler of a destination. Raises KeyError: There is no such destination."""
+    """Return the handler of a destination; raises KeyError for an unknown destination."""
     try:
         return _log_handlers[destination]
     except KeyError:
@@ -47,11 +47,11 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 class EventHandler(abc.ABC):
-    """Takes every event that is recorded; the interface that torch's customisation page promises."""
+    """Interface of event handlers, from torch's customisation page."""
 
     @abc.abstractmethod
     def record(self, event: Event) -> None:
-        """Take one event. What this raises is counted."""
+        """Handle an event; exceptions are counted."""
 
 
 class NullEventHandler(EventHandler):

@@ -1,6 +1,6 @@
-"""torchelastic's `metrics.api`, name for name: `getStream`, `put_metric`, `prof` and their like.
+"""torchelastic's `metrics.api`, name for name: `getStream`, `put_metric`, `prof` and others.
 
-Used by any thread. A value goes to Prometheus and then to the handlers of its group, without a lock; nothing raises.
+Runs on any thread, without a lock. A value is recorded for Prometheus, then delivered to the handlers of the group.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024  # torch's own
-"""One value: Unix time in seconds, the group's name, the metric's name, the value as it was given."""
+"""Value of a metric: Unix time in seconds, group, name, value."""
 
 
 class MetricsConfig:
-    """What `initialize_metrics` is given: `params`, names to values."""
+    """Argument of `initialize_metrics`: `params`, names to values."""
 
     __slots__ = ["params"]
 
@@ -52,35 +52,35 @@ class MetricsConfig:
 
 
 class MetricHandler(abc.ABC):
-    """Takes every metric of the groups that it is configured for."""
+    """Interface of handlers of a group's metrics."""
 
     @abc.abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Take one value."""
+        """Handle a value."""
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """Prints every metric to standard output."""
+    """Handler that prints every metric to standard output."""
 
     def emit(self, metric_data: MetricData) -> None:
-        """Print one line."""
-        print(  # noqa: T201  # this is what it is for
+        """Print a line."""
+        print(  # noqa: T201  # the purpose of this handler
             f"[{metric_data.timestamp}][{metric_data.group_name}]: {metric_data.name}={metric_data.value}"
         )
 
 
 class NullMetricHandler(MetricHandler):
-    """Does nothing: for a group that is to go to Prometheus alone."""
+    """Handler without effect, for groups that only Prometheus receives."""
 
     def emit(self, metric_data: MetricData) -> None:
         """Do nothing."""
 
 
 class PrometheusMetricHandler(MetricHandler):
-    """Records every metric, for torch's own `configure`; what comes through this module is recorded anyway."""
+    """Handler for torch's own `configure` that records every metric; this module records metrics without a handler."""
 
     def emit(self, metric_data: MetricData) -> None:
-        """Record one value, unless the bridge does."""
+        """Record a value, unless the bridge is installed."""
         if not bridge.Faces.installed:
             STATS.record(*metric_data[1:])
 
@@ -88,24 +88,24 @@ class PrometheusMetricHandler(MetricHandler):
 Handlers = MetricHandler | Sequence[MetricHandler] | None
 
 _handlers: dict[str | None, tuple[MetricHandler, ...]] = {None: ()}
-"""The handlers of each group; those of None are for groups without an entry."""
+"""Handlers by group; None has the handlers of groups without an entry."""
 _calling = threading.local()
 
 
 class MetricStream:
-    """Takes the values of one group, for the one handler that it was made with, or those that are configured then."""
+    """Stream of a group's values, for a fixed handler or for the configured handlers."""
 
     def __init__(self, group_name: str, handler: MetricHandler | None = None) -> None:
         self.group_name = group_name
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Take one value; never raises. A name has its unit as the last word: `latency_ms`, `size_bytes`."""
+        """Publish a value; never raises. The last word of a name is the unit: `latency_ms`, `size_bytes`."""
         group = self.group_name
         STATS.record(group, metric_name, metric_value)
         try:
             handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
-        except Exception:  # noqa: BLE001  # a group that is nothing that could be a key: it was refused
+        except Exception:  # noqa: BLE001  # a group that cannot be a key, and was refused
             return
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
@@ -114,7 +114,7 @@ class MetricStream:
 
 
 def _call(handler: MetricHandler, data: MetricData) -> None:
-    """Give a handler one value; what it raises is counted, and a metric that it emits does not come back to it."""
+    """Deliver a value; exceptions are counted, and a handler does not receive the metrics that it emits."""
     busy: set[int] = _calling.__dict__.setdefault("handlers", set())
     if id(handler) in busy:
         return
@@ -133,10 +133,10 @@ bridge.Faces.take = staticmethod(lambda group, name, value: getStream(group).add
 
 
 def configure(handler: Handlers, group: str | None = None) -> None:
-    """Give a group, or all that have none of their own (None), one handler or several in place of those of before.
+    """Replace the handlers of a group, or of all groups without handlers (None), by a handler or several.
 
-    Prometheus is beside them, whatever they are; what torch's own modules emit in this process comes to them too.
-    Raises TypeError: That is no handler: an object with `emit(metric_data)`.
+    Handlers also receive the metrics of torch's own modules in this process. Prometheus receives all metrics. Raises TypeError
+    for an object without `emit(metric_data)`.
     """
     if handler is None:
         unconfigure(group)
@@ -145,7 +145,7 @@ def configure(handler: Handlers, group: str | None = None) -> None:
 
 
 def unconfigure(group: str | None = None) -> None:
-    """Take a group's handlers away, so that it is served like all that have none, or those of the latter."""
+    """Remove the handlers of a group, or of all groups without handlers of their own (None)."""
     if group is None:
         _handlers[None] = ()
     else:
@@ -153,23 +153,23 @@ def unconfigure(group: str | None = None) -> None:
 
 
 def getStream(group: str) -> MetricStream:  # noqa: N802  # torch's name
-    """Give the stream of a group."""
+    """Return the stream of a group."""
     return MetricStream(group)
 
 
 def put_metric(metric_name: str, metric_value: float, metric_group: str = "torchelastic") -> None:
-    """Publish one value; never raises. `my_app` and `latency_ms` become the family `my_app_latency_seconds`."""
+    """Publish a value; never raises. `my_app` and `latency_ms` become the family `my_app_latency_seconds`."""
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """Publish one value; deprecated by torch in favour of `put_metric`."""
+    """Publish a value; deprecated by torch in favour of `put_metric`."""
     warnings.warn("deprecated, use put_metric instead", category=FutureWarning, stacklevel=2)
     getStream(metric_group).add_value(metric_name, metric_value)
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Give the milliseconds since a time that `time.time()` gave; whole ones."""
+    """Return the whole milliseconds since a `time.time()`."""
     return int((time() - start_time_in_seconds) * 1000)
 
 
@@ -185,8 +185,8 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
     """Publish `<name>.success` or `<name>.failure`, and `<name>.duration.ms`, of every call of a function.
 
     The name is `<class>.<method>` for a method, `<module>.<function>` (the last part of the module) for a function of a
-    module. Unlike torch's, durations are of a clock that is never set, with fractions of a millisecond; coroutines and
-    generators are measured to their end, and KeyboardInterrupt, SystemExit and cancellation are failures.
+    module. Unlike torch, durations are monotonic, with fractions of a millisecond; coroutines and generators are measured to
+    the end, and KeyboardInterrupt, SystemExit and cancellation are failures.
     """
     if fn is None:
         return lambda function: prof(function, group)
@@ -194,13 +194,13 @@ def prof(fn: Any = None, group: str = "torchelastic") -> Any:
 
 
 def profile(group: str | None = None) -> Callable[[AnyFunction], AnyFunction]:
-    """Do as `prof`, under the function's bare name; deprecated by torch in favour of `prof`."""
+    """Like `prof`, under the function's bare name; deprecated by torch in favour of `prof`."""
     warnings.warn("deprecated, use @prof instead", category=FutureWarning, stacklevel=2)
     return lambda function: _measured(function, function.__name__, group)  # type: ignore[arg-type]  # torch takes None too
 
 
 def _measured(function: AnyFunction, name: str, group: str) -> AnyFunction:
-    """Publish the outcome and the duration of each call when it ends."""
+    """Publish the outcome and the duration at the end of each call."""
     is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     in_order = GeneratorExit if is_generator else ()
 
