@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from ledger_support import START
 from places import DATA
 from process_support import FakeProcess, Proc, Watch, labels_of
 
-from exporter.collectors.job import GpuProcessUse
+from exporter.collectors.job import GpuProcessUse, JobProcess
 from exporter.collectors.processes.memory import ProcessMemoryCollector
+from exporter.collectors.processes.tree import ProcessTree
 from exporter.families import Collected
+from exporter.recording.values import ProcessIdentity
 
 CPU = "training_process_cpu_seconds_total"
 INSTANCES = "training_process_instances"
@@ -247,3 +252,17 @@ def test_cpu_time_before_the_sidecar_started_is_no_increase(watch: Watch, proc: 
 
     assert value_of(first, CPU, *TRAINER, "user") == 0.0
     assert value_of(watch.collect(), CPU, *TRAINER, "user") == 2.0
+
+
+def test_a_process_that_is_gone_when_the_tree_is_read_is_not_hidden() -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    gone = ProcessIdentity(id="p" * 16, pid=process.pid, run="r", rank=0, started=time.time())
+    tree, passes = ProcessTree(ignore=()), list[int]()
+    for now in (0.0, 10.0):
+        collected = Collected()
+        job = [JobProcess(gone, alive=True, pid=process.pid)]
+        tree.update(job, collected=collected, now=now, wall=time.time())
+        passes.append(tree.hidden)
+
+    assert passes == [0, 1]  # the feed reports its death before a second pass

@@ -69,6 +69,7 @@ class ProcessTree:
         self._members: dict[psutil.Process, Member] = {}
         self._discovered = -math.inf
         self.hidden = 0
+        self._missed: set[str] = set()  # ids of recording processes that the last pass did not find
 
     def update(
         self, job: Sequence[JobProcess], *, collected: Collected, now: float, wall: float
@@ -88,16 +89,22 @@ class ProcessTree:
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
         """Add the recording processes as roots and return whether a new process was added."""
-        self.hidden, added = 0, False
+        self.hidden, added, missed = 0, False, set[str]()
         for each in job:
             if each.alive:
                 member = None
                 with source(collected, f"process {each.pid}"):
                     member = self._recording(each)
-                    self.hidden += member is None
+                    if each.pid is None:
+                        self.hidden += 1
+                    elif member is None:
+                        missed.add(each.process.id)
                 if member is not None and member.process not in self._members:
                     self._members[member.process] = member
                     added = True
+        # A process that was killed since the feed was read is missed once.
+        self.hidden += len(missed & self._missed)
+        self._missed = missed
         return added
 
     def _recording(self, each: JobProcess) -> Member | None:
