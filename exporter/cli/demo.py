@@ -1,6 +1,6 @@
-"""`training-exporter demo [flags]`: the sidecar and a small simulated job, to be scraped at once.
+"""`training-exporter demo [flags]`: the sidecar and a small simulated job.
 
-As `run` of `simulated_job`, on a described machine, in a private feed directory that is removed at the end.
+The command runs `simulated_job` on a replayed machine, in a private feed directory that is removed at the end.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Serves the metrics of a small simulated training job on a machine with replayed 
 REPLAYED = "h100"
 PREFIX = "exporter-demo-"
 OLD_SECONDS = 86400.0
-"""A demo that was killed leaves its directory; one that has been still for so long is removed by the next demo."""
-# Faster, and the windows would be shorter than a Stat allows.
+"""A killed demo leaves a directory; the next demo removes directories that are unchanged for this long."""
+# At a higher speed, windows would be shorter than a Stat allows.
 SLOWEST, FASTEST = 0.1, 20.0
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Show the demo until a signal ends it; 2 when it could not begin. Raises ConfigurationError, and ListenError for a taken port."""
+    """Run the demo until a signal; returns 2 after a failed start. Raises ConfigurationError, and ListenError for a port in use."""
     parser = Parser(f"{PROGRAM} demo", DESCRIPTION)
     add_flags(parser)
     own = parser.add_argument_group("demo")

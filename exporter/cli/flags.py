@@ -1,6 +1,6 @@
-"""Flags in Prometheus' style: how a command line is taken apart, before anything is known of what it means.
+"""Flags in Prometheus' style: parsing of the command line.
 
-Used by every subcommand, and light, since the job of `run` waits for it: what the flags mean is in `configuration`.
+Used by every command, with few imports, because the job of `run` waits for them; `configuration` interprets the flags.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
 FAILED, REFUSED, JOINED = 1, 2, 3
-"""Exit statuses: of a failure; of a start that could not be; of a sidecar of `run` where another one serves already."""
+"""Exit statuses: failure; refused start; sidecar of `run` while another sidecar serves the directory."""
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "--config.file": ("FILE", "read the configuration from this YAML file (default: none)"),
@@ -37,15 +37,15 @@ FLAGS: Mapping[str, tuple[str, str]] = {
 
 
 def mistake(source: str, message: str) -> ConfigurationError:
-    """The error of one flag, or of the command line as a whole."""
+    """Return the error of a flag or of the command line."""
     return ConfigurationError([Problem(source, None, None, message)])
 
 
 def say(line: str) -> None:
-    """Write a line to standard error, unless that is closed or full."""
+    """Write a line to standard error; errors are ignored."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            # One write, lest the job's own output come between the line and its end.
+            # One write, so that the job's output cannot split the line.
             print(f"exporter: {line}\n", end="", file=sys.stderr, flush=True)
 
 
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _unknown(self, argument: str) -> Problem:
-        # Here, since a mistake has time: YAML is imported for it.
+        # Imported after an error only, because the module imports YAML.
         from exporter.config.loader import suggest  # noqa: PLC0415
 
         flag = argument.partition("=")[0]
@@ -105,12 +105,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def value_of(given: argparse.Namespace, flag: str) -> Any:
-    """What was given of a flag; None for nothing."""
+    """Return the value of a flag; None if the flag is not given."""
     return getattr(given, flag.removeprefix("--").replace("-", "_"))
 
 
 def flags_of(given: argparse.Namespace) -> list[str]:
-    """A command line with the sidecar's flags that were given."""
+    """Return the given flags of the sidecar as a command line."""
     made: list[str] = []
     for flag in FLAGS:
         value = value_of(given, flag)

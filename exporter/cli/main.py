@@ -1,6 +1,6 @@
-"""`training-exporter`: takes the command line apart and starts what it asks for.
+"""`training-exporter`: parses the command line and starts the command.
 
-Starting is loud: what is wrong is told on standard error, a line per problem, and the exit status is 2.
+Problems at the start are written to standard error, a line each, and the exit status is 2.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SHORTAGES = {errno.EPIPE, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOME
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Do what a command line asks for; None takes the process's own. Gives the exit status."""
+    """Run a command line (default: the process's) and return the exit status."""
     _occupy_standard_descriptors()
     try:
         status = _dispatch(list(sys.argv[1:] if arguments is None else arguments), environ)
         if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a full disk can be told
+            sys.stdout.flush()  # here, where a full disk can be reported
     except (ConfigurationError, FeedDirectoryError, ListenError, StartError, StateError) as error:
         for line in str(error).splitlines():
             say(line)
@@ -50,17 +50,17 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     except KeyboardInterrupt:
         return 130
     except (MemoryError, OSError, RuntimeError) as error:
-        # No memory, thread, descriptor or room on a disk; anything else is a defect, and its traceback of use.
+        # A shortage of memory, threads, descriptors or disk space; other errors are internal, and need the traceback.
         number = error.errno if isinstance(error, OSError) else None
         if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
             raise
-        if number != errno.EPIPE:  # whoever read it has what they wanted
+        if number != errno.EPIPE:  # the reader of the pipe has ended
             say(
                 f"cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a"
             )
-        with contextlib.suppress(OSError, AttributeError):  # what is left in the buffer would fail once more
+        with contextlib.suppress(OSError, AttributeError):  # the rest of the buffer would fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.unraisablehook = lambda _: None  # of what is half made (asyncio's event loop), and goes now
+        sys.unraisablehook = lambda _: None  # of half-made objects, such as asyncio's event loop
         return FAILED
     return status
 
@@ -73,7 +73,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         from exporter.config.loader import suggest  # noqa: PLC0415  (as below)
 
         raise mistake("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
-    # Imported where it is started: `run` must not keep the job waiting for a web server's imports.
+    # Imported here: the job of `run` must not wait for the imports of a web server.
     status: int = importlib.import_module(f"exporter.cli.{command}").main(arguments[1:], environ)
     return status
 
@@ -88,7 +88,7 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--version", action="version", version=version)
     text = "check the configuration, print ok or every problem, and exit"
     parser.add_argument("--config.check", action="store_true", help=text)
-    # What `run` and `demo` start the exporter with.
+    # Flags of `run` and `demo`.
     parser.add_argument("--run.attached", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--run.linger", metavar="DURATION", default="30s", help=argparse.SUPPRESS)
     flags = parser.parse_flags(arguments)

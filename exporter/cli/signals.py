@@ -1,7 +1,7 @@
-"""Signals as values for a main thread that waits for them, in the sidecar and in `push`.
+"""Signals as values for the main thread of the sidecar and of `push`.
 
-The wait is for a byte that the system's handler writes: a signal between Python's last look and a system call would lie
-there unseen. They are not blocked, since every program that a collector starts would inherit that.
+The main thread waits for the byte that CPython's C handler writes: otherwise a signal just before the system call would stay
+unnoticed. Signals are not blocked, because programs started by collectors would inherit the mask.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Signals:
     """SIGTERM, SIGINT, SIGHUP and SIGUSR1 as values on the main thread; a second SIGTERM or SIGINT ends the process.
 
     Attributes:
-        ending: Whether the end has begun, so that the next signal is the second one.
+        ending: True after the first SIGTERM or SIGINT, so that the next one ends the process at once.
     """
 
     def __init__(self) -> None:
         self.ending = False
-        # SimpleQueue.put may interrupt any code, its own get included.
+        # SimpleQueue.put is reentrant: a handler can interrupt `get`.
         self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
@@ -33,16 +33,16 @@ class Signals:
         signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
         for number in (*ENDING, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._take)
-        # Blocked since the process began.
+        # Possibly blocked by the parent process.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGINT})
 
     def wait(self, timeout_seconds: float | None) -> int | None:
-        """The next signal, None when none came in time; or earlier, so that it has to be asked again."""
+        """Return the next signal, or None after the timeout or earlier."""
         if self._came.empty():
             select.select([self._bell], [], [], timeout_seconds)
             with contextlib.suppress(BlockingIOError):
                 self._bell.recv(4096)
-        with contextlib.suppress(queue.Empty):  # handlers have run by now
+        with contextlib.suppress(queue.Empty):  # handlers have run
             return self._came.get_nowait()
         return None
 
