@@ -106,6 +106,7 @@ class EnergyReading:
     resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
+    divided: bool = False  # a GPU in MIG mode: a process has a part of it
     history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; of GPUs only
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from exporter.collectors.job import EnergyPoint, GpuListing, GpuProcessUse, ProcessLife
+from exporter.collectors.job import EnergyPoint, EnergyReading, GpuListing, GpuProcessUse, ProcessLife
 from exporter.ledger.energy.gpu_attribution import GpuAttribution, GpuSlice
+from exporter.ledger.families.run_info import Gpus, RankDevices
 
 WATTS = 500.0
 Lives = Mapping[int, ProcessLife]
@@ -83,3 +84,14 @@ def test_a_process_that_came_to_a_card_late_has_nothing_of_before() -> None:
     found = played(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, until=8)
 
     assert joules(found, "a") == pytest.approx(WATTS * 4)
+
+
+@pytest.mark.parametrize(("divided", "name"), [(False, "NVIDIA A100"), (True, "")])
+def test_a_process_on_a_mig_instance_has_not_the_peak_of_the_card(divided: bool, name: str) -> None:
+    card = EnergyReading(
+        component="gpu", device="GPU-a", source="nvml_counter", measured=True, joules=1.0, watts=1.0, at=1.0,
+        name="NVIDIA A100", divided=divided,
+    )  # fmt: skip
+    gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (card,))
+
+    assert RankDevices(gpus).name(7) == name

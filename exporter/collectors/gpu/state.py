@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.collectors.gpu.counters import MonotonicCounter
@@ -92,13 +92,14 @@ class GpuState:
 
     def energy_reading(self) -> EnergyReading:
         """Return the energy so far."""
-        return self.energy.reading(
+        reading = self.energy.reading(
             uuid=self.uuid,
             number=self.number,
             name=self.identity.get("name", ""),
             watts=self.value("power_watts"),
             answers=self.down == "",
         )
+        return replace(reading, divided=bool(self.instances))
 
     def _take_reading(self, reading: str, found: Any, time: float, child: int) -> None:
         values, rule = self.values.setdefault(reading, {}), RULES.get(reading)

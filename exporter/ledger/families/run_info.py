@@ -85,7 +85,12 @@ class RankDevices:
         self._of_pid: dict[int | None, set[tuple[str, str]]] = {}
         for use in gpus.use():
             self._of_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
-        self._names = {each.device: each.name for each in gpus.readings() if each.component == "gpu"}
+        # The peak of a card is not that of its MIG instances: a divided card has no name here.
+        self._names = {
+            each.device: "" if each.divided else each.name
+            for each in gpus.readings()
+            if each.component == "gpu"
+        }
 
     def of(self, pid: int | None) -> tuple[str, str] | None:
         """Return index and UUID of the only GPU that a process uses, else None."""
