@@ -1,7 +1,7 @@
-"""Delivery of spans and events to the exporters, each on a thread and a queue of its own.
+"""Delivery of spans and events to the exporters, each with a separate thread and queue.
 
-A call that raises is repeated after increasing pauses. An exporter that hangs loses only records of its own, which are
-counted. A forked child delivers nothing: the queues and connections belong to the parent.
+A call that raises is repeated after increasing pauses. The records that a hanging exporter loses are
+counted; other exporters are not affected. A forked child delivers nothing: the queues and connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SpanFilter:
 
 
 class Delivery:
-    """Distribution of records to all exporters of one recorder; called from any thread."""
+    """Distribution of records to all exporters of a recorder; called from any thread."""
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from exporter.one_logger.job_facts import JobFacts
 from exporter.one_logger.names import CheckPointStrategy, StandardTrainingJobEventName
 from exporter.one_logger.span_export import RECORDER_VALUE, SpanExport
 from exporter.recording.conversion import safe_repr
+from exporter.recording.recorder import RECORDER
 from exporter.training import kinds
 from exporter.training.attributes import Attributes, TracingTimestamp
 from exporter.training.kinds import BlockKind
@@ -105,10 +106,10 @@ class OneLoggerObserver:
         if kind is kinds.CHECKPOINT_SAVE and not self._saves_enabled():
             return False
         if self._application_ended and kind is not kinds.APPLICATION:
-            self.misuse(call, "application_ended", "on_app_start before it, since the application has ended")
+            self.misuse(call, "application_ended", "on_app_start first: the application has ended")
             return False
         if self.training is None and kind in {kinds.TRAINING_LOOP, kinds.CHECKPOINT_SAVE}:
-            self.misuse(call, "no_training_config", "set_training_telemetry_config before it")
+            self.misuse(call, "no_training_config", "set_training_telemetry_config first")
             return False
         if kind in kinds.LOOPS and not _is_valid_loop(values):  # counted by the recorder
             self._raise_if_chosen(f"{call}: expected a start of 0 or more, not {safe_repr(dict(values))}")
@@ -129,7 +130,7 @@ class OneLoggerObserver:
     def end_without_begin(self, kind: BlockKind, call: str) -> None:
         """Count the end of a block that is not open."""
         if kind is not kinds.CHECKPOINT_SAVE or self._saves_enabled():
-            self.misuse(call, "not_open", f"{kind.begin} before it")
+            self.misuse(call, "not_open", f"{kind.begin} first")
 
     def _saves_enabled(self) -> bool:
         return self.training is None or self.training.is_save_checkpoint_enabled is not False
@@ -154,7 +155,8 @@ class OneLoggerObserver:
     def _begin_application(self, block: ObservedBlock) -> None:
         settings = self.settings
         self._application, self._application_ended, self._loop = block, False, None
-        session_tag, baseline = settings.session_tag or "", bool(settings.is_baseline_run)
+        session_tag = settings.session_tag or RECORDER.process.session
+        baseline = bool(settings.is_baseline_run)
         self._facts.begin_application(session_tag, baseline=baseline)
         self._figures, self._saves = LoopFigures(self._facts.steps), SaveFigures()
         attributes = initialization_attributes(
@@ -324,7 +326,7 @@ class OneLoggerObserver:
         training, figures = self.training, self._figures
         if training is None:
             if not kind.inferred:
-                self.misuse(kind.end, "no_training_config", "set_training_telemetry_config before it")
+                self.misuse(kind.end, "no_training_config", "set_training_telemetry_config first")
             return
         self._facts.update()
         if self._loop is None:

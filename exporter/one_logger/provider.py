@@ -36,7 +36,7 @@ Path = str | os.PathLike[str]
 
 
 class _Singleton:
-    """Provider with one object per process, returned by `instance()`."""
+    """Provider with a single object per process, returned by `instance()`."""
 
     _instance: _Singleton | None = None
     _process = 0
@@ -110,7 +110,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     def with_base_config(self, one_logger_config: OneLoggerConfig) -> TrainingTelemetryProvider:
         """Set the configuration; a second call has no effect and is counted as misuse."""
-        problem = f"with_base_config takes a OneLoggerConfig, not {safe_repr(one_logger_config)}"
+        problem = f"with_base_config expects a OneLoggerConfig, not {safe_repr(one_logger_config)}"
         assert_that(isinstance(one_logger_config, OneLoggerConfig), problem)
         if not self._configurable("with_base_config"):
             return self
@@ -124,7 +124,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     def with_config_override(self, partial_config: Mapping[str, Any]) -> TrainingTelemetryProvider:
         """Change fields of the configuration, nested fields by nested mappings; later calls override earlier ones."""
-        problem = f"with_config_override takes a mapping of fields, not {safe_repr(partial_config)}"
+        problem = f"with_config_override expects a mapping of fields, not {safe_repr(partial_config)}"
         assert_that(isinstance(partial_config, Mapping), problem)
         if self._configurable("with_config_override"):
             self._overrides = _merged(self._overrides, partial_config)
@@ -132,18 +132,20 @@ class TrainingTelemetryProvider(_Singleton):
 
     def with_config_override_from_json_file(self, file_path: Path) -> TrainingTelemetryProvider:
         """Raise OneLoggerError, as one-logger does not implement this method either."""
-        problem = f"read {os.fspath(file_path)} yourself, and pass its fields to with_config_override"
+        problem = f"read {os.fspath(file_path)}, and pass the fields to with_config_override"
         raise OneLoggerError(problem)
 
     def with_config_override_from_config_server(self, config_server_url: str) -> TrainingTelemetryProvider:
         """Raise OneLoggerError, as one-logger does not implement this method either."""
-        problem = f"fetch {config_server_url} yourself, and pass its fields to with_config_override"
+        problem = f"fetch {config_server_url}, and pass the fields to with_config_override"
         raise OneLoggerError(problem)
 
     def with_exporter(self, exporter: Exporter) -> TrainingTelemetryProvider:
         """Add an exporter, of any class that has the methods of `Exporter`."""
         missing = missing_methods(exporter)
-        assert_that(not missing, f"{safe_repr(exporter)} is no exporter: it has no {', '.join(missing)}")
+        assert_that(
+            not missing, f"{safe_repr(exporter)} is no exporter: the class has no {', '.join(missing)}"
+        )
         if self._configurable("with_exporter"):
             self._exporters += (exporter,)
         return self
@@ -229,7 +231,7 @@ class TrainingTelemetryProvider(_Singleton):
         """Return whether the process is not configured yet; counts a call that comes too late."""
         if current() is None:
             return True
-        misuse(call, "configured_already", "to be called before configure_provider, which takes effect once")
+        misuse(call, "configured_already", "to be called before configure_provider, which has an effect once")
         return False
 
     def _propagates(self) -> bool:

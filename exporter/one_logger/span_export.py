@@ -1,4 +1,4 @@
-"""Export of the spans of one recorder."""
+"""Export of the spans of a recorder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORDER_VALUE = "recorder"
 
 
 class SpanExport:
-    """Export of the open spans of one recorder."""
+    """Export of the open spans of a recorder."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
@@ -25,17 +25,17 @@ class SpanExport:
             self.delivery.start(span)
 
     def event(self, span: Span, event: Event) -> None:
-        """Export an event of a span whose start was exported."""
+        """Export an event, if the start of the span was exported."""
         if span.id in self._open:
             self.delivery.event(span, event)
 
     def error(self, span: Span, event: ErrorEvent) -> None:
-        """Export an error of a span whose start was exported."""
+        """Export an error, if the start of the span was exported."""
         if span.id in self._open:
             self.delivery.error(span, event)
 
     def stop(self, span: Span) -> None:
-        """Export the stop of a span whose start was exported."""
+        """Export the stop, if the start of the span was exported."""
         if span.id in self._open:
             self._open.discard(span.id)
             self.delivery.stop(span)

@@ -1,4 +1,4 @@
-"""Timers and summaries of one-logger; each object is used by one thread at a time."""
+"""Timers and summaries of one-logger; not thread-safe."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Timer:
     def start(self, start_time: TracingTimestamp | None = None) -> None:
         """Start the timer, now or at an explicit time."""
         if self._started is not None:
-            report("Timer.start", "running", "to be stopped before it is started again")
+            report("Timer.start", "running", "to be stopped before another start")
             return
         self._started = time.perf_counter() if start_time is None else start_time.perf_counter_seconds
 
     def stop(self, reset: bool = False) -> float:
         """Stop the timer and return the seconds since the last reset; with *reset*, reset the timer afterwards."""
         if self._started is None:
-            report("Timer.stop", "not_running", "to be started before it is stopped")
+            report("Timer.stop", "not_running", "to be started before a stop")
             return self._seconds
         self._seconds += max(time.perf_counter() - self._started, 0.0)
         self._started = None
@@ -101,7 +101,7 @@ class MultiWindowTimer:
     def start(self, start_time: TracingTimestamp | None = None) -> None:
         """Start a window, now or at an explicit time."""
         if self.current_window_start is not None:
-            report("MultiWindowTimer.start", "running", "to be stopped before it is started again")
+            report("MultiWindowTimer.start", "running", "to be stopped before another start")
             return
         self.current_window_start = start_time or TracingTimestamp.now()
         self.first_window_start = self.first_window_start or self.current_window_start
@@ -110,7 +110,7 @@ class MultiWindowTimer:
     def stop(self, stop_time: TracingTimestamp | None = None) -> None:
         """End the window, now or at an explicit time."""
         if self.current_window_start is None:
-            report("MultiWindowTimer.stop", "not_running", "to be started before it is stopped")
+            report("MultiWindowTimer.stop", "not_running", "to be started before a stop")
             return
         started, ended = self.current_window_start, stop_time or TracingTimestamp.now()
         seconds = max(ended.perf_counter_seconds - started.perf_counter_seconds, 0.0)

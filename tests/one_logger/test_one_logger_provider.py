@@ -93,8 +93,8 @@ def test_d40_a_part_of_a_training_over_a_base_without_one_is_refused_in_words() 
 @pytest.mark.parametrize(
     ("call", "arguments", "words"),
     [
-        ("with_base_config", ({"application_name": "a"},), "takes a OneLoggerConfig"),
-        ("with_config_override", (5,), "takes a mapping of fields"),
+        ("with_base_config", ({"application_name": "a"},), "expects a OneLoggerConfig"),
+        ("with_config_override", (5,), "expects a mapping of fields"),
         ("with_config_override_from_json_file", ("override.json",), "with_config_override"),
         ("with_config_override_from_config_server", ("https://config.example.com",), "with_config_override"),
         ("with_exporter", ("not an exporter",), "has no initialize, export_start"),
@@ -467,3 +467,15 @@ def test_a_session_tag_does_not_change_what_the_families_count(
     assert reading.work_seconds >= 0.03
     assert reading.committed_seconds == pytest.approx(reading.work_seconds)
     assert dict(reading.facts)["session_tag"] == "session"
+
+
+def test_the_session_of_the_process_is_the_tag_of_a_configuration_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EXPORTER_SESSION", "pretraining-7")
+    keeping = configured(session_tag_or_fn="")
+    with application():
+        pass
+
+    (event,) = exported(keeping).attributes("one_logger_initialization")
+    assert event["session_tag"] == "pretraining-7"
