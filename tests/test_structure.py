@@ -1,4 +1,4 @@
-"""The shape of the package: who imports whom, what is public, what importing it does."""
+"""Structure of the package: imports between stages, public names, effects of the import."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"*"},  # except for the simulated job, a training process: the public API alone
     "__main__": {"cli"},
 }
-"""Folder or file of the package → what of ours it may import. The same table stands in ARCHITECTURE.md."""
+"""Folder or file of the package → allowed imports of the package. ARCHITECTURE.md has the same table."""
 
 THIRD_PARTY: dict[str, set[str]] = {
     "bridges": {"exporter_auto", "torch"},
@@ -67,7 +67,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "web": {"h11", "bcrypt", "prometheus_client"},
     "cli": {"opentelemetry", "prometheus_client", "psutil"},
 }
-"""Folder or file → the packages of others that it may import; the rest of it is the standard library's."""
+"""Folder or file → allowed imports of other packages, beside the standard library."""
 
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -136,7 +136,7 @@ def module_parts(path: Path) -> tuple[str, ...]:
 
 
 def cycles_of(graph: dict[str, set[str]]) -> list[str]:
-    """The members of cycles: what remains when all that imports nothing else, or is imported by nothing, is removed."""
+    """Nodes of cycles: the rest after the repeated removal of all nodes without imports or importers."""
     left = {node: set(found) for node, found in graph.items()}
     while True:
         imported = {each for found in left.values() for each in found}

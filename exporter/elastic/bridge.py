@@ -1,6 +1,6 @@
-"""The bridge to torchelastic: metrics and events of torchrun's agent and of its workers, and who is the agent.
+"""Bridge to torchelastic: metrics and events of torchrun's agent and workers, and recognition of the agent.
 
-Used in the job and in the agent; installed by `exporter.bridges`, and by whoever configures a handler of `exporter.elastic`.
+Runs in the job and in the agent; installed by `exporter.bridges` and by `configure` of `exporter.elastic`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from exporter.patching import patch, when_imported
 from exporter.recording.recorder import RECORDER
 
 _LAUNCHERS = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-RECORDED = "exporter_recorded"  # attribute of log records that stand for events which are recorded already
+RECORDED = "exporter_recorded"  # attribute of log records of recorded events
 
 
 class Faces:
-    """How what torch's own modules tell comes to the handlers of the faces, which set this when they are imported."""
+    """Delivery from torch's own modules to the handlers of `exporter.elastic`, which sets these functions at import."""
 
     # Given a group, a name and a value.
     take: Callable[[Any, Any, Any], None] = staticmethod(STATS.record)
-    # Makes the face's event of name, source, metadata and milliseconds; None of what is none.
+    # Returns the event of name, source, metadata and milliseconds; None for invalid arguments.
     event: Callable[[Any, Any, Any, float], object] = staticmethod(lambda *_fields: None)
     installed = False
 
 
 def install() -> None:
-    """Watch torchelastic from its import on; again is harmless."""
+    """Hook torchelastic from its import on; a second call is harmless."""
     if Faces.installed or os.environ.get("EXPORTER_DISABLED") == "1":
         return
     Faces.installed = True
@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def listeners(handler: Any, method: str) -> tuple[Any, ...]:
-    """Take a handler of a face, several or None, to be told by torch's own modules, too; TypeError where one is none."""
+    """Return handlers, and install the bridge for them; raises TypeError for an object without the method."""
     handlers = tuple(handler) if isinstance(handler, list | tuple) else () if handler is None else (handler,)
     for each in handlers:
         if isinstance(each, type) or not callable(getattr(each, method, None)):
@@ -63,7 +63,7 @@ def listeners(handler: Any, method: str) -> tuple[Any, ...]:
 
 
 def is_launcher(command: Sequence[str]) -> bool:
-    """Tell whether a Python command line is torchrun's."""
+    """Return True for a Python command line of torchrun."""
     arguments = iter(command[1:])
     for argument in arguments:
         if argument == "-m":
@@ -99,7 +99,7 @@ def _watch_events(events: ModuleType) -> None:
 
 
 class _Loggers(dict[str, logging.Logger]):
-    """torch's loggers of events by destination; each is listened to from when it is put in."""
+    """torch's loggers of events by destination; each new logger gets the handler."""
 
     def __setitem__(self, destination: str, logger: logging.Logger) -> None:
         _listen(logger)
@@ -115,7 +115,7 @@ def _listen(logger: logging.Logger) -> None:
             if handler is not _HANDLER and handler.level < level:
                 handler.setLevel(level)
         logger.setLevel(logging.INFO)
-    logger.addFilter(_HANDLER.handle)  # no handler more: the job may count them
+    logger.addFilter(_HANDLER.handle)  # a filter instead of a handler: the job may count handlers
 
 
 class PrometheusEventHandler(logging.Handler):
