@@ -1,8 +1,8 @@
-"""Xid errors in the kernel's log: what the driver says when NVML cannot.
+"""Xid errors in the kernel log, which NVML's events may miss.
 
-Used in the sidecar by the GPU collector; no threads. An Xid that takes the GPU or the driver down may never reach NVML's
-events. /dev/kmsg is read without waiting, from the moment it was opened; where it may not be read (it takes CAP_SYSLOG,
-or kernel.dmesg_restrict=0), that is a normal state. Source: "NVRM: Xid (PCI:0000:3b:00): 79, …"; man 4 kmsg.
+Runs in the sidecar, without a thread. An Xid that takes the GPU or the driver down may never reach NVML's events. /dev/kmsg is
+read without waiting, from the moment of opening. Reading requires CAP_SYSLOG or kernel.dmesg_restrict=0; a refusal is a normal
+state. Source: "NVRM: Xid (PCI:0000:3b:00): 79, …"; man 4 kmsg.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _XID = re.compile(
 _RECORD_BYTES = 8192
 
 KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
-"""How often there was an Xid and when last, Unix time; by PCI address as NVML writes it, then by number."""
+"""Count and Unix time of the last Xid, by PCI address in NVML's notation, then by number."""
 
 
 class KernelLog:
-    """Counts Xids."""
+    """Counter of the Xids in the kernel log."""
 
     def __init__(self, *, path: Path = Path("/dev/kmsg"), clock: Callable[[], float] = time.time) -> None:
         self._path = path
@@ -33,7 +33,7 @@ class KernelLog:
         self._counts: dict[str, dict[str, tuple[int, float]]] = {}
 
     def open(self) -> None:
-        """Begin with what comes from now on."""
+        """Open the log at its end."""
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -41,18 +41,18 @@ class KernelLog:
             self.close()
 
     def close(self) -> None:
-        """Stop reading; the counts stay."""
+        """Close the log; the counts remain."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def read(self) -> KernelXids:
-        """Take what is new, and give the counts so far."""
+        """Read new records and return the counts."""
         while self._descriptor is not None:
             try:
                 record = os.read(self._descriptor, _RECORD_BYTES)
             except BrokenPipeError:
-                continue  # records were overwritten before we read them
+                continue  # records were overwritten before this read
             except BlockingIOError:
                 break
             except OSError:
@@ -64,7 +64,7 @@ class KernelLog:
         return self._counts
 
     def _take(self, record: bytes) -> None:
-        # One record is one line with its continuation; where the log is a plain file, lines come in pieces.
+        # One record is one line with its continuation; lines of a plain file come in pieces.
         *lines, self._rest = (self._rest + record.decode("utf-8", "replace")).split("\n")
         for found in filter(None, map(_XID.search, lines)):
             domain, bus, device, xid = found.groups()
