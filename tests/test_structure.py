@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "training.phases",
     },
     "responder": {"feed.stacks", "recording.stacks", "training.collectives"},
-    "hangs": {"collectors.kernel_files", "errors", "families", "feed", "recording.stacks"},
+    "hangs": {"collectors.job", "collectors.kernel_files", "errors", "families", "feed", "recording.stacks"},
     "exposition": {"families", "recording.exponential", "recording.reserved"},
     "web": {"config", "errors", "exposition", "families"},
     "status": {"collectors.status", "diagnoses", "families", "feed", "training.phases"},

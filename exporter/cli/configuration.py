@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
 
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
-from exporter.cli.sections import Exposition, Feed, GpuSection, Log, State, Web
+from exporter.cli.sections import Exposition, Feed, GpuSection, Hang, Log, State, Web
 from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
 from exporter.config.loader import load_file, parse
 from exporter.config.options import (
@@ -175,6 +175,7 @@ class Configuration:
     energy: EnergyOptions = option(
         EnergyOptions(), "Energy of the runs, and what it costs: carbon, water and money."
     )
+    hang: Hang = option(Hang(), "Explanation of hanging runs.")
     goodput: GoodputOptions = option(GoodputOptions(), "How the time of a training is counted.")
     recording: tuple[Rule, ...] = option(
         (),

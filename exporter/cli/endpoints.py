@@ -13,6 +13,7 @@ from exporter.cli.silent_jobs import SilentJobs
 from exporter.collectors.status import CollectorStatus
 from exporter.config.loader import dump
 from exporter.exposition.page import Page
+from exporter.hangs.collector import Explained
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
 from exporter.status.readings import History, Readings
@@ -39,6 +40,7 @@ class StatusSources:
     page: Page
     history: History
     silent: SilentJobs
+    hangs: Callable[[], Sequence[Explained]]
     collectors: Callable[[], Sequence[CollectorStatus]]
     configuration: Callable[[], Configuration]
     not_ready: Readiness
@@ -47,17 +49,16 @@ class StatusSources:
 
     def document(self) -> Content:
         """Render the status page."""
-        goodput = self.configuration().goodput
+        now = time.time()
         about = About(
             version=__version__,
             node=socket.gethostname(),
             started=self.started,
-            now=time.time(),
+            now=now,
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self.silent.jobs,
-            hang_seconds=goodput.hang_after,
-            hang_steps=goodput.hang_steps,
+            hangs={each.run.run: each.headline(now) for each in self.hangs()},
         )
         seen = view(about, Readings(self.page.snapshot()), self.history, self.collectors())
         headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}

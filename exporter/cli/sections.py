@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from exporter.cli.flags import DEFAULT_ADDRESS
 from exporter.cli.logs import Form, Level
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Notation, Range, format_duration, option
+from exporter.recording.stacks import Detail
 from exporter.replay.machines import is_machine_file, unknown_machine
 from exporter.web.listen import ADDRESS, parse_address
 
@@ -92,6 +93,23 @@ class Log:
 
     level: Level = option("info", "Lowest level to log.")
     format: Form = option("logfmt", "Format of a line.")
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Explanation of hanging runs."""
+
+    stacks: Literal["full", "location", "off"] = option(
+        "full",
+        "Ask the ranks of a hung or stalled run for their stacks: full stacks, only the innermost line of the job's own "
+        "code, or off. Whoever can read the metrics sees names of files and functions.",
+    )
+    interval: Annotated[Duration, Range(0.5, 60)] = option(2.0, "Interval between two looks at the answers.")
+
+    @property
+    def detail(self) -> Detail | None:
+        """Content of the answers; None for off."""
+        return None if self.stacks == "off" else Detail(self.stacks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class Sidecar:
             page=self._page,
             history=self._history,
             silent=self._silent,
+            hangs=self._wiring.hangs,
             collectors=self._scheduler.statuses,
             configuration=lambda: self._reloader.current,
             not_ready=self._not_ready,

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from exporter.cli.flags import FAILED, PROGRAM, Parser, mistake, say
+from exporter.collectors.job import OverdueRank, OverdueRun
 from exporter.errors import FeedDirectoryError
 from exporter.feed.directory import default_directory, is_trusted
 from exporter.feed.reader import FeedEntry, FeedReader
@@ -17,8 +18,6 @@ from exporter.feed.stacks import StackAnswer, StackRequest, write_request
 from exporter.hangs.collector import (
     ANSWER_SECONDS,
     Explained,
-    HangingRank,
-    HangingRun,
     explanation_of,
     read_valid_answer,
 )
@@ -99,14 +98,14 @@ def _explained(run: str, entries: Sequence[FeedEntry], answers: Mapping[str, Sta
     of_run = [entry for entry in entries if entry.snapshot.process.run == run]
     ranks = tuple(
         [
-            HangingRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
+            OverdueRank(entry.snapshot.process.rank or 0, entry.snapshot.process.id, entry.pid)
             for entry in of_run
         ]
     )
     given = {rank.process_id: answers[rank.process_id] for rank in ranks if rank.process_id in answers}
     missing = [rank for rank in ranks if rank.process_id not in given]
     steps = [answer.step for answer in given.values() if answer.step is not None]
-    state = HangingRun(run, "observed", time.time(), max(steps, default=None), ranks)
+    state = OverdueRun(run, "observed", time.time(), max(steps, default=None), ranks)
     return explanation_of(state, given, missing)
 
 

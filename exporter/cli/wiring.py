@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.sections import GpuSection
-from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry, extra_collectors
+from exporter.collectors.catalogue import CATALOGUE, EXTRA, LOCAL_LANE, CollectorEntry, extra_collectors
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
@@ -27,6 +27,7 @@ from exporter.collectors.processes.tree import Member
 from exporter.collectors.scheduler import Scheduler
 from exporter.families import AnyCollector
 from exporter.feed import runs
+from exporter.hangs.collector import Explained, HangCollector
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, Sources
 from exporter.ledger.energy.node_lock import NodeLock
@@ -34,16 +35,18 @@ from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.attempt import MachineIdentity
 from exporter.ledger.goodput.endings import ExitEvidence
 from exporter.ledger.state.store import StateStore
+from exporter.recording.stacks import Detail
 from exporter.replay.machines import collector_arguments
 
 FEED, ENERGY = "feed", "energy"
 """Collectors of the ledger, which are not in the catalogue."""
 
 LEDGER_DEADLINE_SECONDS = 10.0
+HANG_DEADLINE_SECONDS = 10.0
 LEDGER_LANE = "ledger"
 """Lane of both, because both write to the state directory and can hang there."""
 
-_C = TypeVar("_C", ProcessCollector, RaplCollector)
+_C = TypeVar("_C", HangCollector, ProcessCollector, RaplCollector)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -95,6 +98,7 @@ class Wiring:
         self._scheduler = scheduler
         self._jobs = jobs
         self._pages = state
+        self._feed_directory = feed_directory
         self._linger_seconds = configuration.feed.linger
         self._had_members = False
         self._running: dict[str, RunningEntry] = {}
@@ -178,6 +182,16 @@ class Wiring:
                     options=settings.own_options(),
                     lane=entry.lane,
                 )
+        if configuration.hang.detail is not None:
+            yield ScheduleEntry(
+                name=HangCollector.name,
+                make=partial(self._made_hangs, configuration.hang.detail),
+                times=Times(
+                    interval_seconds=configuration.hang.interval, deadline_seconds=HANG_DEADLINE_SECONDS
+                ),
+                options=configuration.hang.detail,
+                lane=LOCAL_LANE,
+            )
         if gpu.enabled:
             yield ScheduleEntry(
                 name=GpuCollector.name,
@@ -221,6 +235,14 @@ class Wiring:
         elif entry.name == CheckpointDirsCollector.name:
             more = {"runs": self._alive}
         return [entry.factory(**more, **options)]
+
+    def _made_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
+        return [HangCollector(self._feed_directory, lambda: self._jobs.overdue_runs, detail=detail)]
+
+    def hangs(self) -> Sequence[Explained]:
+        """Return the explanations of the runs that hang now."""
+        collector = self._of(HangCollector)
+        return () if collector is None else collector.explained()
 
     def _made_gpus(self, settings: GpuSection) -> Sequence[AnyCollector]:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)

@@ -124,7 +124,7 @@ class OverdueRun:
     """A hung or stalled run."""
 
     run: str
-    state: Literal["hung", "stalled"]
+    state: Literal["hung", "stalled", "observed"]  # observed: asked for by a person, whatever the state
     since: float  # Unix time of the last finished step
     step: int | None
     ranks: tuple[OverdueRank, ...]

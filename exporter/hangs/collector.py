@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exporter.collectors.job import OverdueRank, OverdueRun
 from exporter.collectors.kernel_files import procfs
 from exporter.errors import FeedFormatError
 from exporter.families import Collected, FamilySpec
@@ -33,6 +34,8 @@ HANG_INFO = FamilySpec(
     source="stack answers of the training processes, /proc/<pid>/task",
 )
 
+SPECS = (HANG_INFO,)
+
 ASK_AGAIN_SECONDS = 60.0
 MAX_REQUESTS = 10
 ANSWER_SECONDS = 3.0
@@ -41,30 +44,10 @@ NO_ANSWER = "no_answer"
 
 
 @dataclass(frozen=True, slots=True)
-class HangingRank:
-    """A living rank of a hanging run, on this node."""
-
-    rank: int
-    process_id: str
-    pid: int | None  # as seen from here
-
-
-@dataclass(frozen=True, slots=True)
-class HangingRun:
-    """A run that makes no progress past the limit of the hang rule."""
-
-    run: str
-    state: str  # hung or stalled
-    since: float  # Unix time of the last finished step
-    step: int | None
-    ranks: tuple[HangingRank, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Explained:
     """The explanation of one hang."""
 
-    run: HangingRun
+    run: OverdueRun
     explanation: Explanation
     stacks: tuple[RankStack, ...]
     answers: tuple[StackAnswer, ...]
@@ -82,7 +65,7 @@ class Explained:
 class _Case:
     """One hang of one run, until the run progresses."""
 
-    run: HangingRun
+    run: OverdueRun
     requests: int = 0
     asked_at: float = float("-inf")  # monotonic
     request_id: str = ""
@@ -106,12 +89,12 @@ class HangCollector:
     """
 
     name = "hangs"
-    specs = (HANG_INFO,)
+    specs = SPECS
 
     def __init__(
         self,
         directory: Path,
-        hanging: Callable[[], Sequence[HangingRun]],
+        hanging: Callable[[], Sequence[OverdueRun]],
         *,
         detail: Detail | None = Detail.FULL,
         monotonic: Callable[[], float] = time.monotonic,
@@ -205,7 +188,7 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
 
 
 def explanation_of(
-    run: HangingRun, answers: dict[str, StackAnswer], missing: Sequence[HangingRank]
+    run: OverdueRun, answers: dict[str, StackAnswer], missing: Sequence[OverdueRank]
 ) -> Explained:
     """Return the explanation of a run from the answers of its ranks and from the kernel's view of the others."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]

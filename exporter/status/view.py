@@ -6,7 +6,7 @@ A number that nobody has is None. Nothing here knows HTML. Thresholds are those 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from exporter import diagnoses
@@ -26,11 +26,6 @@ SLOW_SAVE_SECONDS = 10.0
 """A save is no matter before that, however short saves are."""
 THROTTLED_RATIO = 0.05
 NEAR_LIMIT_CELSIUS = 5.0
-LONG_PHASES = frozenset(
-    row.name for row in PHASES.values() if not row.work and not row.waiting and row.badput != "other"
-)
-"""In these no step is expected to end."""
-
 TROUBLES = {"silent": 0, "hangs": 1, "slow": 2}
 """Conditions of a living process, the worst first."""
 _OF_RANKS = {
@@ -54,9 +49,7 @@ class About:
     feed_directory: str
     not_ready: str | None = None  # why a scrape is refused
     silent_jobs: Sequence[Job] = ()  # jobs of `run` that record nothing
-    # no step for so long, and for so many usual ones, is a hang: `goodput.hang_after` and `goodput.hang_steps`
-    hang_seconds: float = 60.0
-    hang_steps: float = 10.0
+    hangs: Mapping[str, str] = field(default_factory=dict)  # explanation of each hanging run
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +198,7 @@ def _condition(rank: Rank, run: Run | None, about: About) -> str:
         return "unknown" if rank.alive is None else "ended"
     if rank.updated is not None and now - rank.updated > STOPPED_SECONDS:
         return "silent"
-    # The first step may compile.
-    works = rank.phase not in LONG_PHASES and (run is None or run.attempt_steps != 0)
-    longest = max(about.hang_steps * ((run and run.usual_seconds) or 0.0), about.hang_seconds)
-    if works and rank.progress is not None and now - rank.progress > longest:
+    if run is not None and run.state == "hung" and rank.progress is not None:
         return "hangs"
     # A straggler's own work takes longer than the others', which wait for it.
     fastest = run and run.fastest_seconds.get(rank.stage)
@@ -229,7 +219,7 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
         if rank.condition == "silent":
             silent = duration(now - (rank.updated or now))
             yield Concern(True, f"{of} lives but has told nothing for {silent}: stopped, or stuck")
-        elif rank.condition == "hangs":
+        elif rank.condition == "hangs" and rank.run not in seen.about.hangs:
             still = duration(now - (rank.progress or now))
             yield Concern(True, f"{of} has finished no step for {still}, now in {rank.phase or '?'}")
         elif rank.condition == "slow":
@@ -256,8 +246,10 @@ def _of_runs(seen: View) -> Iterator[Concern]:
         if run.state in {"failed", "lost"}:
             what = "failed" if run.state == "failed" else "was lost"
             yield Concern(True, f"{name} {what}{since} and has not begun again{why}")
+        elif name in seen.about.hangs:
+            yield Concern(run.state == "hung", seen.about.hangs[name])
         elif run.state == "stalled":
-            yield Concern(False, f"{name} has made no step for long{why}")
+            yield Concern(False, f"{name} has finished no step for long{why}")
         elif run.state == "hung" and name not in hanging:
             yield Concern(True, f"{name} hangs{why}")
         if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
+from exporter.collectors.job import OverdueRank, OverdueRun
 from exporter.feed.stacks import REQUEST, StackAnswer, read_request, write_answer
 from exporter.hangs import kernel_state
-from exporter.hangs.collector import HangCollector, HangingRank, HangingRun
+from exporter.hangs.collector import HangCollector
 from exporter.recording.stacks import Detail, Frame, ThreadStack
 
 FIRST, SECOND = "a" * 32, "b" * 32
@@ -27,11 +28,11 @@ class Scene:
     directory: Path
     detail: Detail | None = Detail.FULL
     now: float = 1000.0
-    runs: list[HangingRun] = field(default_factory=list)
+    runs: list[OverdueRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        ranks = (HangingRank(0, FIRST, None), HangingRank(1, SECOND, None))
-        self.runs = [HangingRun("llama", "hung", 900.0, 1204, ranks)]
+        ranks = (OverdueRank(0, FIRST, None), OverdueRank(1, SECOND, None))
+        self.runs = [OverdueRun("llama", "hung", 900.0, 1204, ranks)]
         self.collector = HangCollector(
             self.directory,
             lambda: self.runs,
