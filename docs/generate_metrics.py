@@ -30,6 +30,7 @@ RESERVED = ROOT / "exporter/recording/reserved.py"
 STAGES = {
     "collectors": "Machine and collectors",
     "ledger": "Job",
+    "hangs": "Explanation of hangs",
     "exposition": "Exposition",
     "web": "Web",
     "cli": "Program",

@@ -53,7 +53,7 @@ training_checkpoint_duration_seconds training_elastic_rendezvous_seconds trainin
 training_step_duration_seconds training_step_gpu_duration_seconds
 """,
     "info": """
-cgroup gpu training_rank training_run training_run_outcome
+cgroup gpu training_hang training_rank training_run training_run_outcome
 """,
     "summary": """
 training_elastic_flakiness training_elastic_function_seconds training_span_duration_seconds
