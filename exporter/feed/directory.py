@@ -124,8 +124,9 @@ def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None
         return None
     except OSError as error:
         raise _unusable(f"{OVERRIDES} cannot be used ({error.strerror})", directory) from error
-    if not is_trusted(directory) and found.st_uid != own_uid():
-        raise _unusable(f"{OVERRIDES} belongs to uid {found.st_uid}, not to uid {own_uid()}", directory)
+    if found.st_uid not in {own_uid(), 0, os.stat(directory).st_uid}:
+        message = f"{OVERRIDES} belongs to uid {found.st_uid}: not this user, root or the directory's owner"
+        raise _unusable(message, directory)
     if found.st_mode & stat.S_IWOTH:
         raise _unusable(f"everybody may write to {OVERRIDES}", directory)
     try:

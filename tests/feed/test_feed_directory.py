@@ -195,7 +195,7 @@ def test_rules_that_everybody_may_write_are_refused(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_rules_are_private_in_the_default_directory_and_somebody_elses_are_refused_there(
+def test_rules_are_private_in_the_default_directory_and_those_of_another_user_are_refused(
     default: Path, tmp_path: Path
 ) -> None:
     default.mkdir(mode=0o700)
@@ -206,9 +206,9 @@ def test_rules_are_private_in_the_default_directory_and_somebody_elses_are_refus
         os.chown(where / "overrides.json", 12345, -1)
 
     assert modes == [0o622, 0o666]
-    assert read_overrides(tmp_path) == RULES
-    with pytest.raises(FeedDirectoryError, match="12345"):
-        read_overrides(default)
+    for where in (default, tmp_path):
+        with pytest.raises(FeedDirectoryError, match="12345"):
+            read_overrides(where)
 
 
 def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
@@ -219,3 +219,14 @@ def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
 
         assert read_overrides(tmp_path) == RULES
         assert [path.name for path in tmp_path.iterdir()] == ["overrides.json"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_rules_of_another_user_in_a_shared_directory_are_not_followed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    rules = tmp_path / "overrides.json"
+    rules.write_text('{"version": 1, "rules": [{"match": "*", "enabled": false}]}')
+    os.chown(rules, 1234, 1234)
+
+    with pytest.raises(FeedDirectoryError, match="belongs to uid 1234"):
+        read_overrides(tmp_path)
