@@ -42,6 +42,8 @@ class LeadingOptimizer:
         if not held:
             return False
         for optimizer in tuple(self._known):
+            if module is optimizer or module is getattr(optimizer, "module", None):  # a library's engine
+                return True
             changed = [
                 id(each) for group in _groups(optimizer) for each in group["params"] if each.requires_grad
             ]

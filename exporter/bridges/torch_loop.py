@@ -82,6 +82,7 @@ class LoopSource(Source):
         self._loss = StepLoss()
         self._has_worked = False  # the open iteration had a backward pass or an optimizer
         self.is_evaluating = False  # the trained model is in evaluation mode
+        self.counts_epochs = True  # False if a library knows its epochs
         self._start = self._steps = self._epochs = self._steps_at_epoch = 0
         self._first_backward: float | None = None
 
@@ -89,6 +90,11 @@ class LoopSource(Source):
     def step(self) -> int:
         """Steps so far, those of earlier processes included if they are known."""
         return self._start + self._steps
+
+    @property
+    def steps(self) -> int:
+        """Steps that were seen in this process."""
+        return self._steps
 
     @property
     def is_reporting(self) -> bool:
@@ -227,7 +233,7 @@ class LoopSource(Source):
             self.batches.clear()
             return
         self._pause(tracker)
-        if self._steps > self._steps_at_epoch:
+        if self._steps > self._steps_at_epoch and self.counts_epochs:
             self._steps_at_epoch = self._steps
             if self._epochs == 0:
                 training.record(epoch=0)  # from here on epochs are counted
@@ -248,6 +254,30 @@ class LoopSource(Source):
             self._claimed = self.batches.last()
             if self._claimed is not None:
                 tracker.begin_batch()
+
+    def validation(self) -> Around:
+        """Record a validation around a call of a library that validates."""
+        tracker = self._here()
+        if tracker is None or self._state is LoopState.EVALUATING or not tracker.is_open(Level.LOOP):
+            yield
+            return
+        self.is_evaluating = True
+        self._begin_evaluation(tracker)
+        _, error = yield
+        if self._tracker is tracker:
+            self._end_evaluation(tracker, error)
+
+    def validation_batch_begins(self) -> None:
+        """Begin a batch of the validation unless the hooks on torch's loaders have seen the batch."""
+        tracker = self._here()
+        if tracker is not None and self._state is LoopState.EVALUATING and not tracker.is_open(Level.BATCH):
+            tracker.begin_batch()
+
+    def validation_batch_ends(self) -> None:
+        """End a batch of the validation."""
+        tracker = self._here()
+        if tracker is not None:
+            tracker.end(Level.BATCH)
 
     def trains(self, module: Any) -> None:
         """End the validation if the trained model is set to training mode."""
@@ -367,8 +397,12 @@ class LoopSource(Source):
 
     def optimizer_loaded(self, state: Any) -> None:
         """Take the number of steps that an earlier process has made."""
+        self.resumes_at(steps_made(state))
+
+    def resumes_at(self, step: int) -> None:
+        """Count steps from the step of a checkpoint, unless the training has begun."""
         if self._steps == 0:
-            self._start = max(self._start, steps_made(state))
+            self._start = max(self._start, step)
 
     # Checkpoints ------------------------------------------------------------------------------------------------
 
@@ -395,10 +429,13 @@ class LoopSource(Source):
             if whole and not at_once:
                 save.report_when_done(future, error)
 
-    def load(self) -> Around | None:
+    def load(self) -> Around:
         """Record the load of a checkpoint."""
         tracker = self._here()
-        return None if tracker is None or tracker.is_open(Level.LOAD) else tracker.load()
+        if tracker is None or tracker.is_open(Level.LOAD):
+            yield
+        else:
+            yield from tracker.load()
 
     # The end ----------------------------------------------------------------------------------------------------
 

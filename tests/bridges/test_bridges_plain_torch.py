@@ -127,6 +127,19 @@ def two_losses_of_a_batch():
         optimizer.step()
         expect(None)
 
+def microbatches_in_a_closure():
+    model, optimizer = made(torch.optim.SGD)
+    for (batch,) in loader(7):
+        losses = []
+        def train():
+            for part in batch.split(3):
+                loss = torch.zeros(1).add_(model(part).pow(2).mean())
+                losses.append(loss.item() * len(part) / len(batch))
+                loss.mul_(len(part) / len(batch))
+                loss.backward()
+        optimizer.step(train)
+        expect(sum(losses))
+
 def closure():
     model, _ = made()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
@@ -453,7 +466,7 @@ def test_the_loss_is_the_one_of_the_jobs_own_log_or_absent(told: Job) -> None:
     expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
 
     assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
-    assert len(lines) == 3 + 1 + 2 + 1 + 1 + 1 + 1 + 1
+    assert len(lines) == 3 + 1 + 2 + 1 + 1 + 1 + 1 + 2 + 1
 
 
 # Without a line of code ---------------------------------------------------------------------------------------
@@ -590,6 +603,30 @@ def test_what_a_job_that_is_not_changed_does_is_told(tmp_path: Path, name: str) 
     told = job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
 
     assert told.unlike(expected) == {}
+
+
+OWN_OPTIMIZER = """
+from exporter.bridges import torch_loop
+torch_loop.UNSEEN_SECONDS = 0.2
+model = nn.Linear(4, 1)
+for _ in range(5):
+    model(torch.randn(4, 4)).pow(2).mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+    time.sleep(0.1)
+"""
+
+
+def test_steps_of_an_optimizer_that_is_not_torchs_are_missed_with_the_lines_that_add_them(
+    tmp_path: Path,
+) -> None:
+    told = job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)
+
+    assert told.done.stderr.count("no step of a torch optimizer") == 1
+    assert "training.step()" in told.done.stderr
+    assert told.number(STEPS) is None
 
 
 def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:

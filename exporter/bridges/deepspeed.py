@@ -1,0 +1,96 @@
+"""Bridge to DeepSpeed's engine: steps, losses, norms, learning rates, loss scales, skipped steps and checkpoints.
+
+Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`). The optimizers inside the
+engine's step, of which ZeRO may call one for each group of parameters, are a part of that step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from exporter import training
+from exporter.bridges import plain_torch
+from exporter.bridges.loss import readable
+from exporter.bridges.sources import ACTIVE, set_rank
+from exporter.bridges.torch_loop import LoopSource
+from exporter.patching import Around, patch_frequent, version_of, when_imported
+
+
+def install() -> None:
+    """Put hooks around the methods of DeepSpeed's engines, once their module is imported."""
+    plain_torch.install()
+    when_imported("deepspeed.runtime.engine", _watch)
+
+
+def _watch(module: ModuleType) -> None:
+    engine = module.DeepSpeedEngine
+    # `step()` and the pipeline's `train_batch()` call this one method when gradients are complete.
+    patch_frequent(engine, "_take_model_step", _step_begins, _step_ends)
+    patch_frequent(engine, "backward", _backward_begins, _nothing)
+    plain_torch.watch(engine, "__init__", _engine_made)
+    plain_torch.watch(engine, "save_checkpoint", lambda source, *_, **__: source.checkpoint(whole=True))
+    plain_torch.watch(engine, "load_checkpoint", _loads)
+
+
+def _engine_made(_source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
+    _, error = yield
+    if error is None:
+        set_rank(int(engine.global_rank))
+        half = "fp16" if engine.fp16_enabled() else "fp32"
+        training.describe(
+            framework="deepspeed",
+            framework_version=version_of("deepspeed"),
+            model=type(engine.module).__name__,
+            precision="bf16" if engine.bfloat16_enabled() else half,
+            world_size=int(engine.world_size),
+        )
+
+
+def _loads(source: Any, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
+    yield from source.load()
+    source.resumes_at(int(engine.global_steps))
+
+
+def _backward_begins(_engine: Any, loss: Any = None, *_args: Any, **kwargs: Any) -> None:
+    ACTIVE.source.loss_is(kwargs.get("loss", loss))
+
+
+def _nothing(*_args: Any) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _EngineStep:
+    """A step under way, and the skipped steps before it."""
+
+    engine: Any
+    skipped_before: int
+
+
+def _step_begins(engine: Any, *_args: Any, **_kwargs: Any) -> _EngineStep | None:
+    source = ACTIVE.source
+    if not isinstance(source, LoopSource):
+        return None
+    source.optimizer_begins(engine)
+    return _EngineStep(engine, int(engine.skipped_steps))
+
+
+def _step_ends(step: _EngineStep, _result: Any, error: BaseException | None) -> None:
+    if error is not None:
+        return
+    engine, source = step.engine, ACTIVE.source
+    if engine.skipped_steps > step.skipped_before:
+        training.skipped_step("overflow")
+    norm = engine.get_global_grad_norm()
+    if norm is not None:
+        source.gradient_norm_is(norm)
+    if engine.fp16_enabled():
+        training.record(loss_scale=readable(_loss_scale(engine.optimizer)))
+    source.optimizer_ends(engine)
+
+
+def _loss_scale(optimizer: Any) -> Any:
+    scale = getattr(getattr(optimizer, "loss_scale_config", None), "cur_scale", None)
+    return getattr(optimizer, "cur_scale", None) if scale is None else scale

@@ -1,0 +1,78 @@
+"""Bridge to PyTorch Ignite: epochs of its trainer, validations of its other engines, batches of any iterable.
+
+Used in the training process. Steps and losses are inferred (`exporter.bridges.torch_loop`). An engine that runs in a
+handler of another engine validates.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+from weakref import WeakSet
+
+from exporter import training
+from exporter.bridges import plain_torch
+from exporter.bridges.torch_loop import LoopSource
+from exporter.patching import Around, never_raises, version_of, when_imported
+
+_running: list[Any] = []
+_watched: WeakSet[Any] = WeakSet()
+
+
+def install() -> None:
+    """Put a hook around the runs of Ignite's engines, once their module is imported."""
+    plain_torch.install()
+    when_imported("ignite.engine.engine", _watch)
+
+
+def _watch(module: ModuleType) -> None:
+    plain_torch.watch(module.Engine, "run", _run)
+
+
+def _run(source: LoopSource, engine: Any, *_args: Any, **_kwargs: Any) -> Around:
+    if engine not in _watched:
+        _watched.add(engine)
+        events: Any = __import__("ignite.engine.events", fromlist=["Events"]).Events
+        engine.add_event_handler(events.ITERATION_STARTED, _iteration_begins)
+        engine.add_event_handler(events.ITERATION_COMPLETED, _iteration_ends)
+        engine.add_event_handler(events.EPOCH_COMPLETED, _epoch_ends)
+    _running.append(engine)
+    if len(_running) > 1:
+        yield from source.validation()
+    else:
+        yield
+    _running.remove(engine)
+
+
+def _source() -> LoopSource | None:
+    return plain_torch.active_loop()
+
+
+@never_raises
+def _iteration_begins(engine: Any) -> None:
+    source = _source()
+    if source is None:
+        return
+    if len(_running) > 1:
+        source.validation_batch_begins()
+    elif source.batches.last() is None:  # not from a loader of torch
+        source.batches.add(engine, engine.state.batch)
+
+
+@never_raises
+def _iteration_ends(_engine: Any) -> None:
+    source = _source()
+    if source is not None and len(_running) > 1:
+        source.validation_batch_ends()
+
+
+@never_raises
+def _epoch_ends(engine: Any) -> None:
+    source = _source()
+    if source is None or len(_running) > 1 or source.steps == 0:
+        return
+    if source.counts_epochs:
+        source.counts_epochs = False
+        training.describe(framework="ignite", framework_version=version_of("ignite"))
+        training.record(epoch=int(engine.state.epoch) - 1)  # from here on epochs are counted
+    training.record(epoch=int(engine.state.epoch))

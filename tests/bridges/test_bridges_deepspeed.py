@@ -1,0 +1,102 @@
+"""The bridge to DeepSpeed's engine, with the real package on the CPU, compared with the job's own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bridges_support import AUTO, SAMPLES, SAVED, STEPS, Job, job, wanted
+
+pytestmark = [wanted("torch", "deepspeed"), pytest.mark.timeout(240)]
+
+ENVIRONMENT = {
+    **AUTO,
+    "DS_ACCELERATOR": "cpu",
+    "MASTER_ADDR": "127.0.0.1",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+}
+
+DEEPSPEED = """
+import os, socket
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+import torch
+import deepspeed
+from torch.utils.data import DataLoader, TensorDataset
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def forward(self, batch):
+        return self.layer(batch).pow(2).mean()
+
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # refused on CPUs, although torch has it
+
+def engine_of(**options):
+    model = Model()
+    config = {
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4, "gradient_clipping": 1.0,
+        "steps_per_print": 10**9, "zero_allow_untested_optimizer": True, **options,
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=True)[0]
+
+def train(engine, dtype=torch.float32):
+    losses = []
+    for (batch,) in DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=4):
+        loss = engine(batch.to(dtype))
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    print("own loss", sum(losses[-4:]) / 4)
+    print("own norm", float(engine.get_global_grad_norm() or 0))
+    print("own scale", engine.optimizer.cur_scale if engine.fp16_enabled() else 0)
+"""
+
+
+def own(told: Job, name: str) -> float:
+    return next(
+        float(line.split()[-1]) for line in told.done.stdout.splitlines() if line.startswith(f"own {name}")
+    )
+
+
+RUN = """
+train(engine)
+engine.save_checkpoint("saved")
+print("gauges", json.dumps(gauges()))
+"""
+
+
+def test_a_step_is_the_engines_and_its_loss_is_not_divided(tmp_path: Path) -> None:
+    told = job(tmp_path, f"{DEEPSPEED}engine = engine_of(){RUN}", ENVIRONMENT)
+
+    expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVED: 1, "run_info framework=deepspeed": 1}
+    found = told.gauges("gauges")
+    assert told.unlike(expected) == {}
+    assert found["loss,mode=train"] == pytest.approx(own(told, "loss"), rel=1e-5)
+    assert found["learning_rate"] == 0.125
+    assert found["step"] == 3
+
+
+def test_norms_and_losses_of_zero_are_those_of_the_engine(tmp_path: Path) -> None:
+    program = f"{DEEPSPEED}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
+    told = job(tmp_path, program, ENVIRONMENT)
+
+    found = told.gauges("gauges")
+    assert told.unlike({STEPS: 3, SAMPLES: 48, SAVED: 1}) == {}
+    assert found["loss,mode=train"] == pytest.approx(own(told, "loss"), rel=1e-5)
+    assert found["grad_norm"] == pytest.approx(own(told, "norm"), rel=1e-5)
+
+
+def test_steps_without_finite_gradients_are_skipped_steps(tmp_path: Path) -> None:
+    half = "fp16={'enabled': True, 'initial_scale_power': 40, 'hysteresis': 1}"
+    program = f"{DEEPSPEED}engine = engine_of({half}, zero_optimization={{'stage': 2}})\ntrain(engine, torch.float16)\nprint('own skipped', engine.skipped_steps)\nprint('gauges', json.dumps(gauges()))\n"
+    told = job(tmp_path, program, ENVIRONMENT)
+
+    assert own(told, "skipped") == 3
+    assert told.unlike({STEPS: 3, "skipped_steps_total reason=overflow": 3}) == {}
+    assert told.gauges("gauges")["loss_scale"] == own(told, "scale")

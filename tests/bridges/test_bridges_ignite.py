@@ -1,0 +1,71 @@
+"""The bridge to PyTorch Ignite, with the real package: a job that is not changed, compared with its own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, wanted
+
+pytestmark = [wanted("torch", "ignite"), pytest.mark.timeout(120)]
+
+IGNITE = """
+import torch
+from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+def pairs(samples):
+    return TensorDataset(torch.randn(samples, 4), torch.randn(samples, 1))
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+evaluator = create_supervised_evaluator(model)
+
+def trained(loader, **options):
+    trainer = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss, **options)
+    @trainer.on(Events.EPOCH_COMPLETED)
+    def validate(engine):
+        evaluator.run(DataLoader(pairs(140), batch_size=20))
+    trainer.run(loader, max_epochs=3)
+    return trainer
+"""
+SUPERVISED = """
+trainer = trained(DataLoader(pairs(400), batch_size=20))
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "whole.pt")
+print("own loss", trainer.state.output)
+print("gauges", json.dumps(gauges()))
+"""
+ACCUMULATING = """
+trained(DataLoader(pairs(400), batch_size=20), gradient_accumulation_steps=4)
+"""
+ITERABLE = """
+data = [(torch.randn(20, 4), torch.randn(20, 1)) for _ in range(5)]
+trainer = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss)
+trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda engine: evaluator.run(data[:2]))
+trainer.run(data, max_epochs=2)
+"""
+
+
+def own_loss(told: Job) -> float:
+    return next(float(line.split()[2]) for line in told.done.stdout.splitlines() if "own loss" in line)
+
+
+def test_steps_samples_epochs_and_validations_are_those_of_the_job(tmp_path: Path) -> None:
+    told = job(tmp_path, IGNITE + SUPERVISED, AUTO)
+
+    expected = {STEPS: 60, SAMPLES: 1200, VALIDATED: 21, "epochs_total": 3, "phase validation": 3, SAVED: 1}
+    assert told.unlike({**expected, "run_info framework=ignite": 1}) == {}
+    assert told.gauges("gauges")["epoch"] == 3
+    assert told.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(told), rel=1e-5)
+
+
+def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
+    told = job(tmp_path, IGNITE + ACCUMULATING, AUTO)
+
+    assert told.unlike({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATED: 21}) == {}
+
+
+def test_batches_of_a_list_are_counted_like_those_of_a_loader(tmp_path: Path) -> None:
+    told = job(tmp_path, IGNITE + ITERABLE, AUTO)
+
+    assert told.unlike({STEPS: 10, SAMPLES: 200, VALIDATED: 4, "epochs_total": 2}) == {}
