@@ -49,7 +49,8 @@ class LoopTracker:
 
     def __init__(self, *, inferred: bool = False) -> None:
         self._loop: Any = api.inferred_loop if inferred else api.training_loop
-        self._iteration: Any = api.inferred_iteration if inferred else api.training_iteration
+        self._iteration: Any = (api.inferred_iteration if inferred else api.training_iteration)()
+        self._phases: dict[str, AbstractContextManager[Any]] = {}
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
         self._phase_name: str | None = None
@@ -86,7 +87,9 @@ class LoopTracker:
             return
         self._end_phase()
         if name is not None:
-            block = training.phase(name)
+            block = self._phases.get(name)
+            if block is None:
+                block = self._phases[name] = training.phase(name)
             block.__enter__()
             self._phase, self._phase_name = block, name
 
@@ -105,7 +108,7 @@ class LoopTracker:
     def begin_iteration(self) -> None:
         """Begin an iteration unless one is open."""
         if not self.is_open(Level.ITERATION):
-            self.begin(Level.ITERATION, self._iteration())
+            self.begin(Level.ITERATION, self._iteration)
 
     def discard_iteration(self) -> None:
         """Close the iteration without counting a step or lost work."""
