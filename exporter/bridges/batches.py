@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 _DEEPEST = 4
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSize:
-    """Samples and tokens of a batch; None if the batch does not show them."""
+def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
+    """Return the samples and the tokens of a batch; None if its shapes do not show them.
 
-    samples: int | None = None
-    tokens: int | None = None
-
-
-_UNKNOWN = BatchSize()
-
-
-def samples_and_tokens(batch: Any) -> BatchSize:
-    """Return the size of a batch; tokens only for a batch with two-dimensional `input_ids`."""
+    Tokens are known of a batch with two-dimensional `input_ids`.
+    """
     try:
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         shape = getattr(ids, "shape", None)
         if shape is not None and len(shape) == 2:
-            return BatchSize(int(shape[0]), int(shape[0]) * int(shape[1]))
-        return BatchSize(_samples(batch, _DEEPEST))
+            return int(shape[0]), int(shape[0]) * int(shape[1])
+        return _samples(batch, _DEEPEST), None
     except Exception:  # noqa: BLE001  # a batch is the job's own object
-        return _UNKNOWN
+        return None, None
 
 
 def _samples(batch: Any, depth: int) -> int | None:

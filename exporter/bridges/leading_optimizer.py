@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
+
+
+def _nobody() -> None:
+    """Stand for the reference to a leader where there is none."""
 
 
 class LeadingOptimizer:
@@ -14,27 +19,30 @@ class LeadingOptimizer:
     """
 
     def __init__(self) -> None:
-        self._leader: int | None = None
+        self._leader: Callable[[], Any] = _nobody
         self._others: set[int] = set()
         self._known: WeakSet[Any] = WeakSet()
 
     def begins(self, optimizer: Any, *, has_new_data: bool) -> None:
         """Note that an optimizer is about to step."""
-        if optimizer not in self._known:
-            self._known.add(optimizer)
-            if has_new_data:
-                self._leader = None
-                self._others.clear()
+        if self._leader() is optimizer or optimizer in self._known:
+            return
+        self._known.add(optimizer)
+        if has_new_data:
+            self._leader = _nobody
+            self._others.clear()
 
     def ends_step(self, optimizer: Any) -> bool:
         """Note that an optimizer has stepped; return True if a step of the loop ends."""
-        key = id(optimizer)
-        if self._leader is None or self._leader == key or key in self._others:
-            self._leader = key
+        leader = self._leader()
+        if leader is not optimizer:
+            if leader is not None and id(optimizer) not in self._others:
+                self._others.add(id(optimizer))
+                return False
+            self._leader = ref(optimizer)
+        if self._others:
             self._others.clear()
-            return True
-        self._others.add(key)
-        return False
+        return True
 
     def trains(self, module: Any) -> bool:
         """Return True if a module holds most of the parameters that one of the optimizers changes."""
@@ -64,4 +72,4 @@ def learning_rate(optimizer: Any) -> float | None:
     """Return the learning rate of the first parameter group; None if it is not a number of the host."""
     groups = _groups(optimizer)
     rate = groups[0].get("lr") if groups else None
-    return rate if isinstance(rate, (int, float)) else None
+    return rate if type(rate) is float or type(rate) is int else None

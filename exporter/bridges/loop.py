@@ -85,13 +85,15 @@ class LoopTracker:
         """Begin a phase and end the one before it; None ends it only."""
         if name == self._phase_name:
             return
-        self._end_phase()
+        before, self._phase, self._phase_name = self._phase, None, name
+        if before is not None:
+            before.__exit__(None, None, None)
         if name is not None:
             block = self._phases.get(name)
             if block is None:
                 block = self._phases[name] = training.phase(name)
             block.__enter__()
-            self._phase, self._phase_name = block, name
+            self._phase = block
 
     def _end_phase(self, error: BaseException | None = None) -> None:
         block = self._phase
@@ -110,6 +112,18 @@ class LoopTracker:
         if not self.is_open(Level.ITERATION):
             self.begin(Level.ITERATION, self._iteration)
 
+    def next_iteration(self) -> None:
+        """End the iteration and begin the next one."""
+        innermost = self._open[-1]
+        if (
+            innermost.level is Level.ITERATION and self._phase is None
+        ):  # no other block is open: the usual case
+            innermost.block.__exit__(None, None, None)
+            innermost.block.__enter__()
+        else:
+            self.end(Level.ITERATION)
+            self.begin_iteration()
+
     def discard_iteration(self) -> None:
         """Close the iteration without counting a step or lost work."""
         if self.is_open(Level.ITERATION):
@@ -117,7 +131,7 @@ class LoopTracker:
                 self._close(None)
             self._end_phase()
             TRAINING.discard_iteration()
-            self._close(None)
+            self._close(Discarded())  # an iteration outside of the main thread is still open
 
     def begin_evaluation(self, mode: str = "validation") -> None:
         """Begin a validation or a test."""
@@ -155,8 +169,8 @@ class LoopTracker:
 
     def record_batch(self, batch: Any) -> None:
         """Record the size of a batch that is trained on."""
-        size = samples_and_tokens(batch)
-        training.record(samples=size.samples, tokens=size.tokens, microbatches=1)
+        samples, tokens = samples_and_tokens(batch)
+        training.record(samples=samples, tokens=tokens, microbatches=1)
 
     def _close(self, error: BaseException | None) -> Level:
         self._end_phase(error)

@@ -7,7 +7,8 @@ against underflow. Factors are read from the graph. If they do not show which nu
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite, prod
 from time import monotonic
 from typing import Any
@@ -30,6 +31,7 @@ _UNCHANGED = frozenset(
     }
 )
 """Nodes of torch's graph that do not change the value of one number."""
+_READ = _SCALING | _UNCHANGED
 
 
 class SampledTensors:
@@ -54,7 +56,7 @@ class _Pass:
     """A backward pass: the number at which it begins, and the constant factors of that number, the last one first."""
 
     value: Any
-    factors: list[float] = field(default_factory=list)
+    factors: Sequence[float] = ()
 
 
 class StepLoss:
@@ -62,6 +64,7 @@ class StepLoss:
 
     def __init__(self) -> None:
         self._sampled = SampledTensors()
+        self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
         self._longest = 1
         self.begin()
 
@@ -90,6 +93,10 @@ class StepLoss:
             self._add(tensors)
 
     def _add(self, loss: Any) -> None:
+        if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # the usual case
+            self._is_known = self._is_known or not self._passes
+            self._passes.append(_Pass(loss.item(), _factors(loss)))
+            return
         if not self._passes:
             self._is_known = self._sampled.is_due("loss", loss)
         if not self._is_known:
@@ -100,22 +107,22 @@ class StepLoss:
             self._is_known = False
         elif hasattr(value, "detach"):
             value = value.detach()
-        self._passes.append(_Pass(value, [] if value is None else _factors(loss)))
+        self._passes.append(_Pass(value, () if value is None else _factors(loss)))
 
     def take(self) -> Any:
         """Return the loss of the step, None if it is not known; and begin with the next passes."""
         passes, batches, is_known = self._passes, self._batches, self._is_known
-        self.begin()
         if not passes:
             return None
+        self.begin()
+        if len(passes) == 1 and not passes[0].factors:
+            return passes[0].value
         self._longest = max(self._longest, len(passes))
         return _combined(passes, batches, self._longest) if is_known else None
 
 
 def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
     """Return the loss of which the passes are parts; None if their factors do not explain them."""
-    if len(passes) == 1 and not passes[0].factors:
-        return passes[0].value
     for place in range(min(len(each.factors) for each in passes)):
         parts = [each.value / prod(each.factors[:place]) for each in passes]
         factors = [each.factors[place] for each in passes]
@@ -132,9 +139,11 @@ def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
     return None
 
 
-def _factors(loss: Any) -> list[float]:
+def _factors(loss: Any) -> Sequence[float]:
     """Read the constants by which a loss was multiplied last, from its graph."""
     node = loss.grad_fn
+    if type(node).__name__ not in _READ:  # the usual case
+        return ()
     found: list[float] = []
     for _ in range(_DEEPEST):
         name = type(node).__name__

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
-from exporter.bridges.batches import BatchSize, samples_and_tokens
+from exporter.bridges.batches import samples_and_tokens
 
 MAX_BATCHES = 64
 MAX_THREADS = 16
@@ -18,7 +18,8 @@ class PendingBatch:
     """A batch, and the iterator of the loader from which the batch was fetched."""
 
     loader: int
-    size: BatchSize
+    samples: int | None
+    tokens: int | None
 
 
 class PendingBatches:
@@ -37,7 +38,7 @@ class PendingBatches:
             if len(self._by_thread) >= MAX_THREADS:
                 return
             batches = self._by_thread[thread] = deque(maxlen=MAX_BATCHES)
-        batches.append(PendingBatch(id(loader), samples_and_tokens(batch)))
+        batches.append(PendingBatch(id(loader), *samples_and_tokens(batch)))
 
     def clear(self) -> None:
         """Drop the batches of this thread."""
@@ -52,10 +53,9 @@ class PendingBatches:
         """Drop one batch of this thread."""
         self._by_thread[get_ident()].remove(batch)
 
-    def take(self) -> list[BatchSize]:
-        """Remove and return the batches that this thread now trains on: all but those fetched ahead."""
+    def next(self) -> PendingBatch | None:
+        """Remove and return the next batch that this thread now trains on; None if the rest was fetched ahead."""
         batches = self._by_thread.get(get_ident())
-        if not batches:
-            return []
-        number = len(batches) - (0 if self.is_exhausted else self.ahead)
-        return [batches.popleft().size for _ in range(number)]
+        if batches and (self.is_exhausted or len(batches) > self.ahead):
+            return batches.popleft()
+        return None

@@ -116,6 +116,10 @@ class LoopSource(Source):
 
     def _here(self, *, trains: bool = False) -> LoopTracker | None:
         """Return the tracker on the thread that trains; the first thread that makes a backward pass is that thread."""
+        if self._thread == get_ident() and self._tracker is not None:  # the usual case
+            if self._defers and TRAINING.job_is_instrumented and self._state not in _SILENT:
+                self._silence(self._tracker, LoopState.INSTRUMENTED)
+            return None if self._state in _SILENT else self._tracker
         if self._state in _SILENT:
             return None
         if self._thread is None:
@@ -330,9 +334,9 @@ class LoopSource(Source):
         before = LoopState.OPTIMIZER if self._state is LoopState.OPTIMIZER else LoopState.READY
         self._enter(tracker, LoopState.BACKWARD)
         self._has_worked = True
-        for size in self.batches.take():
+        while (batch := self.batches.next()) is not None:
             self._loss.add_batch()
-            training.record(samples=size.samples, tokens=size.tokens, microbatches=1)
+            training.record(samples=batch.samples, tokens=batch.tokens, microbatches=1)
         self._loss.add(tensors)
         if self._steps == 0:
             self._notice_missing_optimizer(tracker)
@@ -392,8 +396,8 @@ class LoopSource(Source):
         if self._optimizers.ends_step(optimizer):
             self._steps += 1
             training.record(loss=loss, learning_rate=rate)
-            tracker.end(Level.ITERATION)
-            self._begin_iteration(tracker)
+            tracker.next_iteration()
+            self._has_worked = False
 
     def optimizer_loaded(self, state: Any) -> None:
         """Take the number of steps that an earlier process has made."""
