@@ -15,13 +15,14 @@ from dashboards.palette import (
     PLAIN,
     PURPLE,
     VERMILION,
+    WARNING,
     Override,
     fixed,
     named,
     of_series,
     shades,
 )
-from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, to
+from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, steps, to
 from dashboards.queries import UUID_OF, Query, events, now
 from dashboards.tables import Column, table
 from exporter.training import phases
@@ -63,6 +64,13 @@ def board() -> Board:
     )
 
 
+def _state(states: str) -> str:
+    """Return PromQL for the present state of the run if it is one of these, with the reason of an end."""
+    state = f'max by (state) (training_run_state{{@run, state=~"{states}"}} == 1)'
+    outcome = 'max by (state, reason) (label_replace(training_run_outcome_info{@run}, "state", "$1", "outcome", "(.*)"))'
+    return f"({state} * on (state) group_right () {outcome} or on (state) {state})"
+
+
 def _glance() -> tuple[Panel, ...]:
     marks: list[Override] = [
         {
@@ -80,15 +88,18 @@ def _glance() -> tuple[Panel, ...]:
     return (
         stat(
             "State",
-            now(
-                'label_replace(max by (outcome, reason) (training_run_outcome_info{@run}), "state", "$1", "outcome", "(.*)")'
-                " or (max by (state) (training_run_state{@run} == 1) unless on () training_run_outcome_info{@run})",
-                "{{state}} {{reason}}",
-            ),
+            now(f"{_state('running|finished')} * 0", "{{state}} {{reason}}"),
+            now(f"{_state('starting|ending|stalled|stopped')}", "{{state}} {{reason}}"),
+            now(f"{_state('hung|failed|lost')} * 2", "{{state}} {{reason}}"),
             unit="none",
             text="name",
-            color={"mode": "fixed", "fixedColor": PLAIN},
+            thresholds=steps((None, PLAIN), (1, WARNING), (2, BAD)),
             w=8,
+        ),
+        stat(
+            "Since",
+            now("max(training_run_state_since_timestamp_seconds{@run}) * 1000"),
+            unit="dateTimeFromNow",
         ),
         stat(
             "Waiting for data",
