@@ -44,12 +44,21 @@ MOST_PARAMETERS = 32
 """Further names that `describe` keeps."""
 
 
+# Blocks that are made once: making one takes as long as entering one.
+_ITERATION = IterationBlock(kinds.TRAINING_ITERATION)
+_DATA_LOADING = HotBlock(kinds.DATA_LOADING)
+_FORWARD = HotBlock(kinds.MODEL_FORWARD)
+_BACKWARD = HotBlock(kinds.MODEL_BACKWARD)
+_ZERO_GRAD = HotBlock(kinds.ZERO_GRAD)
+_OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
+
+
 # Hot blocks ----------------------------------------------------------------------------------------------------
 
 
 def training_iteration() -> IterationBlock:
     """Return a block of one training iteration: one step of the optimizer, with all its microbatches."""
-    return IterationBlock(kinds.TRAINING_ITERATION)
+    return IterationBlock(kinds.TRAINING_ITERATION) if _ITERATION.is_open else _ITERATION
 
 
 def inferred_iteration() -> IterationBlock:
@@ -69,27 +78,27 @@ def testing_iteration() -> EvaluationBlock:
 
 def data_loading() -> HotBlock:
     """Return a block of waiting for data."""
-    return HotBlock(kinds.DATA_LOADING)
+    return HotBlock(kinds.DATA_LOADING) if _DATA_LOADING.is_open else _DATA_LOADING
 
 
 def model_forward() -> HotBlock:
     """Return a block of a forward pass."""
-    return HotBlock(kinds.MODEL_FORWARD)
+    return HotBlock(kinds.MODEL_FORWARD) if _FORWARD.is_open else _FORWARD
 
 
 def model_backward() -> HotBlock:
     """Return a block of a backward pass."""
-    return HotBlock(kinds.MODEL_BACKWARD)
+    return HotBlock(kinds.MODEL_BACKWARD) if _BACKWARD.is_open else _BACKWARD
 
 
 def zero_grad() -> HotBlock:
     """Return a block of setting gradients to zero."""
-    return HotBlock(kinds.ZERO_GRAD)
+    return HotBlock(kinds.ZERO_GRAD) if _ZERO_GRAD.is_open else _ZERO_GRAD
 
 
 def optimizer_update() -> HotBlock:
     """Return a block of an optimizer's step."""
-    return HotBlock(kinds.OPTIMIZER_UPDATE)
+    return HotBlock(kinds.OPTIMIZER_UPDATE) if _OPTIMIZER.is_open else _OPTIMIZER
 
 
 def phase(name: str) -> Block:

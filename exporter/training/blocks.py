@@ -16,7 +16,8 @@ from exporter.errors import OneLoggerError
 from exporter.recording.timing import AnyFunction, within
 from exporter.training import kinds
 from exporter.training.attributes import TracingTimestamp
-from exporter.training.clock import CELLS, StackEntry
+from exporter.training.clock import StackEntry
+from exporter.training.durations import CELLS
 from exporter.training.kinds import BlockKind, restored_kind
 from exporter.training.observer import ObservedBlock
 from exporter.training.rare_blocks import OpenBlock, begin_block, end_open_block, moment_now
@@ -26,6 +27,7 @@ from exporter.training.span_log import log_begin, log_end
 from exporter.training.spans import InertSpan, Span
 
 _CLOCK = TRAINING.clock
+_new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
 MOST_THREADS = 64
 """Threads beside the main thread whose open iterations are known."""
 
@@ -36,24 +38,26 @@ class HotBlock(StackEntry, InertSpan):
     __slots__ = ("kind", "twins", "observed", "began", "thread")
 
     def __init__(self, kind: BlockKind) -> None:
-        self.is_open = False
-        self.lexical = True
-        self.task = None
+        super().__init__()
         self.kind = kind
+        self.totals = _CLOCK.phases[str(kind.phase)]
+        self.has_phase = True
+        self.thread: int | None = None
         self.observed: ObservedBlock | None = None
-        self.twins: list[HotBlock] | None = None  # open ones, of a block entered again while it is open
+        self.twins: list[HotBlock] = []  # open ones, of a block entered again while it is open
 
     def __enter__(self) -> Span | InertSpan:
         clock = _CLOCK
+        totals = self.totals
         now = monotonic()
         if (
             now >= clock.limit
             or get_ident() != clock.thread
-            or clock.running_loop() is not None
+            or ((running_loop := clock.running_loop) is not None and running_loop() is not None)
             or self.is_open
+            or not totals.is_entered
         ):
             return self._enter_slowly(now)
-        totals = self.totals = clock.phases[self.kind.phase]  # type: ignore[index]  # a hot block has a phase
         active = clock.active
         last = clock.last
         clock.last = now
@@ -66,7 +70,7 @@ class HotBlock(StackEntry, InertSpan):
             self.mark = totals.seconds
             clock.active = totals
             clock.since = now
-        self.has_phase = self.is_open = True
+        self.is_open = True
         clock.stack.append(self)
         return self
 
@@ -97,16 +101,21 @@ class HotBlock(StackEntry, InertSpan):
     def _enter_slowly(self, now: float) -> Span | InertSpan:
         if self.is_open:
             twin = type(self)(self.kind)
-            self.twins = [*(self.twins or ()), twin]
+            twin.thread = get_ident()
+            self.twins.append(twin)
             return twin.__enter__()
         if TRAINING.is_on:
             self.begin(now, self.kind.call)
         return self if self.observed is None else self.observed.span
 
     def _leave_slowly(self, now: float, error: BaseException | None) -> None:
-        if self.twins:
-            self.twins.pop().__exit__(None, error, None)
-        elif self.is_open:
+        here = get_ident()
+        for twin in reversed(self.twins):
+            if twin.thread == here:
+                self.twins.remove(twin)
+                twin.__exit__(None, error, None)
+                return
+        if self.is_open:
             self.end(now, error)
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
@@ -244,7 +253,7 @@ class EvaluationBlock(HotBlock):
 class IterationBlock(HotBlock):
     """A training iteration: one step of the optimizer, with all its microbatches."""
 
-    __slots__ = ("work", "waits", "is_main")
+    __slots__ = ("work", "waits")
 
     def __enter__(self) -> Span | InertSpan:
         clock = _CLOCK
@@ -253,11 +262,11 @@ class IterationBlock(HotBlock):
             now >= clock.limit
             or get_ident() != clock.thread
             or not clock.accepts_iteration
-            or clock.running_loop() is not None
+            or ((running_loop := clock.running_loop) is not None and running_loop() is not None)
             or self.is_open
         ):
             return self._enter_slowly(now)
-        totals = self.totals = clock.iteration_phase
+        totals = self.totals
         active = clock.active
         last = clock.last
         clock.last = now
@@ -267,12 +276,19 @@ class IterationBlock(HotBlock):
             totals.entries += 1
             clock.active = totals
             clock.since = now
-        self.has_phase = self.is_open = self.is_main = True
+        self.is_open = True
         self.thread = clock.thread
         clock.accepts_iteration = False
         self.began = now
         clock.stack.append(self)
-        self._mark()
+        work = waits = 0.0
+        for totals in clock.work:
+            work += totals.seconds
+        for totals in clock.waits:
+            waits += totals.seconds
+        self.work = clock.iteration_work = work
+        self.waits = waits
+        clock.iteration = self
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -300,7 +316,9 @@ class IterationBlock(HotBlock):
         for totals in clock.waits:
             waits += totals.seconds
         records = TRAINING.records
-        record = IterationEnded(self.began, now, work, waits, error is not None, TRAINING.expected)
+        record = _new_record(
+            IterationEnded, (self.began, now, work, waits, error is not None, TRAINING.expected)
+        )
         if len(records) < MANY_RECORDS:
             records.append(record)
         else:
@@ -310,13 +328,8 @@ class IterationBlock(HotBlock):
     def _mark(self) -> None:
         """Note the work and the waiting before the iteration."""
         clock = _CLOCK
-        work = waits = 0.0
-        for totals in clock.work:
-            work += totals.seconds
-        for totals in clock.waits:
-            waits += totals.seconds
-        self.work = clock.iteration_work = work
-        self.waits = waits
+        self.work = clock.iteration_work = clock.work_seconds()
+        self.waits = clock.wait_seconds()
         clock.iteration = self
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
@@ -328,8 +341,8 @@ class IterationBlock(HotBlock):
             TRAINING.take_over()
         if clock.thread is None:
             TRAINING.adopt(get_ident())
-        self.is_main = get_ident() == clock.thread
-        if self.is_main:
+        is_main = get_ident() == clock.thread
+        if is_main:
             task = clock.present_task()
             for earlier in [
                 each for each in clock.stack if isinstance(each, IterationBlock) and each.task == task
@@ -343,11 +356,11 @@ class IterationBlock(HotBlock):
             other.abandon(now)
         self.work = self.waits = 0.0
         super().begin(now, call, began)
-        if not self.is_main and self.is_open:
+        if not is_main and self.is_open:
             TRAINING.iterations_elsewhere[get_ident()] = self
             if len(TRAINING.iterations_elsewhere) > MOST_THREADS:
                 del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
-        if self.is_main and self.is_open:
+        if is_main and self.is_open:
             clock.accepts_iteration = False
             self._mark()
 
@@ -355,12 +368,12 @@ class IterationBlock(HotBlock):
         """Append the record of the iteration; one whose body has raised is not completed."""
         clock, kind, began = _CLOCK, self.kind, self.began
         work, waits = 0.0, None
-        if self.is_main:
+        if self.thread == clock.thread:
             if clock.iteration is self:
                 clock.iteration = None
                 clock.accepts_iteration = TRAINING.job_is_instrumented
             work, waits = clock.work_seconds() - self.work, clock.wait_seconds() - self.waits
-        elif TRAINING.iterations_elsewhere.get(self.thread) is self:
+        elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
             del TRAINING.iterations_elsewhere[self.thread]
         if is_complete:
             failed = error is not None

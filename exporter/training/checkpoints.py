@@ -60,11 +60,12 @@ class Work:
     def done(self, loop: int, step: int, seconds: float) -> None:
         """Count a completed iteration."""
         self.seconds += seconds
-        newest = self._segments[-1] if self._segments else None
-        if newest is not None and (newest.loop, newest.save) == (loop, self._saves) and newest.last < step:
-            newest.last = step
-            newest.seconds += seconds
-            return
+        if self._segments:
+            newest = self._segments[-1]
+            if newest.last < step and newest.loop == loop and newest.save == self._saves:
+                newest.last = step
+                newest.seconds += seconds
+                return
         self._segments.append(Segment(loop, step, step, seconds, self._saves))
         if len(self._segments) > MOST_SEGMENTS:  # a save commits the two oldest once it covers both
             first = self._segments.pop(0)

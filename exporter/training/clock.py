@@ -16,22 +16,13 @@ from time import monotonic
 from typing import Any
 from weakref import ref
 
-from exporter.recording.exponential import BEYOND, LEAST, bucket_of, upper_bound
+from exporter.training.durations import CELLS
 from exporter.training.history import PhaseHistory
-from exporter.training.metrics import PHASE_BUCKETS
 from exporter.training.phases import PHASES, Phase
 
 INIT, OTHER = "init", "other"
 MOST_OPEN = 1024
 """Blocks that may be open on the main thread; beyond it the oldest is discarded."""
-SHORTEST_SECONDS, LONGEST_SECONDS = 1e-7, 1e5
-"""Range of the durations with the resolution of native histograms."""
-
-_EXPONENTIAL = range(bucket_of(SHORTEST_SECONDS), bucket_of(LONGEST_SECONDS) + 1)
-CELLS = tuple(sorted({*PHASE_BUCKETS, *map(upper_bound, _EXPONENTIAL)}))
-"""Upper bounds of the cells in which durations are counted: those of classic and of native buckets together."""
-_BUCKETS = (LEAST, *(bucket_of(bound) for bound in CELLS[1:]), BEYOND)
-"""The native bucket of each cell."""
 
 
 class PhaseTotals:
@@ -40,13 +31,24 @@ class PhaseTotals:
     Attributes:
         bin_seconds: The seconds at the begin of the present bin of the history.
         cells: Durations by cell; None for a phase without a histogram.
+        is_entered: Whether a block of the phase was entered in this process.
     """
 
-    __slots__ = ("row", "name", "seconds", "bin_seconds", "entries", "cells", "duration_seconds")
+    __slots__ = (
+        "row",
+        "name",
+        "seconds",
+        "bin_seconds",
+        "entries",
+        "cells",
+        "duration_seconds",
+        "is_entered",
+    )
 
     def __init__(self, row: Phase) -> None:
         self.row = row
         self.name = row.name
+        self.is_entered = False
         self.reset()
 
     def reset(self) -> None:
@@ -103,16 +105,13 @@ class ClockReading:
     history: tuple[int, ...]
 
 
-def _no_loop() -> None:
-    """Return the running loop of a process that has not loaded asyncio."""
-
-
 class PhaseClock:
     """Clock of the main thread: each moment counts for one phase, the one of the innermost block.
 
     Before the first step the phase is `init` where no block is open, afterwards `other`.
 
     Attributes:
+        work: The entered phases that are work; `waits` are those in which a rank waits.
         thread: The thread whose time is divided: the first that enters a block. None before.
         limit: The time before which an edge of the main thread needs nothing but the clock.
         iteration: The training iteration that is open; `iteration_work` are the seconds of work when it began.
@@ -123,15 +122,14 @@ class PhaseClock:
     __slots__ = (
         *("phases", "thread", "stack", "active", "last", "since", "limit", "began", "is_watched"),
         *("base", "is_training", "running_loop", "iteration", "iteration_work", "accepts_iteration"),
-        *("iteration_phase", "work", "waits", "history"),
+        *("work", "waits", "history"),
     )
 
     def __init__(self, began: float) -> None:
         self.phases = {row.name: PhaseTotals(row) for row in PHASES.values()}
-        self.work = tuple(each for each in self.phases.values() if each.row.work)
-        self.waits = tuple(each for each in self.phases.values() if each.row.waiting)
-        self.iteration_phase = self.phases["iteration"]
-        self.running_loop: Callable[[], object] = _no_loop
+        self.work: tuple[PhaseTotals, ...] = ()
+        self.waits: tuple[PhaseTotals, ...] = ()
+        self.running_loop: Callable[[], object] | None = None  # None until asyncio is loaded
         self.is_watched = False
         self.restart(began)
 
@@ -139,6 +137,8 @@ class PhaseClock:
         """Begin again with nothing open, as in a forked child."""
         for totals in self.phases.values():
             totals.reset()
+            totals.is_entered = False
+        self.work = self.waits = ()
         self.thread: int | None = None
         self.base = StackEntry()
         self.base.totals = self.active = self.phases[INIT]
@@ -193,6 +193,8 @@ class PhaseClock:
         entry.is_nested = phase is None or (totals is self.active and len(self.stack) > 1)
         entry.mark = 0.0
         self.switch(totals, now)
+        if not totals.is_entered:
+            self._add(totals)
         if not entry.is_nested:
             totals.entries += 1
             entry.mark = totals.seconds
@@ -200,6 +202,14 @@ class PhaseClock:
         self.stack.append(entry)
         if len(self.stack) > MOST_OPEN:
             self._abandon([self.stack[1]], now)
+
+    def _add(self, totals: PhaseTotals) -> None:
+        """Take the seconds of a phase into account, from its first entry on."""
+        totals.is_entered = True
+        if totals.row.work:
+            self.work = (*self.work, totals)
+        if totals.row.waiting:
+            self.waits = (*self.waits, totals)
 
     def leave(self, entry: StackEntry, now: float, *, everything: bool = False) -> None:
         """Remove a block, which need not be the innermost, and end what is left open inside.
@@ -255,9 +265,9 @@ class PhaseClock:
 
     def present_task(self) -> ref[Any] | None:
         """Return a reference to the running asyncio task; None outside of a task."""
-        if self.running_loop is _no_loop:
-            self.running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None) or _no_loop
-        if self.running_loop() is None:
+        if self.running_loop is None:
+            self.running_loop = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+        if self.running_loop is None or self.running_loop() is None:
             return None
         task = sys.modules["asyncio"].current_task()
         self.remove_ended(monotonic())
@@ -334,22 +344,3 @@ class PhaseClock:
 def is_over(task: Any) -> bool:
     """Return True for a task that has ended, or whose object is gone."""
     return task is None or bool(task.done())
-
-
-def native_buckets(cells: list[int]) -> dict[int, int]:
-    """Return the counts of a native histogram's buckets."""
-    found: dict[int, int] = {}
-    for bucket, count in zip(_BUCKETS, cells, strict=True):
-        if count:
-            found[bucket] = found.get(bucket, 0) + count
-    return found
-
-
-def classic_buckets(cells: list[int]) -> list[int]:
-    """Return the counts of the classic buckets, the last one without bound."""
-    found, start = [], 0
-    for bound in PHASE_BUCKETS:
-        end = bisect_left(CELLS, bound) + 1
-        found.append(sum(cells[start:end]))
-        start = end
-    return [*found, sum(cells[start:])]

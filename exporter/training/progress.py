@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
 from exporter.recording.windows import median
+from exporter.training.durations import CELLS, classic_buckets, native_buckets
 from exporter.training.facts import Facts
-from exporter.training.metrics import Families, Series, amount
+from exporter.training.metrics import STEP_BUCKETS, Families, amount
 from exporter.training.numbers import Numbers
 from exporter.training.records import Expectation
 
@@ -45,8 +47,7 @@ class Progress:
         self._compute: deque[float] = deque(maxlen=COMPUTE_OF)
         self._slow = self.ideal = 0.0  # seconds of a slow step, and of an ordinary one; 0 while unknown
         self._changed = False
-        self._train: tuple[Series, Series] | None = None
-        self._expected: Expectation | None = None
+        self.expected: Expectation | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -54,6 +55,8 @@ class Progress:
         self.steps = 0  # completed training steps
         self.last: float | None = None  # when the latest step or validation batch ended, monotonic time
         self.over = False  # the training loop has ended: no progress is due while a process exports its model
+        self._cells = [0] * (len(CELLS) + 1)  # durations of training steps
+        self._duration_seconds = 0.0
         self._counted: dict[
             tuple[str, str], float
         ] = {}  # the job's own samples and tokens that are published
@@ -71,11 +74,10 @@ class Progress:
         self.last = at
         self.over = False
         self.steps += 1
-        steps, durations = self._train or self._begin()
-        steps.add()
         if seconds is None:
             return
-        durations.observe(seconds)
+        self._duration_seconds += seconds
+        self._cells[bisect_left(CELLS, seconds)] += 1
         if compute is not None:
             self._compute.append(compute)
         if self.steps == 1:  # it compiles and warms up
@@ -88,14 +90,16 @@ class Progress:
         if len(recent) == FEWEST:
             self._update_ideal()
 
-    def _begin(self) -> tuple[Series, Series]:
+    def _publish_steps(self) -> None:
+        families = self._families
         # Counters of problems exist from the first step, so that their first increase is visible.
         for reason in SKIPPED:
-            self._families.counter("training.skipped_steps", reason=reason)
-        self._families.counter("training.slow_step_excess", "seconds")
-        steps = self._families.counter("training.steps", mode="train")
-        self._train = steps, self._families.histogram("training.step_duration", mode="train")
-        return self._train
+            families.counter("training.skipped_steps", reason=reason)
+        families.counter("training.slow_step_excess", "seconds")
+        families.counter("training.steps", mode="train").raise_to(self.steps)
+        durations = families.histogram("training.step_duration", mode="train")
+        counts = classic_buckets(self._cells, STEP_BUCKETS)
+        durations.replace(self._duration_seconds, counts, native_buckets(self._cells))
 
     def _update_ideal(self) -> None:
         """Recompute the duration of an ordinary step, and that above which a step is slow."""
@@ -107,11 +111,11 @@ class Progress:
     def expect(self, expected: Expectation | None) -> None:
         """Keep what a step has trained as configured; the job may still record its own numbers."""
         self.count_expected()
-        self._expected = expected
+        self.expected = expected
 
     def count_expected(self) -> None:
         """Count what was expected of the latest step, unless the job records such numbers itself."""
-        expected, self._expected = self._expected, None
+        expected, self.expected = self.expected, None
         if expected is None:
             return
         for field, number in (("samples", expected.samples), ("tokens", expected.tokens)):
@@ -141,6 +145,8 @@ class Progress:
     def publish(self, offset: float) -> None:
         """Update the series, with the offset of the wall clock from the monotonic clock."""
         self._publish_numbers()
+        if self.steps:
+            self._publish_steps()
         if self.last is not None:
             gauge = self._families.gauge("training.last_progress_timestamp", "seconds")
             gauge.set(None if self.over else round(self.last + offset, 3))

@@ -142,6 +142,8 @@ def _is_begun(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
     if kind.inferred:
         loop = any(each.kind in kinds.LOOPS for each in _open_rare())
         return not TRAINING.job_is_instrumented and not loop
+    if kind is kinds.APPLICATION:
+        TRAINING.abandon_begun()
     if kind is kinds.TRAINING_LOOP:
         TRAINING.take_over()
         for name in ("train_iterations_start", "train_samples_start"):

@@ -65,6 +65,9 @@ class OpenHotBlock(Protocol):
     kind: BlockKind
     is_open: bool
 
+    def abandon(self, now: float) -> None:
+        """End the block without counting a step."""
+
 
 class TrainingRecording:
     """Recorder of the training of one process.
@@ -347,6 +350,13 @@ class TrainingRecording:
         for block in [each for each in reversed(self.open.values()) if each.kind.inferred]:
             block.discard()
 
+    def abandon_begun(self) -> None:
+        """End the hot blocks that callbacks have begun and not ended: an application begins without them."""
+        for block in list(self.begun):
+            if block.is_open:
+                block.abandon(monotonic())
+        self.begun.clear()
+
     def discard_iteration(self) -> None:
         """Discard the iteration that is open: a bridge has found that there is none."""
         elsewhere = self.iterations_elsewhere.get(threading.get_ident())
@@ -376,9 +386,12 @@ class TrainingRecording:
         """Apply records, the oldest first, under the lock; returns True if more are waiting."""
         state, records = self._state, self.records
         state.offset = time() - monotonic()
-        for _ in range(min(most, len(records))):
+        apply, take, remaining = state.apply, records.popleft, min(most, len(records))
+        while remaining > 0:
             try:
-                state.apply(records.popleft())
+                while remaining > 0:
+                    remaining -= 1
+                    apply(take())
             except Exception as error:  # noqa: BLE001, PERF203  # a defect costs one record, not those after it
                 log_once(f"record {error!r}", f"a defect in the recording of training: {error!r}")
         return bool(records)

@@ -14,8 +14,9 @@ from exporter.recording.identity import clean_text
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import TrainingReading
 from exporter.training.checkpoints import Checkpoints, Save, Work
-from exporter.training.clock import ClockReading, PhaseClock, classic_buckets, native_buckets
+from exporter.training.clock import ClockReading, PhaseClock
 from exporter.training.collectives import sequence_numbers
+from exporter.training.durations import classic_buckets, native_buckets
 from exporter.training.facts import RATES, Facts
 from exporter.training.kinds import OTHER
 from exporter.training.metrics import PHASE_BUCKETS, Families
@@ -98,7 +99,10 @@ class TrainingState:
 
     def apply(self, record: Record) -> None:
         """Apply one record."""
-        self._handlers[type(record)](record)
+        if type(record) is IterationEnded:
+            self._iteration_ended(record)
+        else:
+            self._handlers[type(record)](record)
 
     def reset(self) -> None:
         """Count from zero."""
@@ -121,7 +125,7 @@ class TrainingState:
             return
         seconds = ended - began if ended > began else 0.0
         self._last_possible_work += work
-        compute = None if waits is None else max(seconds - waits, 0.0)
+        compute = None if waits is None else seconds - waits if seconds > waits else 0.0
         self._step_ended(seconds, ended, work, compute, None, expected)
 
     def _step_ended(
@@ -134,14 +138,16 @@ class TrainingState:
         expected: Expectation | None,
     ) -> None:
         """Count a completed step: its duration, the work in it, and its duration without waiting."""
-        self.progress.trained(seconds, at, compute)
+        progress, loop = self.progress, self.loop
+        progress.trained(seconds, at, compute)
         self._last_step = at
-        loop = self.loop
         if loop is None:
             loop = self._enter_loop(0 if number is None else max(number - 1, 0), is_inferred=False)
-        loop.completed = loop.completed + 1 if number is None else number
-        self.progress.expect(expected)
-        self.work.done(loop.number, loop.completed - 1, work)
+        before = loop.completed if number is None else number - 1
+        loop.completed = before + 1
+        if expected is not None or progress.expected is not None:
+            progress.expect(expected)
+        self.work.done(loop.number, before, work)
 
     def _step_reported(self, record: StepReported) -> None:
         seconds, last, work = record.seconds, self._last_step, record.seconds or 0.0
@@ -293,7 +299,9 @@ class TrainingState:
                 cells = list(totals.cells)
                 series = families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
                 if sum(cells) != series.count:
-                    series.replace(totals.duration_seconds, classic_buckets(cells), native_buckets(cells))
+                    series.replace(
+                        totals.duration_seconds, classic_buckets(cells, PHASE_BUCKETS), native_buckets(cells)
+                    )
         since = families.gauge("training.phase_active_since_timestamp", "seconds")
         since.set(round(clock.since + self.offset, 3))
 

@@ -27,7 +27,8 @@ from training_support import (
 from exporter import training
 from exporter.training import kinds
 from exporter.training.blocks import HotBlock
-from exporter.training.clock import CELLS, MOST_OPEN, PhaseClock, StackEntry, classic_buckets, native_buckets
+from exporter.training.clock import MOST_OPEN, PhaseClock, StackEntry
+from exporter.training.durations import CELLS, classic_buckets, native_buckets
 from exporter.training.metrics import PHASE_BUCKETS
 from exporter.training.phases import PHASES
 from exporter.training.recorder import TRAINING
@@ -397,7 +398,7 @@ def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations:
         if seconds > 1e-6:
             native[bucket_of(seconds)] = native.get(bucket_of(seconds), 0) + 1
 
-    classic = classic_buckets(cells)
+    classic = classic_buckets(cells, PHASE_BUCKETS)
     assert [sum(classic[: place + 1]) for place in range(len(PHASE_BUCKETS))] == [
         sum(seconds <= bound for seconds in durations) for bound in PHASE_BUCKETS
     ]

@@ -229,3 +229,16 @@ def test_values_whose_class_cannot_be_asked_for_never_raise(make: Any) -> None:
 
     assert entered == 5
     assert misuses()
+
+
+def test_an_iteration_that_was_begun_after_an_application_is_over_when_the_next_begins() -> None:
+    memory = configured(telemetry={})
+    with training.application():
+        pass
+    training.on_training_single_iteration_start()
+    with training.application(), training.training_loop(train_iterations_start=0):
+        train(2)
+
+    assert [
+        update["num_iterations"] for update in exported(memory).attributes("training_metrics_update")
+    ] == [2]

@@ -1,0 +1,36 @@
+"""Durations: cells that give both the classic and the native buckets of a histogram, with one search per value."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from exporter.recording.exponential import BEYOND, LEAST, bucket_of, upper_bound
+from exporter.training.metrics import PHASE_BUCKETS
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-7, 1e5
+"""Range of the durations with the resolution of native histograms."""
+
+_EXPONENTIAL = range(bucket_of(SHORTEST_SECONDS), bucket_of(LONGEST_SECONDS) + 1)
+CELLS = tuple(sorted({*PHASE_BUCKETS, *map(upper_bound, _EXPONENTIAL)}))
+"""Upper bounds of the cells in which durations are counted: those of classic and of native buckets together."""
+_BUCKETS = (LEAST, *(bucket_of(bound) for bound in CELLS[1:]), BEYOND)
+"""The native bucket of each cell."""
+
+
+def native_buckets(cells: list[int]) -> dict[int, int]:
+    """Return the counts of a native histogram's buckets."""
+    found: dict[int, int] = {}
+    for bucket, count in zip(_BUCKETS, cells, strict=True):
+        if count:
+            found[bucket] = found.get(bucket, 0) + count
+    return found
+
+
+def classic_buckets(cells: list[int], bounds: tuple[float, ...]) -> list[int]:
+    """Return the counts of the classic buckets, the last one without bound."""
+    found, start = [], 0
+    for bound in bounds:
+        end = bisect_left(CELLS, bound) + 1
+        found.append(sum(cells[start:end]))
+        start = end
+    return [*found, sum(cells[start:])]
