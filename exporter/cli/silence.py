@@ -28,7 +28,10 @@ from exporter.feed.reader import FeedReader
 from exporter.feed.runs import SILENT_SECONDS, Job, Silence
 
 PYTHON_SECONDS = 8.0
-CALLS = "docs/bridges.md says what is recorded automatically and what needs a call"
+CALLS = (
+    "add `from exporter import training` to the code, and after each step `training.step()` and, if wanted, "
+    "`training.record(loss=loss, samples=len(batch))` (XGBoost: in `after_iteration` of a callback; Ray: in the worker)"
+)
 PACKAGE = Path(__file__).parents[1]
 
 _LOOK = """
