@@ -132,10 +132,10 @@ CHECKPOINTS = Mark(
     PURPLE,
 )
 ALERTS_OF_RUN = Mark(
-    "Alerts", 'ALERTS{alertstate="firing", @run}', "{{alertname}} {{rank}}", BLUE, shown=False, at_value=False
+    "Alerts", 'ALERTS{alertstate="firing", @run}', "{{alertname}} {{rank}}", BLUE, at_value=False
 )
 ALERTS_OF_NODE = Mark(
-    "Alerts", 'ALERTS{alertstate="firing", @node}', "{{alertname}} {{gpu}}", BLUE, shown=False, at_value=False
+    "Alerts", 'ALERTS{alertstate="firing", @node}', "{{alertname}} {{gpu}}", BLUE, at_value=False
 )
 
 

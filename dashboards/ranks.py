@@ -6,7 +6,7 @@ from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RES
 from dashboards.palette import BAD, BLUE, GREEN, ORANGE, PHASES, PLAIN, VERMILION, WARNING, named
 from dashboards.panels import Panel, above, heatmap, lines, stat, steps, to, words
 from dashboards.queries import GPU_OF, Query, held, now
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, hanging_ranks, percent, table
 
 UID = "training-ranks"
 RANKS = Variable(
@@ -211,6 +211,7 @@ def together() -> tuple[Panel, ...]:
             w=12,
             h=12,
         ),
+        hanging_ranks(),
         table(
             "Ended and silent ranks",
             Column("rank", "Rank", width=70),

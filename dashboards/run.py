@@ -24,7 +24,7 @@ from dashboards.palette import (
 )
 from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, steps, to
 from dashboards.queries import UUID_OF, Query, events, now
-from dashboards.tables import Column, table
+from dashboards.tables import Column, hanging_ranks, table
 from exporter.training import phases
 
 UID = "training-run"
@@ -257,6 +257,7 @@ def _progress() -> tuple[Panel, ...]:
             Query(MFU.format(work="hardware"), "HFU: with recomputation", ORANGE),
             unit="percentunit",
         ),
+        hanging_ranks(),
     )
 
 

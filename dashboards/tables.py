@@ -99,6 +99,37 @@ def table(
     return made
 
 
+def hanging_ranks(w: int = 24) -> Panel:
+    """Return the table of the ranks of a hung or stalled run: where each rank waits, the odd rank first."""
+    of = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
+    same = "count by (function, location) (training_hang_info{@run})"
+    return table(
+        "Where hanging ranks wait",
+        Column("rank", "Rank", width=70),
+        Column("instance", "Node", width=160),
+        Column("function", "Function"),
+        Column("location", "Line"),
+        Column("phase", "Phase", width=140),
+        Column(
+            f'({of}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})',
+            "Collectives",
+            decimals=0,
+            width=110,
+        ),
+        Column(
+            f"({of}) * on (function, location) group_left () {same}",
+            "Ranks at this line",
+            decimals=0,
+            width=140,
+        ),
+        of=of,
+        sort="Ranks at this line",
+        descending=False,
+        w=w,
+        h=7,
+    )
+
+
 def matrix(
     title: str,
     query: Query,

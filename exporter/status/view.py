@@ -174,9 +174,9 @@ def _ranks(readings: Readings) -> list[Rank]:
         key = (run, number, worker, "" if number else role)
         return found.setdefault(key, Rank(run, number, worker, role))
 
-    for family, field in _OF_RANKS.items():
+    for family, attribute in _OF_RANKS.items():
         for labels, value in readings.rows(family):
-            setattr(rank(labels), field, value)
+            setattr(rank(labels), attribute, value)
     for labels, _ in readings.rows("training_rank_info"):
         told = rank(labels)
         for field in ("role", "node", "gpu", "uuid"):

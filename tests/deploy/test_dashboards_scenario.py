@@ -67,7 +67,12 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Errors of NVIDIA's library": "A",
     },
     ("training-node", PASSES): {"Processes of the job": "G"},
-    ("training-ranks", NO_FAULT): {"Ranks alive": "C", "Ended and silent ranks": "AB"},
+    ("training-ranks", NO_FAULT): {
+        "Ranks alive": "C",
+        "Ended and silent ranks": "AB",
+        "Where hanging ranks wait": "ABC",
+    },
+    ("training-run", NO_FAULT): {"Where hanging ranks wait": "ABC", "State": "BC"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"Every rank with its machine, the slowest first": "G"},
     ("training-run", NO_TORCH): {
