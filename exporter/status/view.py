@@ -179,8 +179,8 @@ def _ranks(readings: Readings) -> list[Rank]:
             setattr(rank(labels), attribute, value)
     for labels, _ in readings.rows("training_rank_info"):
         told = rank(labels)
-        for field in ("role", "node", "gpu", "uuid"):
-            setattr(told, field, labels.get(field, ""))
+        for attribute in ("role", "node", "gpu", "uuid"):
+            setattr(told, attribute, labels.get(attribute, ""))
         told.stage = labels.get("label_stage", "")
     for labels, value in readings.rows("training_phase_active"):
         if value == 1:
