@@ -16,28 +16,28 @@ Role = Literal["trainer", "dataloader", "other"]
 
 @dataclass(frozen=True, slots=True)
 class JobProcess:
-    """Process with a feed, or recently ended process, as the ledger knows it."""
+    """Process with a feed, or recently exited process."""
 
     process: ProcessIdentity
     alive: bool
-    pid: int | None = None  # in the sidecar's pid namespace; None if dead or invisible
+    pid: int | None = None  # in the sidecar's pid namespace; None if exited or invisible
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcessUse:
-    """Use of one GPU by one process; None is unknown to the driver."""
+    """Use of a GPU by a process; None if the driver does not report the value."""
 
     pid: int  # in the sidecar's pid namespace
-    gpu: str  # index as the job sees it
+    gpu: str  # index in the job's numbering
     uuid: str  # of the whole GPU
     memory_bytes: int | None = None
-    # utilization by `sm` since the last pass, as far as it is known
+    # utilization by `sm` since the last pass; empty if unknown
     ratios: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuListing:
-    """Processes on one GPU at a moment."""
+    """Processes on a GPU at a point in time."""
 
     uuid: str
     at: float  # monotonic time
@@ -46,7 +46,7 @@ class GpuListing:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLife:
-    """Begin and end of a process on the monotonic clock; `ended` is None while the process lives."""
+    """Start and exit of a process on the monotonic clock; `ended` is None for a running process."""
 
     pid: int
     began: float
@@ -63,18 +63,18 @@ class EnergyPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunUse:
-    """Use of this machine by the living processes of one run."""
+    """Use of this machine by the running processes of a run."""
 
     run: str
     pids: frozenset[int]
-    cpu_seconds: float  # of all its processes here since the sidecar started
-    cpus: int  # usable by its ranks
+    cpu_seconds: float  # of all processes of the run on this machine since the sidecar started
+    cpus: int  # usable by the run's ranks
     resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """Use of the machine by all visible living runs, and its resources; None is unreadable."""
+    """Use of the machine by all visible runs, and the machine's resources; None if unreadable."""
 
     at: float
     runs: tuple[RunUse, ...]
@@ -85,7 +85,7 @@ class MachineUse:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReading:
-    """Energy of one device as counted by its collector.
+    """Energy of a device as counted by the device's collector.
 
     The sum over components is meaningful: overlapping zones (psys, core) have no readings.
     """
@@ -94,25 +94,25 @@ class EnergyReading:
     device: str  # `package0`, or the UUID of a GPU
     source: str  # `rapl`, `nvml_counter`, `nvml_power`, `tdp_model`, …
     measured: bool  # False for a model
-    joules: float | None  # corrected for wraps and resets; may start anew; None while there is no reading
+    joules: float | None  # corrected for wraps and resets; may restart at 0; None without a reading
     watts: float | None  # over the last interval; None if unknown
     at: float
     register_joules: float | None = None  # raw counter of the device, None for an integral of power
-    range_joules: float = 0.0  # the register wraps there; 0 for never
+    range_joules: float = 0.0  # the register wraps at this value; 0 if never
     idle_watts: float | None = None  # power without work; None if unknown
     name: str = ""  # model of the device
     index: str = ""
     power_joules: float | None = None  # integral of power measured independently of `joules`
-    resets: Mapping[str, float] = field(default_factory=dict)  # corrections so far, by reason
+    resets: Mapping[str, float] = field(default_factory=dict)  # corrections by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # of that time; not part of `joules`
-    divided: bool = False  # a GPU in MIG mode: a process has a part of it
+    divided: bool = False  # True for a GPU in MIG mode: a process uses a part of the GPU
     history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; of GPUs only
 
 
 @dataclass(frozen=True, slots=True)
 class OverdueRank:
-    """A living rank of a run without progress, on this node."""
+    """Running rank without progress, on this node."""
 
     rank: int
     process_id: str
@@ -124,7 +124,7 @@ class OverdueRun:
     """A hung or stalled run."""
 
     run: str
-    state: Literal["hung", "stalled", "observed"]  # observed: asked for by a person, whatever the state
+    state: Literal["hung", "stalled", "observed"]  # observed: a user requested the examination
     since: float  # Unix time of the last finished step
     step: int | None
     ranks: tuple[OverdueRank, ...]

@@ -1,1 +1,1 @@
-"""Described machines: GPUs that are played in place of NVIDIA's library, below the real binding."""
+"""Replay of described GPU machines below the pynvml binding, in place of NVIDIA's library."""

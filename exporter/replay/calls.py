@@ -1,7 +1,7 @@
-"""What a replayed GPU can be asked, under which names a description has it, and what functions of NVML then do.
+"""Readings of a replayed GPU by their names in a description, and the NVML functions that return them.
 
-Used in the NVML child; the tables also by `description` and `capture`. Arguments come as pynvml passes them to C, results go
-through `byref()` objects; versions of structures and lengths of lists are checked as NVML does. Source: nvml.h; pynvml.
+Used in the NVML child; `description` and `library` use the tables. Arguments come as pynvml passes them to C,
+results go through `byref()` objects; versions of structures and lengths of lists are checked as NVML does. Source: nvml.h; pynvml.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ONE_NUMBER = {
     "nvmlDeviceGetNumaNodeId": "numa_node",
     "nvmlDeviceGetArchitecture": "architecture",
 }
-"""Functions that give one number, and the reading that it is."""
+"""Functions with one number as their result, and the name of the reading."""
 
 BY_NUMBER = {
     "nvmlDeviceGetClockInfo": ("", "clock_sm", "clock_memory"),
     "nvmlDeviceGetTemperature": ("temperature",),
     "nvmlDeviceGetTemperatureThreshold": ("", "threshold_slowdown"),
 }
-"""Functions that give one number of several, chosen by a number before it; "" for one that nobody asks for."""
+"""Functions with one number, selected by an index argument; "" for an index that the exporter never reads."""
 
 SEVERAL = {
     "nvmlDeviceGetMigMode": ("mig_mode", "mig_mode"),
@@ -43,7 +43,7 @@ SEVERAL = {
         *("remapped_correctable", "remapped_uncorrectable", "remapping_pending", "remapping_failed"),
     ),
 }
-"""Functions that give several numbers; supported where the first is, of which the others are copies if left out."""
+"""Functions with several numbers; supported if the first reading is, which replaces readings that are left out."""
 
 TEXTS = {
     "nvmlDeviceGetName": "name",
@@ -93,17 +93,17 @@ LINK_FIELDS = {
     204: "nvlink_receive_bytes",
     **dict.fromkeys(range(206, 216), "nvlink_errors_fifth"),
 }
-"""Fields whose scope is a link; the readings are those of one link."""
+"""Fields whose scope is an NVLink; each reading is the value of a single link."""
 
 SUMMABLE_FIELDS = frozenset({138, 139})
-"""Those that can be asked over all links."""
+"""Link fields with a sum over all links (scope `ALL_LINKS`)."""
 
-# By ids that are written down apart from the child's, so that the one finds mistakes in the other.
+# Ids are written here again, and not imported from the child, so that a test finds a wrong id in either table.
 _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
 _SMOOTHING = "power_smoothing"
 
 SAMPLES = {0: ("power", 0.02, 119), 1: ("utilization", 0.2, 71), 2: ("memory_utilization", 0.2, 71)}
-"""The driver's buffers by kind: the reading, seconds between samples, how many there are."""
+"""The driver's sample buffers by kind: reading, seconds between samples, capacity."""
 
 READINGS = tuple(
     dict.fromkeys(
@@ -126,11 +126,11 @@ READINGS = tuple(
         if name
     )
 )
-"""What a GPU can be asked, by its name in a description; docs/replay.md has the units."""
+"""All readings by their names in a description; docs/replay.md has the units."""
 
 
 def fields_of_driver(driver: str) -> dict[int, str]:
-    """The readings of fields by id, as a driver has them."""
+    """Return the names of the readings by field id, as a driver numbers the fields."""
     major, _, rest = driver.partition(".")
     version = int(major), int(rest.partition(".")[0])
     first, second = dict.fromkeys((251, 252, 253), _SMOOTHING), dict.fromkeys((269, 270, 271), _SMOOTHING)
@@ -144,12 +144,12 @@ def fields_of_driver(driver: str) -> dict[int, str]:
 
 
 class RefusedError(Exception):
-    """A call that ends with an error of NVML's, by its name."""
+    """NVML error by name, raised by a replayed function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call on a GPU: when, and what it would give."""
+    """Arguments common to all calls on a GPU: the GPU, the time and the driver version."""
 
     gpu: ReplayedGpu
     moment: float  # seconds on the timeline
@@ -157,11 +157,11 @@ class Asked:
     driver: str  # version of the driver
 
     def maybe(self, name: str) -> float | None:
-        """A reading now; None where there is none."""
+        """Return the current value of a reading; None if the GPU does not support the reading."""
         return self.gpu.readings.at(name, self.moment)
 
     def reading(self, name: str) -> float:
-        """The same where it must be there; raises RefusedError: it is not supported."""
+        """Return the current value of a reading; raises RefusedError if the GPU does not support the reading."""
         value = self.maybe(name)
         if value is None:
             raise RefusedError("not_supported")
@@ -169,27 +169,27 @@ class Asked:
 
 
 Call = Callable[..., None]
-"""Takes what is asked, and the arguments after the handle; raises RefusedError."""
+"""Replayed function: receives the call's context and the arguments after the handle; raises RefusedError."""
 
 
 def number(argument: Any) -> int:
-    """A number that was passed by value."""
+    """Return the number in an argument that was passed by value."""
     return int(getattr(argument, "value", argument))
 
 
 def behind(reference: Any) -> Any:
-    """What a `byref()` object refers to."""
+    """Return the object behind a `byref()` reference."""
     return reference._obj  # noqa: SLF001 - the only way to it
 
 
 def put(reference: Any, value: float) -> None:
-    """Write through what `byref` made."""
+    """Write a value to the target of a `byref()` reference."""
     target = behind(reference)
     target.value = value if isinstance(target.value, float) else int(value)
 
 
 def check_version(structure: Any, version: int) -> None:
-    """Refuse a structure of another version."""
+    """Raise RefusedError if a structure has a different version."""
     if structure.version != version:
         raise RefusedError("argument_version_mismatch")
 
@@ -243,7 +243,7 @@ def _structure(version: int | None, members: dict[str, str]) -> Call:
 
 
 def _memory(asked: Asked, result: Any) -> None:
-    """Of the first version, where what the driver reserves counts as used."""
+    """Fill version 1 of the structure, in which memory reserved by the driver counts as used."""
     info, total = behind(result), int(asked.reading("memory_total"))
     taken = int((asked.maybe("memory_used") or 0) + (asked.maybe("memory_reserved") or 0))
     info.total, info.used, info.free = total, taken, max(0, total - taken)
@@ -285,7 +285,7 @@ def _memory_errors(asked: Asked, *arguments: Any) -> None:
 
 
 def _field_values(asked: Asked, count: Any, array: Any) -> None:
-    """Succeeds, with a code for each field."""
+    """Fill the field values; the call succeeds, and each field has its own result code."""
     readings = fields_of_driver(asked.driver)
     for value in behind(array)[: number(count)]:
         value.timestamp = int(asked.wall * 1e6)
@@ -320,7 +320,7 @@ def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> fl
 
 
 def _processes(asked: Asked, count: Any, array: Any) -> None:
-    """Success only when there is none, or room for all."""
+    """Fill the array of processes; an error if the array is too small."""
     running = asked.gpu.processes(asked.moment)
     space = behind(count).value
     put(count, len(running))
@@ -333,7 +333,7 @@ def _processes(asked: Asked, count: Any, array: Any) -> None:
 
 
 def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> None:
-    """The first call must say that the array is too small; for the time 0 there is one sample, of some past time."""
+    """Fill the utilization samples of processes; for the time 0 only the oldest."""
     times = _times(asked.wall, number(since), 1.0, 72)
     times = times if number(since) else times[:1]
     running = [process for process in asked.gpu.processes(asked.moment) if process["sm"] is not None]
@@ -371,7 +371,7 @@ def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, a
 
 
 def _times(wall: float, since: int, seconds: float, length: int) -> list[int]:
-    """The times of the samples in a ring that are newer than one, microseconds."""
+    """Return the times of the samples in a ring buffer after `since`, in microseconds."""
     step = int(seconds * 1e6)
     newest = int(wall * 1e6) // step
     oldest = max(newest - length + 1, ceil((since + 1) / step))

@@ -1,7 +1,7 @@
-"""The description of a machine that can be replayed instead of NVIDIA's library: what may be in the YAML file.
+"""Schema of the YAML file that describes a machine for a replay.
 
-Used in the sidecar, when it starts with a replay. What each key means is in docs/replay.md. Numbers are what NVML returns,
-in its units: a replay stands below everything that converts them.
+Used in the sidecar if a replay is configured. docs/replay.md explains the keys. Numbers have NVML's units,
+because a replay runs below all unit conversions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
 
 Problems = Iterator[tuple[str, str]]
-"""What the loader asks of a dataclass: keys, and what is wrong with their values."""
+"""Problems of a configuration dataclass, for the loader: pairs of key and message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Signal:
 
 
 Number = int | float | Signal | Literal["nan", "infinity"] | None
-"""A constant, something that moves, garbage, or null: not supported."""
+"""Reading: a constant, a signal, not a number (`nan`, `infinity`), or null if not supported."""
 
 Numbers = Mapping[str, Number]
 Version = Annotated[str, Notation('a version such as "580.95"', r"^[0-9]+\.[0-9]+(\..*)?$")]
@@ -49,7 +49,7 @@ Version = Annotated[str, Notation('a version such as "580.95"', r"^[0-9]+\.[0-9]
 Readings: Any = dataclasses.make_dataclass(
     "Readings", [(name, Number, field(default=UNCHANGED)) for name in READINGS], frozen=True, slots=True
 )
-"""Readings by name; UNCHANGED is what is not mentioned, and null what is not supported."""
+"""Readings by name; UNCHANGED if not mentioned, null if not supported."""
 
 _NONE = Readings()
 
@@ -64,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a GPU is: steps that repeat. Each GPU runs 1.7 seconds ahead of the one before it."""
+    """Load of a GPU: a repeated cycle of steps. Each GPU runs 1.7 seconds ahead of the previous GPU."""
 
     steps: tuple[Step, ...] = ()
     ripple: Annotated[float, Range(0, 0.5)] = 0.0
@@ -113,7 +113,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
-    """GPUs of one model."""
+    """Group of GPUs of the same model."""
 
     model: str
     count: Annotated[int, Range(1, MOST_GPUS)] = 1
@@ -124,7 +124,7 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """Something that happens while the machine is replayed."""
+    """Change or fault at a time of the replay."""
 
     at: Duration = 0.0
     until: Duration | None = None
@@ -144,7 +144,7 @@ class TimelineEntry:
     driver: Version | None = None
 
     def problems(self) -> Problems:
-        """Whether its functions and errors are NVML's."""
+        """Yield functions and errors that NVML does not have, and an end before the start."""
         if self.until is not None and self.until <= self.at:
             yield "until", f"is over before it begins, at {self.at:g}s"
         for name in ("errors", "hang", "delay", "crash"):
@@ -175,7 +175,7 @@ class MachineDescription:
     timeline: tuple[TimelineEntry, ...] = ()
 
     def problems(self) -> Problems:
-        """Whether what is named is there."""
+        """Yield references to functions, models and GPUs that do not exist."""
         for symbol in self.missing:
             if symbol not in SYMBOLS:
                 yield "missing", f'no function "{symbol}" is replayed, {_nearest(symbol)}'
@@ -195,7 +195,7 @@ class MachineDescription:
                     yield "timeline", f"[{place}].gpus: there is no GPU {index}, only {count} of them"
 
     def plain(self) -> dict[str, Any]:
-        """What the NVML child is given: nothing but JSON's types."""
+        """Return the description for the NVML child, in JSON types only."""
         plain = _plain(self)
         plain["gpus"] = []
         for group in self.gpus:
@@ -218,7 +218,7 @@ def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
 
 
 def _plain(described: Any) -> dict[str, Any]:
-    """Dictionaries of what is mentioned."""
+    """Return a dataclass as a dictionary, without UNCHANGED values."""
     return dataclasses.asdict(
         described,
         dict_factory=lambda pairs: {name: inner for name, inner in pairs if inner is not UNCHANGED},
@@ -228,7 +228,7 @@ def _plain(described: Any) -> dict[str, Any]:
 def _number_keys(described: Model | TimelineEntry) -> Problems:
     for name in ("fields", "gpm"):
         found = getattr(described, name)
-        for key in found if isinstance(found, Mapping) else ():  # it has failed, or says nothing
+        for key in found if isinstance(found, Mapping) else ():  # not a mapping: invalid or UNCHANGED
             if not key.isdecimal():
                 yield name, f'"{key}" is no id; ids are numbers in quotes'
 

@@ -1,7 +1,7 @@
 """A replayed machine in the place of NVIDIA's library.
 
 Used in the NVML child of a sidecar that replays: an object assigned to `pynvml.nvmlLib`, on which pynvml looks functions up
-by their C names, so that all of pynvml is the real thing. Faults of the timeline come first, then the function itself.
+by their C names, so that the rest of pynvml is unchanged. Faults of the timeline apply first, then the function runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHER_BASE = 0x10000000
 _LOOK_SECONDS = 0.05
 
 _OTHERS = "*"
-"""What a call costs that the description does not name."""
+"""Key of the cost of every call without a cost in the description."""
 
 
 _OF_LIBRARY = {
@@ -55,7 +55,7 @@ _OF_GPU = {
     "nvmlGpmSampleGet": "gpm_sample",
     "nvmlGpmMigSampleGet": "gpm_sample_instance",
 }
-"""Methods below whose first argument is a GPU's handle, beside those of `calls`."""
+"""Methods below whose first argument is a GPU's handle; `calls` has more functions of a GPU."""
 
 SYMBOLS = frozenset({*CALLS, *_OF_LIBRARY, *_OF_GPU, "nvmlErrorString"})
 """Every function of NVML that a replay has."""
@@ -63,7 +63,7 @@ SYMBOLS = frozenset({*CALLS, *_OF_LIBRARY, *_OF_GPU, "nvmlErrorString"})
 COST_KEYS = frozenset(
     {*SYMBOLS, _OTHERS, *(f"nvmlDeviceGetSamples/{name}" for name, _, _ in SAMPLES.values())}
 )
-"""What a description may say the cost of, beside field ids."""
+"""Keys of a description's costs, in addition to field ids."""
 
 
 class Clock:
@@ -78,22 +78,22 @@ class Clock:
         return time.time()
 
     def delay(self, seconds: float) -> None:
-        """Let time go by, as a call does that takes long."""
+        """Sleep, like a slow call."""
         time.sleep(seconds)
 
     def work(self, seconds: float, since: float) -> None:
-        """Keep the processor busy, until this thread has had so much of it since a moment of its own time."""
+        """Use CPU time until this thread has used `seconds` of CPU time since the thread time `since`."""
         while time.thread_time() - since < seconds:
             pass
 
 
 class ReplayLibrary:
-    """What `pynvml.nvmlLib` is during a replay of a machine, whose timeline began at `origin`."""
+    """Replacement for `pynvml.nvmlLib` that replays a machine; the timeline starts at `origin`."""
 
     def __init__(self, description: dict[str, Any], *, clock: Clock, origin: float) -> None:
         self._machine = ReplayedMachine(description)
         self._description = description
-        # Milliseconds of processor time by function or field; as far as the replay itself takes less.
+        # Milliseconds of CPU time by function or field; the replay's own CPU time counts towards the cost.
         self._costs: dict[str, float] = description["costs"]
         self._clock = clock
         self._origin = origin
@@ -145,7 +145,7 @@ class ReplayLibrary:
         if symbol not in _OF_LIBRARY:
             gpu, instance = self._resolve(arguments[0])
             index = gpu.index
-        elif symbol == "nvmlDeviceGetHandleByIndex_v2":  # the GPU that it concerns has no handle yet
+        elif symbol == "nvmlDeviceGetHandleByIndex_v2":  # this function has an index instead of a handle
             present = self._machine.present(self._moment)
             place = number(arguments[0])
             index = present[place].index if 0 <= place < len(present) else None
@@ -168,7 +168,7 @@ class ReplayLibrary:
             getattr(self, f"_{_OF_GPU[symbol]}")(asked, *arguments[1:])
 
     def _suffer(self, symbol: str, index: int | None) -> None:
-        """What the timeline does to a call."""
+        """Apply the faults of the timeline to a call: crash, hang, delay or error."""
         for fault in self._machine.under_way(index, self._moment):
             entry = fault.entry
             if symbol in entry["crash"]:
@@ -184,7 +184,7 @@ class ReplayLibrary:
             if error is not None:
                 raise RefusedError(error)
 
-    # Handles: an address that says what it is, as no one looks behind it.
+    # Handles are addresses that encode the GPU or MIG instance; pynvml does not dereference a handle.
 
     def _resolve(self, handle: Any) -> tuple[ReplayedGpu, dict[str, Any] | None]:
         address, gpus = _address(handle), self._machine.gpus
@@ -240,13 +240,13 @@ class ReplayLibrary:
     def _on_instance(self, symbol: str, instance: dict[str, Any], asked: Asked, result: Any) -> None:
         gpu, numbers = asked.gpu, {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
         if instance not in gpu.instances(asked.moment):
-            raise RefusedError("invalid_argument")  # it was destroyed
+            raise RefusedError("invalid_argument")  # the instance was destroyed
         if symbol in numbers:
             put(result, instance[numbers[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
             own = f"{gpu.index:02x}{instance['gi']:x}{instance['ci']:x}"
             which = gpu.all_instances.index(instance)
-            made = which - len(gpu.description["mig"]) + 1  # each that is made later has a UUID of its own
+            made = which - len(gpu.description["mig"]) + 1  # later instances have their own UUIDs
             first = f"{made:08x}" if made > 0 else gpu.description["uuid"][4:12]
             result.value = f"MIG-{first}{gpu.description['uuid'][12:-4]}{own}".encode()
         elif symbol == "nvmlDeviceGetName":
@@ -336,7 +336,10 @@ def _address(handle: Any) -> int:
 
 
 def install(binding: Any, replay: dict[str, Any], *, clock: Clock, origin: float) -> None:
-    """Put a machine (see `MachineDescription.plain`), whose timeline began at `origin`, in the place of NVIDIA's library."""
+    """Replace NVIDIA's library by a replayed machine (see `MachineDescription.plain`).
+
+    The timeline starts at `origin`.
+    """
     binding.nvmlLib = ReplayLibrary(replay, clock=clock, origin=origin)
     binding._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - else functions of an earlier one would go on answering
 

@@ -1,7 +1,7 @@
-"""A replayed machine: its GPUs, what NVML would read of them at a moment, what happens to them, and the events of it.
+"""Replayed machine: GPUs, readings over time, faults and events.
 
-Used in the NVML child, by the replay's library. The same description (`MachineDescription.plain`) and moment give the same
-answer, so that two child processes agree with each other.
+Used in the NVML child, by the replay library. All values depend only on the description
+(`MachineDescription.plain`) and the time, so two child processes agree with each other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EVERY_CALL = "*"
 
 _RIPPLE_SECONDS = 3.1
 _SHIFT_SECONDS = 1.7
-"""The load of each GPU runs so much behind that of the one before it."""
+"""Seconds by which the load of each GPU runs ahead of the previous GPU's load."""
 
 _WORDS = {"nan": nan, "infinity": inf}
 
@@ -53,19 +53,19 @@ class Load:
 
 
 class Readings:
-    """All readings of one GPU over time: None (not supported), a number, a word, or a signal."""
+    """Readings of a GPU over time: None (not supported), a number, a word, or a signal."""
 
     def __init__(self, description: Mapping[str, Any], load: Load) -> None:
         self.load = load
-        # From when, until when, and what; of those under way the latest is valid.
+        # (start, end, value) by name; of the changes in effect the latest start wins.
         self._changes = {name: [(-inf, inf, value)] for name, value in description.items()}
 
     def change(self, name: str, at: float, until: float, value: Any) -> None:
-        """Let a reading be something else for a time; then it goes on as if nothing had been."""
+        """Change a reading from `at` until `until`; afterwards the previous value applies."""
         self._changes.setdefault(name, []).append((at, until, value))
 
     def at(self, name: str, moment: float) -> float | None:
-        """A reading at a moment; None where there is none."""
+        """Return a reading at a time; None if the GPU does not support the reading."""
         since, value = self._current(name, moment)
         if not isinstance(value, dict):
             number: float | None = _WORDS[value] if isinstance(value, str) else value
@@ -84,7 +84,7 @@ class Readings:
         return _between(value, (self.load.total(end) - self.load.total(begin)) / (end - begin))
 
     def _current(self, name: str, moment: float) -> tuple[float, Any]:
-        """Since when it is what."""
+        """Return the value in effect, and the time since which the value applies."""
         found = [(at, value) for at, until, value in self._changes.get(name, ()) if at <= moment < until]
         at, value = max(reversed(found), key=lambda change: change[0], default=(0.0, None))
         return max(at, 0.0), value
@@ -96,7 +96,7 @@ def _between(signal: dict[str, Any], load: float, seconds: float = 1.0) -> float
 
 
 class Fault:
-    """One entry of the timeline."""
+    """Entry of the timeline."""
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry  # as described
@@ -106,24 +106,24 @@ class Fault:
         self.errors = {call: name.lower() for call, name in entry["errors"].items()}
         if entry["lost"]:
             self.errors[EVERY_CALL] = "gpu_is_lost"
-        self.xids: list[int] = entry["xid"]  # what the driver reports when it begins
+        self.xids: list[int] = entry["xid"]  # reported by the driver at the start of the fault
 
     def is_of(self, index: int | None) -> bool:
-        """Whether it is about a GPU, or about calls on none."""
+        """Return True if the fault applies to a GPU, or to calls without a GPU."""
         return not self.entry["gpus"] or index in self.entry["gpus"]
 
 
 class ReplayedGpu:
-    """One GPU of the machine."""
+    """GPU of a replayed machine."""
 
     def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
-        self.index = index  # its place when all are there
-        self.description = description  # of its model, with its uuid
+        self.index = index  # index with all GPUs present
+        self.description = description  # of the model, with the GPU's uuid
         load = Load(description["load"], shift=index * _SHIFT_SECONDS)
-        # What NVML would give, by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
+        # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
         self.readings = Readings(dict(named(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.is_of(index)]
-        # Compute instances that there ever are.
+        # All compute instances of the whole timeline.
         self.all_instances: list[dict[str, Any]] = list(description["mig"])
         for fault in self.faults:
             new = [each for each in fault.entry["mig"] or () if each not in self.all_instances]
@@ -132,7 +132,7 @@ class ReplayedGpu:
                 self.readings.change(name, fault.at, fault.until, value)
 
     def instances(self, moment: float) -> list[dict[str, Any]]:
-        """The compute instances of the GPU while it is divided."""
+        """Return the compute instances of the GPU; empty unless MIG is enabled."""
         return self._listed("mig", moment) if self.readings.at("mig_mode", moment) == 1 else []
 
     def processes(self, moment: float) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ class ReplayedMachine:
         return version
 
     def present(self, moment: float) -> list[ReplayedGpu]:
-        """The GPUs that are listed."""
+        """Return the GPUs that NVML lists."""
         return [
             gpu
             for gpu in self.gpus
@@ -172,17 +172,17 @@ class ReplayedMachine:
         ]
 
     def under_way(self, index: int | None, moment: float) -> Iterator[Fault]:
-        """What concerns a GPU, or calls on none, the latest first."""
+        """Yield the active faults of a GPU, or of calls without a GPU, latest first."""
         for fault in reversed(self.faults):
             if fault.at <= moment < fault.until and fault.is_of(index):
                 yield fault
 
 
 class ReplayedEvents:
-    """What is told to those who wait for events.
+    """Delivery of Xid events to event sets.
 
-    As with NVML, events before a registration are lost, and a GPU that is lost makes every wait for its set fail: from
-    then on nothing is heard of the others in it either.
+    As with NVML, events before a registration are lost. If a GPU of a set is lost, every wait for this set fails and
+    the set delivers no further events, not even for healthy GPUs.
     """
 
     def __init__(self, machine: ReplayedMachine) -> None:
@@ -191,11 +191,11 @@ class ReplayedEvents:
         self._told: set[tuple[int, int, int]] = set()
 
     def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
-        """Ask for the Xids of a GPU from now on."""
+        """Register for the Xids of a GPU from now on."""
         self._registered.setdefault(event_set, []).append((gpu, moment))
 
     def next(self, event_set: int, moment: float) -> tuple[ReplayedGpu, int] | None:
-        """The next Xid that has happened and was not told, with its GPU."""
+        """Return the next undelivered Xid with the GPU, or None."""
         broken = self.broken_since(event_set, moment)
         end = moment if broken is None else broken
         for gpu, since in self._registered.get(event_set, ()):
@@ -208,7 +208,7 @@ class ReplayedEvents:
         return None
 
     def broken_since(self, event_set: int, moment: float) -> float | None:
-        """Since when a GPU of a set is lost; None while none is."""
+        """Return the time at which the first GPU of a set was lost; None if all are present."""
         since = [
             each.at
             for gpu, _ in self._registered.get(event_set, ())
@@ -219,7 +219,7 @@ class ReplayedEvents:
 
 
 def named(values: Mapping[str, Any], numbered: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All readings of a description: those with a name, field values and performance counters."""
+    """Yield all readings of a description: named readings, field values and performance counters."""
     yield from values.items()
     for kind, prefix in (("fields", "field"), ("gpm", "gpm")):
         yield from ((f"{prefix}.{number}", value) for number, value in numbered[kind].items())

@@ -1,6 +1,6 @@
-"""The files that describe machines for a replay: those of the package, and the user's.
+"""Lookup of machine descriptions: those of the package, and files of the user.
 
-Used in the sidecar, when its configuration is read and when a replay starts.
+Used in the sidecar, when the configuration is read and when a replay starts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MACHINES = Path(__file__).parent / "described"
 
 
 def machine_names() -> tuple[str, ...]:
-    """Name the machines that come with the package."""
+    """Return the names of the machines in the package."""
     return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
 
 
 def load_machine(name_or_file: str) -> MachineDescription:
-    """Read a machine by its name, or its file: whatever has a slash or ends in .yaml.
+    """Load a machine by name or by file; a name with a slash or the suffix .yaml or .yml is a file.
 
     Raises:
-        ConfigurationError: There is no such machine, or the description has mistakes.
+        ConfigurationError: The machine does not exist, or the description has mistakes.
     """
     from exporter.replay.description import MachineDescription  # noqa: PLC0415 - 3 MiB that only a replay needs
 
@@ -41,17 +41,17 @@ def load_machine(name_or_file: str) -> MachineDescription:
 
 
 def collector_arguments(name_or_file: str) -> dict[str, Any]:
-    """What a GPU collector is given to replay a machine in place of NVIDIA's library; raises as `load_machine`."""
+    """Return the arguments with which a GPU collector replays a machine; raises as `load_machine`."""
     return {"replay": load_machine(name_or_file).plain(), "command": command_of("exporter.replay.library")}
 
 
 def is_machine_file(name_or_file: str) -> bool:
-    """Whether a machine is named by its file."""
+    """Return True if the name is the path of a file."""
     return "/" in name_or_file or name_or_file.endswith((".yaml", ".yml"))
 
 
 def unknown_machine(name: str) -> str:
-    """What is wrong with a machine's name; "" where it is known."""
+    """Return the error message for the name of a machine; "" if the name is known."""
     names = machine_names()
     return (
         "" if name in names else f'no machine "{name}" to replay: give a file, or one of {", ".join(names)}'
