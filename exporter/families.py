@@ -6,6 +6,7 @@ run in the sidecar. An unknown value is a missing sample: never NaN, a sentinel 
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,14 @@ MAX_PROBLEMS_PER_REASON = 5
 """Largest number of problems per reason in a pass: hundreds of files of a large machine fail in the same way."""
 
 
+class Precedence(enum.Enum):
+    """Order of the families of Stats on a page that is full, the first first."""
+
+    TOTAL = "total"  # totals, and values of gauges
+    SAMPLES = "samples"  # number and time of the samples
+    WINDOW = "window"  # gauges of the last window
+
+
 @dataclass(frozen=True, slots=True)
 class Distribution:
     """Value of a histogram or summary series."""
@@ -64,6 +73,7 @@ class Family:
     help: str
     labels: tuple[str, ...] = ()  # in the order in which samples list their values
     unit: str = ""  # the base unit in the name, before `_total`; "" for none
+    precedence: Precedence = Precedence.TOTAL
 
     def family(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
         """Return a metric with samples by label values in the order of `labels`; an empty value omits the label."""
@@ -73,7 +83,9 @@ class Family:
 
     def later(self, samples: Mapping[tuple[str, ...], float | Distribution]) -> Metric:
         """Return the same metric, its samples made on first access; the mapping must not change any more."""
-        return _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
+        metric = _LazyMetric(self._base(), self.help, self.type, self.unit, lambda: self.samples(samples))
+        metric.precedence = self.precedence
+        return metric
 
     def _base(self) -> str:
         return self.name.removesuffix(TYPE_SUFFIXES.get(self.type, ""))
@@ -130,6 +142,8 @@ def _contradiction(spec: FamilySpec) -> str:
 class _LazyMetric(Metric):
     """Metric whose samples are made on first access; two threads that access them at once make equal samples."""
 
+    precedence: Precedence
+
     def __init__(self, name: str, text: str, kind: str, unit: str, make: Callable[[], list[Sample]]) -> None:
         super().__init__(name, text, kind, unit)
         self._make = make
@@ -158,6 +172,11 @@ def _distribution(
 def visible_name(metric: Metric) -> str:
     """Return the name of a family in Prometheus' text format."""
     return f"{metric.name}{TYPE_SUFFIXES.get(metric.type, '')}"
+
+
+def precedence_of(metric: Metric) -> Precedence:
+    """Return the place of a family in the order of a full page; `TOTAL` for families of no Stat."""
+    return metric.precedence if isinstance(metric, _LazyMetric) else Precedence.TOTAL
 
 
 class Collected(list[Metric]):

@@ -7,13 +7,15 @@ the first scrape, while concurrent scrapes wait. Watched blocks, the exporter's 
 Invariants, for any published families:
 - A body can be parsed to the end (see `text`).
 - A name belongs to a single family: of the first publisher, after the watched blocks.
-- A body has at most `max_series` series. Families of the exporter have room before the users' Stats, runs share the rest
-  fairly, and within a run small families are complete before large families are cut.
+- A body has at most `max_series` series, admitted in this order: families about the exporter, its other families (states,
+  totals of training, readings of the machine), totals of Stats, numbers of their samples, gauges of their windows. Runs
+  share the room of a step fairly, and within a run small families are complete before large families are cut.
 """
 
 from __future__ import annotations
 
 import copy
+import enum
 import itertools
 import logging
 import math
@@ -26,7 +28,7 @@ from prometheus_client.core import Metric
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.text import Reason, RefusedError, Written, write
-from exporter.families import FamilySpec, visible_name
+from exporter.families import FamilySpec, Precedence, precedence_of, visible_name
 from exporter.recording.reserved import RESERVED, RESERVED_PREFIXES
 
 SERIES = FamilySpec(
@@ -69,6 +71,16 @@ _LOG = logging.getLogger(__name__)
 Families = tuple[Metric, ...]
 Quotas = Mapping[tuple[str, str], int]
 """Series of the families that must be cut, by run and family; the run is "" for the exporter's own families."""
+
+
+class _Tier(enum.Enum):
+    """Families of equal precedence on a page that is full, in the order of admission."""
+
+    ABOUT_THE_EXPORTER = "watched blocks, and exporter_*"
+    OWN = "other families of the exporter"
+    TOTALS = "totals and values of Stats, and families of third-party collectors"
+    SAMPLES = "numbers and times of samples"
+    WINDOWS = "gauges of windows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +259,29 @@ class Page:
         self._dropped[family, reason] += series
 
     def _share(self, watched: Iterable[PublishedBlock], published: Iterable[PublishedBlock]) -> Quotas:
-        """Return quotas if the series exceed the cap: watched blocks first, then families of the exporter, then Stats."""
-        blocks = [*((0, each.families) for each in watched), *((1, each.families) for each in published)]
+        """Return quotas if the series exceed the cap; a tier has the room that the tiers before it leave."""
+        blocks = [
+            *((True, each.families) for each in watched),
+            *((False, each.families) for each in published),
+        ]
         if sum(len(metric.samples) for _, families in blocks for metric in families) <= self._max_series:
             return {}
-        tiers: tuple[dict[str, Counter[str]], ...] = ({}, {}, {})  # by run, series of each family
-        for tier, metric in ((tier, metric) for tier, families in blocks for metric in families):
+        tiers: dict[_Tier, dict[str, Counter[str]]] = {
+            tier: {} for tier in _Tier
+        }  # by run, series of families
+        for is_watched, metric in (
+            (is_watched, metric) for is_watched, families in blocks for metric in families
+        ):
             name = visible_name(metric)
-            if tier == 0 or name in RESERVED or name.startswith(RESERVED_PREFIXES):
+            tier = _Tier.ABOUT_THE_EXPORTER if is_watched else _tier(name, metric)
+            if tier in {_Tier.ABOUT_THE_EXPORTER, _Tier.OWN}:
                 tiers[tier].setdefault("", Counter())[name] += len(metric.samples)
             else:
                 for run, series in Counter(sample.labels.get("run", "") for sample in metric.samples).items():
-                    tiers[2].setdefault(run, Counter())[name] += series
+                    tiers[tier].setdefault(run, Counter())[name] += series
         quotas: dict[tuple[str, str], int] = {}
         room = self._max_series
-        for runs in tiers:
+        for runs in tiers.values():
             demands = {run: families.total() for run, families in runs.items()}
             shares = allocate(demands, room)
             for run, families in runs.items():
@@ -271,6 +291,20 @@ class Page:
                     quotas[run, name] = before if steady else quota
             room -= min(room, sum(demands.values()))
         return quotas
+
+
+def _tier(name: str, metric: Metric) -> _Tier:
+    match precedence_of(metric):
+        case Precedence.WINDOW:
+            return _Tier.WINDOWS
+        case Precedence.SAMPLES:
+            return _Tier.SAMPLES
+        case Precedence.TOTAL if name.startswith("exporter_"):
+            return _Tier.ABOUT_THE_EXPORTER
+        case Precedence.TOTAL if name in RESERVED or name.startswith(RESERVED_PREFIXES):
+            return _Tier.OWN
+        case Precedence.TOTAL:
+            return _Tier.TOTALS
 
 
 def allocate(demands: Mapping[str, int], room: int) -> dict[str, int]:

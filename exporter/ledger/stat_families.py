@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from exporter.families import Distribution, Family, FamilyType
+from exporter.families import Distribution, Family, FamilyType, Precedence
 from exporter.ledger.families import IDENTITY_LABELS
 from exporter.ledger.families.training_family import Lifetime
 from exporter.ledger.family_owners import TRAINING_FAMILIES, FamilyOwner, FamilyOwners, plan_of
@@ -171,12 +171,15 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
         return TRAINING_FAMILIES[name]
     first, unit = owner.first, owner.first.unit or ""
     kind: FamilyType = "gauge"
+    precedence = Precedence.SAMPLES
     gone = "the process ended or its feed is stale."
     if name == owner.main:
+        precedence = Precedence.TOTAL
         text = first.help or f"Stat {first.name}."
         if first.kind != "gauge":
             kind = "counter" if first.kind == "counter" else "histogram" if owner.shape[0] else "summary"
     elif aggregation is not None:
+        precedence = Precedence.WINDOW
         row = AGGREGATIONS[aggregation].help
         text = f"{row} of the last closed window of {first.name}; absent when the window was empty, {gone}"
     elif name.endswith("_seconds"):
@@ -184,4 +187,5 @@ def _spec(name: str, aggregation: Aggregation | None, owner: FamilyOwner) -> Fam
     else:
         text = f"Samples of the last closed window of {first.name}; 0 for an empty window, absent when {gone}"
         unit = ""
-    return Family(name=name, type=kind, help=text, labels=IDENTITY_LABELS + owner.label_names, unit=unit)
+    labels = IDENTITY_LABELS + owner.label_names
+    return Family(name=name, type=kind, help=text, labels=labels, unit=unit, precedence=precedence)

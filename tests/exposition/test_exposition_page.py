@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 import pytest
 from exposition_support import dropped, gauge, many, page_of, read, text_of, value
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.core import Metric
 from waiting import wait_until
 
 from exporter.exposition.negotiation import Format
 from exporter.exposition.page import Page
 from exporter.exposition.text import Written, write
-from exporter.families import Distribution, Family
+from exporter.families import Distribution, Family, Precedence
 
 
 def test_a_publish_replaces_the_whole_block() -> None:
@@ -256,6 +258,16 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 # The cap on series ----------------------------------------------------------------------------------------------------
 
 
+def stat_gauge(name: str, series: int, precedence: Precedence) -> Metric:
+    spec = Family(name=name, type="gauge", help="", labels=("run",), precedence=precedence)
+    return spec.later({(f"r{each}",): 1.0 for each in range(series)})
+
+
+def stat_summary(name: str, series: int) -> Metric:
+    spec = Family(name=name, type="summary", help="", labels=("run",))
+    return spec.later({(f"r{each}",): Distribution(1, 1.0) for each in range(series)})
+
+
 def shown(page: Page, name: str, **labels: str) -> int:
     """Number of series of a family with these labels on the page."""
     body = read(page.render(Format.TEXT), Format.TEXT)
@@ -277,6 +289,32 @@ def test_our_own_families_have_room_before_the_stats_of_the_users() -> None:
 
     assert [shown(page, each.name) for each in ours] == [30, 30, 30]
     assert sum(shown(page, each.name) for each in stats) == 110
+
+
+@given(
+    cap=st.integers(1, 60),
+    totals=st.lists(st.integers(1, 12), max_size=4),
+    samples=st.lists(st.integers(1, 12), max_size=4),
+    windows=st.lists(st.integers(1, 12), max_size=4),
+    own=st.integers(0, 10),
+)
+def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
+    cap: int, totals: list[int], samples: list[int], windows: list[int], own: int
+) -> None:
+    gauges = [stat_gauge(f"window_{each}", size, Precedence.WINDOW) for each, size in enumerate(windows)]
+    counts = [stat_gauge(f"samples_{each}", size, Precedence.SAMPLES) for each, size in enumerate(samples)]
+    page = page_of(
+        *gauges, *counts, *[stat_summary(f"total_{each}", size) for each, size in enumerate(totals)]
+    )
+    page = page_of(*page.offered(), many("host_memory_bytes", own), max_series=cap)
+    body = read(page.render(Format.TEXT), Format.TEXT)
+    of = [sum(name.startswith(kind) for name, _ in body) for kind in ("host", "total", "samples", "window")]
+
+    wanted = [own, 2 * sum(totals), sum(samples), sum(windows)]
+    cut = [
+        place for place, (shown, all_of_it) in enumerate(zip(of, wanted, strict=True)) if shown < all_of_it
+    ]
+    assert not cut or not any(of[cut[0] + 1 :])
 
 
 def test_runs_share_the_room_for_stats_fairly() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from goodput_support import Watched
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 from waiting import PATIENCE
 
+from exporter.exposition.negotiation import Format
+from exporter.exposition.page import Page as ExpositionPage
 from exporter.feed.encoder import encode
 from exporter.ledger.state import store
 from exporter.recording.values import Aggregation, WindowReading
@@ -148,3 +151,18 @@ def test_a_crowd_of_stats_is_shed_and_counted_and_the_sidecar_lives(
     assert peak <= 256
     assert shed_by == processes
     assert 0 < shed < processes * stats
+
+
+def test_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    window = WindowReading(START - 60, START, 1, dict.fromkeys([Aggregation.MEAN, Aggregation.MAX], 1.0))
+    readings = [a_reading(a_definition(f"stat{number}"), [0.5], window=window) for number in range(100)]
+    sidecar.feed.put(a_snapshot(a_process(), *readings))
+    page = ExpositionPage(max_series=400)
+    page.publish("job", sidecar.collector.collect())
+    text = page.render(Format.TEXT).decode()
+
+    totals, windows = (
+        re.findall(rf"^stat\d+_{each}{{", text, re.MULTILINE) for each in ("count", "window_mean")
+    )
+    assert (len(totals), windows) == (100, [])
