@@ -1,6 +1,7 @@
 """The public training API: blocks, metrics and run metadata.
 
-Used on the job's threads. The body of a block always runs, and its exceptions pass through unchanged. No call raises, unless
+Used on the job's threads. The body of a block always runs, and its exceptions pass through unchanged. No call raises,
+unless the job requests errors, and no call waits for a GPU: a later call collects the value of a tensor.
 the job chose it, and none waits for a GPU: the value of a tensor arrives with a later call.
 """
 
@@ -44,7 +45,7 @@ MOST_PARAMETERS = 32
 """Further names that `describe` keeps."""
 
 
-# Blocks that are made once: making one takes as long as entering one.
+# Shared blocks: creating a block takes as long as entering the block.
 _ITERATION = IterationBlock(kinds.TRAINING_ITERATION)
 _DATA_LOADING = HotBlock(kinds.DATA_LOADING)
 _FORWARD = HotBlock(kinds.MODEL_FORWARD)
@@ -57,7 +58,7 @@ _OPTIMIZER = HotBlock(kinds.OPTIMIZER_UPDATE)
 
 
 def training_iteration() -> IterationBlock:
-    """Return a block of one training iteration: one step of the optimizer, with all its microbatches."""
+    """Return a block of a training iteration: a step of the optimizer, with all microbatches."""
     return IterationBlock(kinds.TRAINING_ITERATION) if _ITERATION.is_open else _ITERATION
 
 
@@ -67,12 +68,12 @@ def inferred_iteration() -> IterationBlock:
 
 
 def validation_iteration() -> EvaluationBlock:
-    """Return a block of one batch of a validation."""
+    """Return a block of a validation batch."""
     return EvaluationBlock(kinds.VALIDATION_ITERATION)
 
 
 def testing_iteration() -> EvaluationBlock:
-    """Return a block of one batch of a test."""
+    """Return a block of a test batch."""
     return EvaluationBlock(kinds.TESTING_ITERATION)
 
 
@@ -102,7 +103,7 @@ def optimizer_update() -> HotBlock:
 
 
 def phase(name: str) -> Block:
-    """Return a block of a phase by its name in `training_phase_seconds_total`; another name is a span, and misuse."""
+    """Return a block of a phase by name in `training_phase_seconds_total`; an unknown name is misuse and becomes a span."""
     return phase_block(name)
 
 
@@ -170,7 +171,7 @@ def training_loop(
     """Return a block of a training loop.
 
     Args:
-        train_iterations_start: Steps before this loop, such as those of the checkpoint that it resumes.
+        train_iterations_start: Steps before this loop, such as those of a restored checkpoint.
         train_samples_start: Samples before this loop; None for steps times the global batch size.
         train_iterations_target_or_fn: The step at which the loop is to end; None for the configured one.
         train_samples_target_or_fn: The same in samples.
@@ -207,7 +208,7 @@ def span(
 
 @final
 class background:  # noqa: N801  # called like a function
-    """A block of work beside the training, on any thread, such as `checkpoint_upload`; it is in no phase."""
+    """Block of background work on any thread, such as `checkpoint_upload`; belongs to no phase."""
 
     __slots__ = ("_began", "_task")
 
@@ -224,7 +225,7 @@ class background:  # noqa: N801  # called like a function
         TRAINING.start_recording()
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function: each call is one block."""
+        """Decorate a function: each call is a block."""
         return within(lambda: background(self._task), function)  # type: ignore[arg-type]  # converted again
 
 
@@ -250,8 +251,8 @@ def record(
 ) -> None:
     """Record numbers of the present step; never waits, never raises. A Stat records any other number.
 
-    A number may be a tensor or an array of one element, whose value is not waited for. Samples and tokens are the share of
-    this rank: 0 on ranks that compute the same again. The mode is train, validation or test.
+    A number may be a tensor or an array of a single element; a later call collects the value. Samples and tokens are
+    the share of this rank: 0 on ranks that compute the same again. The mode is train, validation or test.
     """
     numbers = _numbers
     modal = numbers.train if mode is _TRAIN else numbers.modes.get(mode) if type(mode) is str else None
@@ -262,7 +263,7 @@ def record(
         _refuse("record", unknown)
     if not numbers.is_used:
         TRAINING.start_recording()
-    # A plain float takes the shortest way; `x - x` is 0 of a finite number only.
+    # Fast path for plain floats; `x - x` is 0 for finite numbers only.
     if loss is not None:
         if type(loss) is float and loss - loss == 0.0 and modal.loss is not None:
             modal.loss = loss
@@ -325,7 +326,7 @@ def _refused(field: str, reason: str) -> None:
 
 
 def collect_tensors() -> None:
-    """Take the values of this thread's tensors that have arrived; never raises."""
+    """Collect the values of this thread's tensors that are ready; never raises."""
     for (field, _), reader in list(_readers.items()):
         try:
             reader.collect()
@@ -385,7 +386,7 @@ def skipped_step(reason: str) -> None:
 
 
 def interruption(reason: str) -> None:
-    """Record why the process is about to end, by one of the reasons of `training_interruptions_total`."""
+    """Record the reason why the process is about to exit, as in `training_interruptions_total`."""
     given = to_scalar(reason)
     if type(given) is str and given in END_REASONS:
         TRAINING.append(Interrupted(given))
@@ -430,10 +431,10 @@ def checkpoint_saved(
 
 
 def step(step: int | None = None, *, seconds: float | None = None, mode: str = _TRAIN) -> None:
-    """Record a step that has just ended, for code that sees nothing else of the step.
+    """Record a step that has just completed, for code without blocks.
 
     Args:
-        step: The number of completed steps, this one included; None for one more than before.
+        step: The number of completed steps, including this step; None for one more than before.
         seconds: The duration of the step; None for the time since the previous step.
         mode: train, validation or test.
     """

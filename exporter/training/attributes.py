@@ -1,6 +1,6 @@
 """Attributes and timestamps of spans and events, with one-logger's names and signatures.
 
-Each change of a collection is a single operation in C, so another thread sees all of the change or none.
+Each change of a collection is a single operation in C, so other threads see either the whole change or no change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AHEAD_SECONDS = 600.0
 
 
 class Name(str, enum.Enum):
-    """Enumeration whose members are their values, as StrEnum from Python 3.11 on."""
+    """Enumeration whose members are strings, as StrEnum from Python 3.11 on."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]  # the same, with its argument by position
@@ -40,14 +40,14 @@ def assert_that(condition: object, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TracingTimestamp:
-    """A moment on two clocks: the wall's (Unix seconds), and `time.perf_counter`'s for durations."""
+    """Timestamp on two clocks: wall time (Unix seconds), and `time.perf_counter` for durations."""
 
     seconds_since_epoch: float
     perf_counter_seconds: float
 
     @property
     def milliseconds_since_epoch(self) -> int:
-        """Unix time in whole milliseconds, rounded down; 0 of what is not finite."""
+        """Unix time in whole milliseconds, rounded down; 0 if not finite."""
         seconds = self.seconds_since_epoch
         return int(seconds * 1000) if math.isfinite(seconds) else 0
 
@@ -63,9 +63,9 @@ class TracingTimestamp:
         perf_counter: float | None = None,
         validate_timestamp: bool = True,
     ) -> TracingTimestamp:
-        """Make one of a Unix time that was noted elsewhere, of any age, and of the performance counter then, if known.
+        """Return the timestamp of a Unix time of any age, and of the performance counter at that time, if known.
 
-        What is not finite, or lies more than ten minutes ahead (unless that is not validated), becomes now.
+        A time that is not finite, or more than ten minutes ahead (with validation), becomes the present time.
         """
         wall = time.time()
         if not math.isfinite(timestamp_sec) or (validate_timestamp and timestamp_sec > wall + AHEAD_SECONDS):
@@ -75,12 +75,12 @@ class TracingTimestamp:
         return cls(timestamp_sec, perf_counter)
 
     def to_json(self) -> dict[str, float]:
-        """Give both as a dictionary."""
+        """Return both clocks as a dictionary."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TracingTimestamp:
-        """Read back what `to_json` gave; `OneLoggerError` where one of the two is missing."""
+        """Return the timestamp of a `to_json` dictionary; raises OneLoggerError if a clock is missing."""
         names = ("seconds_since_epoch", "perf_counter_seconds")
         complete = data and all(name in data for name in names)
         assert_that(complete, f"TracingTimestamp must have {' and '.join(names)}: {data}")
@@ -88,7 +88,7 @@ class TracingTimestamp:
 
 
 def moment(given: object) -> TracingTimestamp:
-    """Take what a job passes as a time; None, and anything that is none, is now."""
+    """Return the timestamp passed by a job; the present time for None and for any other object."""
     if type(given) is TracingTimestamp:
         return given
     if given is not None:
@@ -98,7 +98,7 @@ def moment(given: object) -> TracingTimestamp:
 
 @dataclass(slots=True)
 class Attribute:
-    """A name and one value."""
+    """Name and value of an attribute."""
 
     name: str
     value: Any
@@ -112,7 +112,7 @@ class Attribute:
 
 
 class Attributes(dict[str, Attribute]):
-    """The attributes of one span or event, by name."""
+    """Attributes of a span or event, by name."""
 
     def __init__(self, dictionary: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -120,19 +120,19 @@ class Attributes(dict[str, Attribute]):
             self.add_attribute(value if type(value) is Attribute else Attribute(name, value))
 
     def get_bool_value(self, attribute_name: str) -> bool | None:
-        """Return a boolean, None if absent; raises OneLoggerError for another type."""
+        """Return a boolean, or None if absent; raises OneLoggerError for other types."""
         return self._value(attribute_name, (bool,), "a boolean")  # type: ignore[no-any-return]  # as checked
 
     def get_int_value(self, attribute_name: str) -> int | None:
-        """Return an integer, None if absent; raises OneLoggerError for another type."""
+        """Return an integer, or None if absent; raises OneLoggerError for other types."""
         return self._value(attribute_name, (int,), "an integer")  # type: ignore[no-any-return]  # as checked
 
     def get_float_value(self, attribute_name: str) -> float | None:
-        """Return a number, None if absent; raises OneLoggerError for another type."""
+        """Return a number, or None if absent; raises OneLoggerError for other types."""
         return self._value(attribute_name, (int, float), "a float")  # type: ignore[no-any-return]  # as checked
 
     def get_str_value(self, attribute_name: str) -> str | None:
-        """Return a text, None if absent; raises OneLoggerError for another type."""
+        """Return a string, or None if absent; raises OneLoggerError for other types."""
         return self._value(attribute_name, (str,), "a string")  # type: ignore[no-any-return]  # as checked
 
     def _value(self, name: str, kinds: tuple[type, ...], expected: str) -> Any:
@@ -145,7 +145,7 @@ class Attributes(dict[str, Attribute]):
         return found.value
 
     def add(self, name: str, value: AttributeValue) -> Attributes:
-        """Set one, and give the whole."""
+        """Set an attribute and return this collection."""
         self.add_attribute(Attribute(name, value))
         return self
 
@@ -160,7 +160,7 @@ class Attributes(dict[str, Attribute]):
 
     @classmethod
     def of(cls, given: object) -> Attributes:
-        """Take what a job passes as attributes: a collection as it is, a mapping; all but None is else a misuse."""
+        """Return the attributes passed by a job as a collection; objects other than None and mappings are misuse."""
         if issubclass(type(given), Attributes):
             return given  # type: ignore[return-value]  # as just compared
         try:
@@ -172,22 +172,22 @@ class Attributes(dict[str, Attribute]):
         return cls()
 
     def copied(self) -> Attributes:
-        """Copy it, of the same class; safe while another thread adds to it."""
+        """Return a copy of the same class; safe while other threads add attributes."""
         return self.merge(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Give name → value."""
+        """Return the values by name."""
         return {attribute.name: attribute.value for attribute in self.values()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attributes:
-        """Read back what `to_json` gave."""
+        """Return the attributes of a `to_json` dictionary."""
         return cls(data)
 
     @classmethod
     def merge(cls, attributes: Attributes | None = None, other: Attributes | None = None) -> Attributes:
-        """Join two into a new one of this class; where both have a name, the second's counts."""
+        """Return a new collection with the attributes of both; for a name in both, the second value is used."""
         merged = cls()
-        merged.update(attributes or {})  # one step in C
+        merged.update(attributes or {})  # a single operation in C
         merged.update(other or {})
         return merged

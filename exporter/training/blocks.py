@@ -1,6 +1,7 @@
 """Blocks of a training, as context managers and decorators.
 
-A hot block does its accounting in a few straight lines on the main thread; everything else (asyncio tasks, observers, other
+On the main thread a hot block updates the clock inline; all other cases (asyncio tasks, observers, other threads,
+blocks left out of order) take the slow path.
 threads, blocks left in another order) takes the slow path.
 """
 
@@ -29,7 +30,7 @@ from exporter.training.spans import InertSpan, Span
 _CLOCK = TRAINING.clock
 _new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
 MOST_THREADS = 64
-"""Threads beside the main thread whose open iterations are known."""
+"""Threads, except the main thread, whose open iterations are tracked."""
 
 
 class HotBlock(StackEntry, InertSpan):
@@ -44,7 +45,7 @@ class HotBlock(StackEntry, InertSpan):
         self.has_phase = True
         self.thread: int | None = None
         self.observed: ObservedBlock | None = None
-        self.twins: list[HotBlock] = []  # open ones, of a block entered again while it is open
+        self.twins: list[HotBlock] = []  # open blocks of reentrant uses
 
     def __enter__(self) -> Span | InertSpan:
         clock = _CLOCK
@@ -119,7 +120,7 @@ class HotBlock(StackEntry, InertSpan):
             self.end(now, error)
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the block on any thread, as of another time if *began* is given."""
+        """Begin the block on any thread, at the time *began* if given."""
         clock = _CLOCK
         if clock.thread is None:
             TRAINING.adopt(get_ident())
@@ -142,7 +143,7 @@ class HotBlock(StackEntry, InertSpan):
             TRAINING.gpu.begin(self.kind, str(self.kind.phase))
 
     def _observe(self, call: str) -> None:
-        """Give the block a span, and pass the block to the observers."""
+        """Create the span of the block and notify the observers."""
         began = TracingTimestamp(self.began + time() - monotonic(), self.began)
         span = Span.create(self.kind.span_name, TRAINING.parent_for_span(), None, None, began)
         span.on_event = lambda span, event: TRAINING.notify(lambda each: each.event_added(span, event))
@@ -163,7 +164,7 @@ class HotBlock(StackEntry, InertSpan):
         ended: float | None = None,
         is_complete: bool = True,
     ) -> None:
-        """End the block on any thread, as of another time if *ended* is given; an incomplete one is no step."""
+        """End the block on any thread, at the time *ended* if given; an incomplete block counts no step."""
         at = now if ended is None else ended
         if get_ident() == _CLOCK.thread:
             if TRAINING.gpu.on:
@@ -176,7 +177,7 @@ class HotBlock(StackEntry, InertSpan):
             self._stop_observing(at, error, is_complete=is_complete)
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Count what the block stands for beside its phase."""
+        """Count the iteration or batch of the block, if any."""
 
     def _stop_observing(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
         observed, self.observed = self.observed, None
@@ -196,18 +197,18 @@ class HotBlock(StackEntry, InertSpan):
             TRAINING.notify(lambda each: each.block_discarded(observed), propagates=False)
 
     def abandon(self, now: float) -> None:
-        """End the block without counting a step; the clock has removed its entry."""
+        """End the block without counting a step; the clock has already removed the entry."""
         self.end(now, None, is_complete=False)
 
     # A decorator, and a span -----------------------------------------------------------------------------
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function, a coroutine function or a generator function: each call is one block."""
+        """Decorate a function, a coroutine function or a generator function: each call is a block."""
         return within(lambda: type(self)(self.kind), function)
 
     @property
     def name(self) -> str:
-        """The name of the span that the block stands for."""
+        """The name of the block's span."""
         return self.kind.span_name
 
     @property
@@ -217,7 +218,7 @@ class HotBlock(StackEntry, InertSpan):
 
     @property
     def span(self) -> Span | None:
-        """The span of the open block; None if no observer wants it."""
+        """The span of the open block; None without an observer."""
         return None if self.observed is None else self.observed.span
 
     def __reduce__(self) -> tuple[Callable[..., HotBlock], tuple[str, str]]:
@@ -240,7 +241,7 @@ class EvaluationBlock(HotBlock):
         self._leave_slowly(monotonic(), error)
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Count the batch, unless its body has raised."""
+        """Count the batch, unless the body raised."""
         if not is_complete:
             return
         kind, began = self.kind, self.began
@@ -251,7 +252,7 @@ class EvaluationBlock(HotBlock):
 
 
 class IterationBlock(HotBlock):
-    """A training iteration: one step of the optimizer, with all its microbatches."""
+    """Training iteration: a step of the optimizer, with all microbatches."""
 
     __slots__ = ("work", "waits")
 
@@ -333,7 +334,7 @@ class IterationBlock(HotBlock):
         clock.iteration = self
 
     def begin(self, now: float, call: str, began: float | None = None) -> None:
-        """Begin the iteration, unless another one takes its place."""
+        """Begin the iteration; ignored if an observer refuses the iteration, or if inferred in an instrumented job."""
         clock, kind = _CLOCK, self.kind
         if kind.inferred and TRAINING.job_is_instrumented:
             return
@@ -365,7 +366,7 @@ class IterationBlock(HotBlock):
             self._mark()
 
     def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
-        """Append the record of the iteration; one whose body has raised is not completed."""
+        """Append the record of the iteration; an iteration that raised is recorded as failed."""
         clock, kind, began = _CLOCK, self.kind, self.began
         work, waits = 0.0, None
         if self.thread == clock.thread:
@@ -396,7 +397,7 @@ class InferredIterationBlock(IterationBlock):
 
 
 class RareBlock:
-    """A block that is entered rarely: entering it gives its span; reusable, and a decorator."""
+    """Block that is entered rarely and returns a span; reusable, and a decorator."""
 
     __slots__ = ("kind", "_values", "_given", "_open")
 
@@ -423,7 +424,7 @@ class RareBlock:
         elif block.is_ended:
             if (
                 block.is_open and block.thread == get_ident()
-            ):  # a signal handler has discarded it while it began
+            ):  # discarded by a signal handler during the begin
                 _CLOCK.leave(block, monotonic())
             TRAINING.notify(
                 lambda each: each.end_without_begin(self.kind, self.kind.call), propagates=error is None
@@ -432,7 +433,7 @@ class RareBlock:
             end_open_block(block, moment_now(), error=error)
 
     def __call__(self, function: AnyFunction) -> AnyFunction:
-        """Decorate a function, a coroutine function or a generator function: each call is one block."""
+        """Decorate a function, a coroutine function or a generator function: each call is a block."""
         return within(lambda: RareBlock(self.kind, self._values, **self._given), function)
 
     def __reduce__(self) -> tuple[Callable[..., RareBlock], tuple[str, str]]:
@@ -453,7 +454,7 @@ def hot_block(kind: BlockKind) -> HotBlock:
 
 
 def phase_block(name: object) -> HotBlock | RareBlock:
-    """Return a block of a phase; of another name it is a span."""
+    """Return a block of a phase; an unknown name returns a block with a span only."""
     kind = kinds.named_kind(name, phase=True)
     return RareBlock(kind) if kind.phase is None else HotBlock(kind)
 

@@ -64,7 +64,7 @@ def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
 
 
 def _find(kind: BlockKind, *, in_process: bool) -> HotBlock | None:
-    """Return the open block of a kind that began last in this thread or task, else in the process."""
+    """Return the open block of a kind that began last in this thread or task, otherwise in the process."""
     clock, thread = TRAINING.clock, get_ident()
     task = clock.present_task() if thread == clock.thread else None
     found: HotBlock | None = None

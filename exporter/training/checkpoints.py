@@ -17,12 +17,12 @@ from exporter.training.progress import is_count
 from exporter.training.records import SaveReported
 
 MOST_PENDING = 1000
-"""Asynchronous saves that may be unconfirmed; beyond it the oldest is forgotten."""
+"""Limit of unconfirmed asynchronous saves; above the limit the oldest is dropped."""
 INTERVALS = 5
-"""Successful saves whose median distance is published."""
+"""Successful saves whose median interval is published."""
 SAVE_KINDS = ("sync", "async", "local")
 MOST_SEGMENTS = 64
-"""Segments of uncovered work that are kept apart."""
+"""Limit of separate segments of uncovered work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SavePolicy:
     """Properties of the saves that begin now."""
 
     strategy: str = "sync"  # sync or async
-    enabled: bool = True  # False if the job saves nothing, although it calls
+    enabled: bool = True  # False if the job's saves are switched off
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Work:
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero; saves in progress cover nothing that was done before."""
+        """Count from zero; saves in progress cover no work from before the reset."""
         self.seconds = self.failed_seconds = self.committed_seconds = 0.0
         self.committed_step: int | None = None
         self._segments: list[Segment] = []
@@ -67,15 +67,15 @@ class Work:
                 newest.seconds += seconds
                 return
         self._segments.append(Segment(loop, step, step, seconds, self._saves))
-        if len(self._segments) > MOST_SEGMENTS:  # a save commits the two oldest once it covers both
+        if len(self._segments) > MOST_SEGMENTS:  # merge the two oldest segments; a save commits both together
             first = self._segments.pop(0)
             oldest = self._segments[0]
             oldest.seconds += first.seconds
-            if first.loop == oldest.loop and first.last < oldest.first:  # else steps went back
+            if first.loop == oldest.loop and first.last < oldest.first:  # otherwise the step number decreased
                 oldest.first = first.first
 
     def save_begins(self) -> int:
-        """Note that a save begins; returns its number, for `commit`."""
+        """Record the begin of a save; returns the number for `commit`."""
         self._saves += 1
         return self._saves
 
@@ -86,7 +86,7 @@ class Work:
             self._keep([segment for segment in self._segments if segment.save >= save], step)
 
     def commit_steps(self, step: int) -> None:
-        """Note that a save of a step has succeeded whose begin is unknown."""
+        """Record the success of a save of a step whose begin was not recorded."""
         for segment in self._segments:
             steps = segment.last - segment.first + 1
             done = min(max(step - segment.first, 0), steps)
@@ -107,7 +107,7 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class Save:
-    """A save of a step, begun at a monotonic time, when `completed` steps were done."""
+    """Save of a step; began at a monotonic time with `completed` steps done."""
 
     step: int
     strategy: str
@@ -118,12 +118,12 @@ class Save:
 
 
 class Checkpoints:
-    """The saves of one process."""
+    """Saves of a process."""
 
     def __init__(self, families: Families, work: Work) -> None:
         self._families = families
         self._work = work
-        self.under_way: dict[int, Save] = {}  # those that were not confirmed yet, by their steps
+        self.under_way: dict[int, Save] = {}  # unconfirmed saves by step
         self._successes: deque[float] = deque(maxlen=INTERVALS)
         self.furthest: int | None = None  # the last step of this loop that is safe
 
@@ -149,7 +149,7 @@ class Checkpoints:
         self._succeeded(save.strategy, save.step, at, wall, max(at - save.began, 0.0))
 
     def fail(self, save: Save) -> None:
-        """Note that a save has failed, unless it has succeeded."""
+        """Record the failure of a save; ignored if the save is confirmed."""
         if not save.confirmed:
             if self.under_way.get(save.step) is save:
                 del self.under_way[save.step]
@@ -160,7 +160,7 @@ class Checkpoints:
         self._families.histogram("training.checkpoint_duration", kind=kind, part="blocking").observe(seconds)
 
     def report(self, save: SaveReported) -> str | None:
-        """Take a save that is over; returns the problem of one that is not counted."""
+        """Record a completed save; returns the problem of an invalid report, otherwise None."""
         if not is_count(save.step):
             return f"a step of 0 or more, not {safe_repr(save.step)}"
         if save.kind not in SAVE_KINDS:
@@ -184,7 +184,7 @@ class Checkpoints:
         return None
 
     def _count(self, kind: str, result: str = "") -> None:
-        """Count a save; both results of a new kind begin at 0, so that the first failure is a visible increase."""
+        """Count a save; both results of a new kind start at 0, so that the first failure is a visible increase."""
         for each in ("ok", "failed"):
             self._families.counter("training.checkpoints", kind=kind, result=each).add(each == result)
 
@@ -194,9 +194,9 @@ class Checkpoints:
         if seconds is not None:
             families.histogram("training.checkpoint_duration", kind=kind, part="total").observe(seconds)
         if kind == "local":
-            return  # it does not survive the node
+            return  # a local save is lost with the node
         families.gauge("training.checkpoint_last_success_timestamp", "seconds").set(wall)
-        # Saves in the background may succeed out of order: the training goes on from the furthest.
+        # Asynchronous saves may succeed out of order: the training resumes from the furthest step.
         self.furthest = step if self.furthest is None else max(step, self.furthest)
         families.gauge("training.checkpoint_last_step").set(self.furthest)
         self._successes.append(at)

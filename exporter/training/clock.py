@@ -1,7 +1,7 @@
 """Phase clock: exclusive seconds, entries and durations of the phases of the main thread.
 
-Blocks update the clock when they are entered and left. The updates of one edge contain no call, so neither a signal handler
-nor an exception can come between them: the seconds of all phases always sum to the wall time.
+Blocks update the clock when they are entered and left. The updates of an edge contain no call, so neither a signal handler
+nor an exception can interrupt an update: the seconds of all phases always sum to the wall time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from exporter.training.phases import PHASES, Phase
 
 INIT, OTHER = "init", "other"
 MOST_OPEN = 1024
-"""Blocks that may be open on the main thread; beyond it the oldest is discarded."""
+"""Limit of open blocks on the main thread; above the limit the oldest is ended."""
 
 
 class PhaseTotals:
-    """Exclusive seconds, entries and durations of one phase.
+    """Exclusive seconds, entries and durations of a phase.
 
     Attributes:
         bin_seconds: The seconds at the begin of the present bin of the history.
@@ -62,11 +62,11 @@ class StackEntry:
     """A block on the clock's stack.
 
     Attributes:
-        totals: The phase whose time it is, or that of the block around it.
-        has_phase: Whether it is a phase of its own; else it continues the phase around it.
-        is_nested: Whether it is inside the same phase, or continues the one around it.
-        mark: The phase's seconds when it was entered.
-        task: The asyncio task that entered it; None without one.
+        totals: The block's phase, or the phase of the surrounding block.
+        has_phase: True for a block with a phase; otherwise the surrounding phase continues.
+        is_nested: True inside a block of the same phase, or without a phase.
+        mark: Seconds of the phase at the entry.
+        task: The asyncio task that entered the block, or None.
         lexical: Whether a context manager has entered it.
     """
 
@@ -87,16 +87,16 @@ class StackEntry:
         self.mark = 0.0
 
     def abandon(self, now: float) -> None:
-        """End a block that was left open; the clock has removed its entry."""
+        """End a block that was left open; the clock has already removed the entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A consistent copy of the clock at one moment."""
+    """Consistent copy of the clock."""
 
     at: float
     active: str
-    since: float  # when the active phase began
+    since: float  # start of the active phase
     seconds: dict[str, float]
     work: float
     open_work: float  # of the iteration that is open
@@ -106,16 +106,16 @@ class ClockReading:
 
 
 class PhaseClock:
-    """Clock of the main thread: each moment counts for one phase, the one of the innermost block.
+    """Clock of the main thread: all time counts for the phase of the innermost block.
 
     Before the first step the phase is `init` where no block is open, afterwards `other`.
 
     Attributes:
-        work: The entered phases that are work; `waits` are those in which a rank waits.
-        thread: The thread whose time is divided: the first that enters a block. None before.
-        limit: The time before which an edge of the main thread needs nothing but the clock.
-        iteration: The training iteration that is open; `iteration_work` are the seconds of work when it began.
-        accepts_iteration: Whether another may begin without a look at what is open.
+        work: The entered phases that are work; `waits` are the phases in which a rank waits.
+        thread: The main thread, which is the first thread that enters a block; None before.
+        limit: Time from which an edge takes the slow path: the end of the history bin, or -inf if watched.
+        iteration: The open training iteration; `iteration_work` is the work in seconds at the start of the iteration.
+        accepts_iteration: True if the next iteration may begin on the fast path.
         last: The time of the latest edge; also the version that the reader compares.
     """
 
@@ -134,7 +134,7 @@ class PhaseClock:
         self.restart(began)
 
     def restart(self, began: float) -> None:
-        """Begin again with nothing open, as in a forked child."""
+        """Restart without open blocks, as in a forked child."""
         for totals in self.phases.values():
             totals.reset()
             totals.is_entered = False
@@ -171,7 +171,7 @@ class PhaseClock:
     # On the main thread ----------------------------------------------------------------------------------
 
     def switch(self, totals: PhaseTotals, now: float) -> None:
-        """Count the time up to now, and go on with another phase."""
+        """Count the time up to now and switch to a phase."""
         if now >= self.history.bin_end:
             self._close_bin(now)
         last = self.last
@@ -204,7 +204,7 @@ class PhaseClock:
             self._abandon([self.stack[1]], now)
 
     def _add(self, totals: PhaseTotals) -> None:
-        """Take the seconds of a phase into account, from its first entry on."""
+        """Include a phase in work and waiting, from the first entry on."""
         totals.is_entered = True
         if totals.row.work:
             self.work = (*self.work, totals)
@@ -212,9 +212,9 @@ class PhaseClock:
             self.waits = (*self.waits, totals)
 
     def leave(self, entry: StackEntry, now: float, *, everything: bool = False) -> None:
-        """Remove a block, which need not be the innermost, and end what is left open inside.
+        """Remove a block, which need not be the innermost, and end the open blocks inside.
 
-        A context manager ends the context managers that its own task has entered since; *everything* also ends what
+        A context manager ends the context managers that the same task has entered since; *everything* also ends the blocks that
         callbacks and other tasks have begun since.
         """
         if now >= self.history.bin_end:
@@ -236,7 +236,7 @@ class PhaseClock:
         self.switch(self.active, now)
         for entry in entries:
             if entry not in self.stack:
-                continue  # a signal handler has ended it meanwhile
+                continue  # removed by a signal handler
             self.stack.remove(entry)
             entry.is_open = False
             totals = entry.totals
@@ -257,7 +257,7 @@ class PhaseClock:
             entry.abandon(now)
 
     def begin_training(self, now: float) -> None:
-        """Note that the initialization is over."""
+        """Switch the time outside blocks from `init` to `other`, at the end of the initialization."""
         if not self.is_training:
             self.is_training = True
             self.base.totals = self.phases[OTHER]
@@ -274,10 +274,10 @@ class PhaseClock:
         return None if task is None else ref(task)
 
     def remove_ended(self, now: float) -> None:
-        """Remove the blocks that another thread has ended, and those of tasks that have ended."""
+        """Remove blocks ended by other threads, and blocks of finished tasks."""
         if all(each.task is None and each.is_open for each in self.stack[1:]):
             return
-        closed = [each for each in self.stack[1:] if not each.is_open]  # by another thread
+        closed = [each for each in self.stack[1:] if not each.is_open]  # by other threads
         if closed:
             self.remove(closed, now)
         ended = [each for each in self.stack[1:] if each.task is not None and is_over(each.task())]
@@ -285,7 +285,7 @@ class PhaseClock:
             self._abandon(ended[::-1], now)
 
     def _close_bin(self, now: float) -> None:
-        """Begin the bin of the history in which *now* is."""
+        """Close the history bin and start the bin of *now*."""
         self.history.close_bin(self.phases.values(), self.active, self.last, now)
         if not self.is_watched:
             self.limit = self.history.bin_end
@@ -319,7 +319,7 @@ class PhaseClock:
     # On the recording thread -----------------------------------------------------------------------------
 
     def read(self, until: float | None = None) -> ClockReading:
-        """Return a copy whose seconds sum to the wall time; a torn copy misses at most one edge.
+        """Return a copy whose seconds sum to the wall time; a torn copy misses at most an edge.
 
         *until* replaces the present time, in simulations.
         """
@@ -330,7 +330,7 @@ class PhaseClock:
             has_iteration = self.iteration is not None
             work, history = self.work_seconds(), self.history
             now = monotonic() if until is None else until
-            stays = history.read(active.name, now)
+            intervals = history.read(active.name, now)
             if self.last == version or attempt == 99:
                 break
         passed = max(now - version, 0.0)
@@ -338,9 +338,9 @@ class PhaseClock:
         work += passed if active.row.work else 0.0
         open_work = max(work - began, 0.0) if has_iteration else 0.0
         found = {name: value for name, value in seconds.items() if value > 0}
-        return ClockReading(now, active.name, since, found, work, open_work, *stays)
+        return ClockReading(now, active.name, since, found, work, open_work, *intervals)
 
 
 def is_over(task: Any) -> bool:
-    """Return True for a task that has ended, or whose object is gone."""
+    """Return True for a finished or deleted task."""
     return task is None or bool(task.done())

@@ -1,4 +1,4 @@
-"""Durations: cells that give both the classic and the native buckets of a histogram, with one search per value."""
+"""Durations: shared cells for classic and native histogram buckets, with a single search per value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 1e-7, 1e5
 
 _EXPONENTIAL = range(bucket_of(SHORTEST_SECONDS), bucket_of(LONGEST_SECONDS) + 1)
 CELLS = tuple(sorted({*PHASE_BUCKETS, *map(upper_bound, _EXPONENTIAL)}))
-"""Upper bounds of the cells in which durations are counted: those of classic and of native buckets together."""
+"""Upper bounds of the cells: all classic and native bucket bounds."""
 _BUCKETS = (LEAST, *(bucket_of(bound) for bound in CELLS[1:]), BEYOND)
 """The native bucket of each cell."""
 

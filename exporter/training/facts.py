@@ -47,7 +47,7 @@ class Facts:
         return tuple(sorted(self._texts.items()))
 
     def describe(self, values: Mapping[str, object]) -> list[tuple[str, str]]:
-        """Take facts that the job reports; returns the names of invalid ones, with what was expected."""
+        """Record facts reported by the job; returns invalid names with the expected values."""
         wrong = []
         for name, value in values.items():
             if value is None:

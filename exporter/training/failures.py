@@ -1,4 +1,4 @@
-"""Exit reasons: the entry of `END_REASONS` that an exception stands for."""
+"""Exit reasons: mapping from exceptions to `END_REASONS`."""
 
 from __future__ import annotations
 

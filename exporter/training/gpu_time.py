@@ -1,7 +1,7 @@
-"""Phases in the GPU's time: when the device reached their begins and ends, not when the host did.
+"""GPU time by phase, measured with CUDA events.
 
-An event is recorded on the current stream wherever the main thread's phase changes, and read there in a later step, once the
-device has passed it: nothing waits. torch is never imported; docs/training.md says which steps are timed.
+An event is recorded on the current stream at each phase change of the main thread, and read in a later step, after the
+device has passed the event, without waiting. torch is never imported; docs/training.md says which steps are timed.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ MOST_EVENTS = 1024
 COLLECT_EVENTS = 256
 """Events under way at which some are collected within a step."""
 MOST_COST_SECONDS = 1e-4
-"""Of one event: what takes longer was not the event, but another process or thread."""
+"""Upper bound of an event's cost; a longer time was spent in other threads or processes."""
 DEEPEST = 64
 OTHER = "other"
 LONELY = frozenset({"validation", "test", "checkpoint_save_sync", "checkpoint_save_async", "checkpoint_load"})
-"""Phases that are timed for themselves where the step before them was not."""
+"""Phases that are timed even if the step before was not timed."""
 IDLE = frozenset({"data_loading", "logging", OTHER})
-"""Phases in which the host gives the device nothing to do, when they come between the work of two steps."""
+"""Phases that leave the device idle if they are between the work of two steps."""
 PHASE, BEGIN, END, CLOSE = range(4)
-"""What an event stands for: another phase; the begin of what is timed, or of the next; the end of its step; the end of it."""
+"""Kinds of events: phase change, begin of a timed step (and end of the previous), end of the step, end of the timing."""
 
 
 @dataclass(slots=True)
 class Timed:
-    """What was timed from the begin of one step to that of the next, in seconds of the device."""
+    """Device seconds from the begin of a step to the begin of the next step."""
 
     phases: dict[str, float] = field(default_factory=dict)
-    step: float | None = None  # from the begin of the step to its end; None where none has ended
-    idle: float = 0.0  # of the time between the work of two steps, what no phase has used
+    step: float | None = None  # from begin to end of the step; None without an end
+    idle: float = 0.0  # idle time between the work of two steps
     total: float = 0.0
     works: bool = False
 
@@ -59,19 +59,19 @@ class Timed:
 
 
 class GpuTimer:
-    """Times the main thread's phases on its device."""
+    """Timer of the main thread's phases on the device."""
 
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
-        self.on = False  # whether anything is timed; decided by the recording thread
-        self.done: deque[Timed] = deque(maxlen=1000)  # what is not published yet
+        self.on = False  # set by the recording thread
+        self.done: deque[Timed] = deque(maxlen=1000)  # not published yet
         self._share = number_within(environment, "EXPORTER_GPU_TIME", SHARE, 0.0, 1.0)
         self._clock = clock
         self._thread: int | None = None
         self._open: list[tuple[BlockKind, str]] = []
-        self._marks: deque[tuple[Any, str, int]] = deque()  # event, the phase before it, what it stands for
+        self._marks: deque[tuple[Any, str, int]] = deque()  # event, phase before the event, kind of the event
         self._free: list[Any] = []
         self._last: Any = None  # the event that was collected last
-        self._timed: Timed | None = None  # as far as it was collected
+        self._timed: Timed | None = None  # not complete yet
         self._timing = self._stale = False
         self._due = self._cost = 0.0
 
@@ -94,7 +94,7 @@ class GpuTimer:
         del self._open[:-DEEPEST]
 
     def end(self, kind: BlockKind) -> None:
-        """Note that a span ends; it need not be the innermost."""
+        """Record the end of a block, which need not be the innermost."""
         if not self.on or get_ident() != self._thread:
             return
         before, opened = self._active, self._open
@@ -106,7 +106,7 @@ class GpuTimer:
             self._mark(before, END if kind in ITERATIONS else PHASE)
 
     def step(self) -> None:
-        """Note that a step ends and the next one begins, in a job that tells nothing else of them."""
+        """Record the end of a step and the begin of the next, in a job without iterations."""
         if self.on and get_ident() == self._thread and not any(kind in ITERATIONS for kind, _ in self._open):
             if self._timing:
                 self._mark(self._active, END)
@@ -124,7 +124,7 @@ class GpuTimer:
         now, timing = self._clock(), self._timing
         self._timing = now >= self._due
         if self._timing:
-            # Up to a second's worth may be caught up on, so that steps of just a tenth of a second are all timed.
+            # Catch up on at most a second, so that steps of a tenth of a second are all timed.
             self._due = max(self._due, now - 1.0) + max(1 / PER_SECOND, self._cost / self._share)
             self._cost = 0.0
             self._mark(before, BEGIN)
@@ -148,7 +148,7 @@ class GpuTimer:
         return None
 
     def _collect(self) -> None:
-        """Read what the device has passed."""
+        """Read the events that the device has passed."""
         marks = self._marks
         try:
             if not marks or sys.modules["torch"].cuda.is_current_stream_capturing():
@@ -170,14 +170,14 @@ class GpuTimer:
             self._fail(error)
 
     def _forget(self) -> None:
-        """Give up what is under way; the next step may be timed again."""
+        """Discard the events in flight; the next step may be timed."""
         self._free += (event for event, _, _ in self._marks)
         self._marks.clear()
         self._timed = None
         self._timing = False
 
     def _fail(self, error: Exception) -> None:
-        """Stop for good: once CUDA is in error, every call of it raises."""
+        """Stop for good: after a CUDA error every CUDA call raises."""
         self._forget()
         self.on, self._share = False, 0.0
         log_once("gpu time", f"phases are not timed on the GPU any more: {error!r}")
@@ -185,17 +185,17 @@ class GpuTimer:
     # On the recording thread ------------------------------------------------------------------------------
 
     def decide(self, main: int | None, step_seconds: float) -> None:
-        """Say whether to time the steps of the main thread, which usually take so long."""
+        """Decide whether the steps of the main thread are timed, from the usual step duration."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         long_enough = self._share > 0 and main is not None and step_seconds > SHORTEST_STEP_SECONDS
         initialized = getattr(cuda, "is_initialized", None)  # not yet, where torch is being imported
         on = bool(long_enough and initialized is not None and initialized())
         if on and not self.on:
-            self._thread, self._stale = main, True  # what was under way is too long ago
+            self._thread, self._stale = main, True  # discard old events
         self.on = on
 
     def publish(self, families: Families) -> None:
-        """Count what was timed."""
+        """Publish the completed timings."""
         while self.done:
             timed = self.done.popleft()
             for phase, seconds in timed.phases.items():

@@ -17,7 +17,7 @@ MOST_INTERVALS = 2048
 
 
 class PhaseSeconds(Protocol):
-    """Seconds of one phase, now and at the begin of the present bin."""
+    """Seconds of a phase, now and at the start of the present bin."""
 
     name: str
     seconds: float
@@ -39,7 +39,7 @@ class PhaseHistory:
     def close_bin(
         self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
     ) -> None:
-        """Append the intervals of the bins that have ended by *now*; *active* is the phase since *last*."""
+        """Append the intervals of the bins up to *now*; *active* is the phase since *last*."""
         ended = []
         own = 0.0
         for phase in phases:
@@ -71,7 +71,7 @@ class PhaseHistory:
             self._total -= intervals.popleft()[1]
 
     def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
-        """Return the time up to which the history goes, the phases, and by turns the index of one and microseconds.
+        """Return the end of the history, the phases, and alternating phase indexes and microseconds.
 
         *active* is the phase of a main thread that has passed no edge since the present bin began.
         """

@@ -1,7 +1,7 @@
-"""Kinds of blocks: the standard ones with one-logger's span names, and the job's own names.
+"""Kinds of blocks: the standard kinds with one-logger's span names, and user-defined names.
 
-Each kind says under which phase its time counts. A block for a new phase is a row in `phases.py`, a constant here and a
-function in `api.py`.
+Each kind belongs to a phase or continues the surrounding phase. A block for a new phase needs a row in `phases.py`,
+a constant here and a function in `api.py`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
 MOST_NAMES = 1000
-"""Names of the job's own that are kept apart; further names become `other`."""
+"""Limit of user-defined names; further names become `other`."""
 LONGEST_NAME = 256
 OTHER = "other"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockKind:
-    """Properties that all blocks of one name share."""
+    """Properties shared by all blocks of a name."""
 
-    call: str  # the call that makes the block, as the job writes it
-    phase: str | None  # the phase whose time it is; None if its time belongs to the phase around it
+    call: str  # the API call that creates the block
+    phase: str | None  # phase of the block's time; None for the surrounding phase
     span_name: str  # the exported name
-    callbacks: str = ""  # common part of the names of its two callbacks; "" if it has none
-    single: bool = True  # at most one is open in each thread or task
-    inferred: bool = False  # reported by a bridge; a job's own blocks replace it
-    hot: bool = False  # entered in each step; a span exists only if an observer wants it
+    callbacks: str = ""  # common part of the names of both callbacks; "" without callbacks
+    single: bool = True  # at most one open block in each thread or task
+    inferred: bool = False  # reported by a bridge; replaced by the job's own blocks
+    hot: bool = False  # entered in each step; a span exists only for an observer
 
     @property
     def begin(self) -> str:
-        """The callback, else the block, that begins one."""
+        """The callback that begins a block, otherwise the call."""
         return f"on_{self.callbacks}_start" if self.callbacks else self.call
 
     @property
     def end(self) -> str:
-        """The callback, else the block, that ends one."""
+        """The callback that ends a block, otherwise the call."""
         return f"on_{self.callbacks}_end" if self.callbacks else self.call
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ INFERRED_ITERATION = BlockKind(
 )
 
 SHORT = (DATA_LOADING, MODEL_FORWARD, MODEL_BACKWARD, ZERO_GRAD, OPTIMIZER_UPDATE)
-"""Kinds that are only a phase."""
+"""Kinds of blocks that only enter a phase."""
 LOOPS = frozenset({TRAINING_LOOP, INFERRED_LOOP})
 ITERATIONS = frozenset({TRAINING_ITERATION, INFERRED_ITERATION})
 STEPS = ITERATIONS | {VALIDATION_ITERATION, TESTING_ITERATION}
@@ -88,7 +88,7 @@ KINDS = (
     *(TRAINING_LOOP, TRAINING_ITERATION, VALIDATION_LOOP, VALIDATION_ITERATION, TESTING_LOOP),
     *(TESTING_ITERATION, CHECKPOINT_SAVE, *SHORT),
 )
-"""The standard kinds, without those that a bridge infers."""
+"""The standard kinds, without the inferred kinds."""
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
 _BY_PHASE = {str(kind.phase): kind for kind in SHORT}
@@ -96,7 +96,7 @@ _NAMED: dict[tuple[str, bool], BlockKind] = {}
 
 
 def by_span_name(name: object) -> BlockKind | None:
-    """Return the standard kind whose span has a name; None if there is none."""
+    """Return the standard kind of a span name, or None."""
     return _BY_SPAN_NAME.get(to_name(name))
 
 

@@ -1,4 +1,4 @@
-"""Training metrics: counters, gauges and histograms of one process.
+"""Training metrics: counters, gauges and histograms of a process.
 
 Filled on the recording thread and read once per flush. The families are declared in `exporter.ledger.families.training`.
 """
@@ -18,19 +18,19 @@ STEP_BUCKETS = (
 )
 PHASE_BUCKETS = (0.001, *STEP_BUCKETS)
 LARGEST = 1e30
-"""Bound of the samples, tokens or bytes of one call: the sum of many calls is still a float."""
+"""Bound of the samples, tokens or bytes of a call; sums of many calls stay finite."""
 MOST_SERIES = 200
-"""Series of one family; further label values of the job's own become `other`."""
+"""Limit of series in a family; further label values become `other`."""
 
 
 def amount(value: object, below: float = LARGEST) -> float | None:
-    """Return a number of 0 or more and below a bound as a float; None for anything else."""
+    """Return a number of 0 or more and below a bound as a float; otherwise None."""
     usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
     return float(value) if usable else None  # type: ignore[arg-type]  # as just seen
 
 
 class Series:
-    """One series: the total of a counter or histogram or the value of a gauge, and the number of changes."""
+    """Series of a metric: total of a counter or histogram, value of a gauge, and the number of changes."""
 
     __slots__ = ("definition", "total", "value", "count", "_counts", "_exponential", "_reading")
 
@@ -54,7 +54,7 @@ class Series:
             self.count += 1
 
     def raise_to(self, total: float) -> None:
-        """Increase a counter to a total that is kept elsewhere; a lower total is ignored."""
+        """Increase a counter to a total; a lower total is ignored."""
         if total > self.total:
             self.total = total
             self.count += 1
@@ -81,7 +81,7 @@ class Series:
         self.count += 1
 
     def reading(self) -> StatReading:
-        """Return the present reading; the same object while nothing has changed."""
+        """Return the present reading; the same object until the next change."""
         if self._reading is None or self._reading.count != self.count:
             counts = (self.count, self.total, tuple(accumulate(self._counts[:-1])))
             exponential = dict(self._exponential)
@@ -90,14 +90,14 @@ class Series:
 
 
 class Families:
-    """All series of the training of one process, created on first use."""
+    """All training series of a process, created on first use."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
         self._sizes: dict[str, int] = {}
 
     def counter(self, name: str, unit: str | None = None, **labels: str) -> Series:
-        """Return a counter; its name has dots, no unit and no `_total`."""
+        """Return a counter; the name has dots, no unit and no `_total`."""
         return self._obtain("counter", name, unit, labels)
 
     def gauge(self, name: str, unit: str | None = None, **labels: str) -> Series:

@@ -13,9 +13,9 @@ from exporter.training.metrics import Families
 MOST_CALL = 100
 """Characters of the label `call`."""
 MOST_EXPECTED = 300
-"""Characters of the description of what was expected."""
+"""Maximum length of the label `call`."""
 REPORTED: deque[tuple[str, str, str]] = deque(maxlen=10_000)
-"""Misuse that is not counted yet: call, rule and what was expected."""
+"""Maximum length of the expected value's description."""
 
 
 def report(call: str, rule: str, expected: str) -> None:

@@ -1,7 +1,7 @@
 """Numbers of the present step: the latest loss, norm and rates, and totals of samples and tokens.
 
-`training.record` updates them on the job's thread; the recording thread reads them at each flush. No update is longer than one
-operation, so that threads do not lose each other's.
+`training.record` updates the numbers on the job's thread; the recording thread reads at each flush. Each update is a single
+operation, so that threads do not lose updates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from exporter.training.metrics import LARGEST, amount
 
 MODES = ("train", "validation", "test")
 NONFINITE_KINDS = {"loss": "loss", "grad_norm": "grad"}
-"""Gauges whose values that are not finite are counted, by their label `kind`."""
+"""Gauges with a counter of values that are not finite, and the counter's label `kind`."""
 GAUGES = frozenset({"loss", "grad_norm", "learning_rate", "loss_scale"})
 
 
@@ -28,7 +28,7 @@ class ModeNumbers:
 
 
 class Numbers:
-    """All numbers of one process.
+    """All numbers of a process.
 
     Attributes:
         given: Names of the counters of training that the job itself has recorded.
@@ -52,7 +52,7 @@ class Numbers:
         self.loss_scale: float | None = None
         self.microbatches = 0.0
         self.epoch: float | None = None
-        self.epochs: float | None = None  # that have ended; None before the first number of an epoch
+        self.epochs: float | None = None  # completed epochs; None before the first number of an epoch
         self.given: set[str] = set()
         self.nonfinite: dict[tuple[str, str], int] = {}
 

@@ -1,4 +1,4 @@
-"""Phases of a training: what the main thread spends its time on. One row says all there is to say of a phase."""
+"""Phases of the main thread's time, with all properties of a phase in a single row."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One value of the label `phase`."""
+    """Value of the label `phase`, with properties."""
 
     name: str
-    work: bool = False  # part of the work of an iteration, which a checkpoint makes safe
+    work: bool = False  # part of an iteration's work, which a checkpoint commits
     waiting: bool = False  # the rank waits for data or for other ranks
-    recurring: bool = False  # comes again and again, so that its durations get a histogram of eighteen series
-    badput: str | None = "other"  # what time in it is lost to, a value of the label `cause`; None for work
+    recurring: bool = False  # recurring: durations have a histogram of eighteen series
+    badput: str | None = "other"  # cause of lost time, a value of the label `cause`; None for work
 
 
 PHASES: dict[str, Phase] = {
@@ -27,7 +27,7 @@ PHASES: dict[str, Phase] = {
         Phase("compile", badput="compile"),
         Phase("checkpoint_load", badput="checkpoint_load"),
         Phase("data_loading", waiting=True, recurring=True, badput="data_stall"),
-        Phase("iteration", work=True, badput=None),  # what an iteration does beside the phases inside it
+        Phase("iteration", work=True, badput=None),  # time of an iteration outside the inner phases
         Phase("forward", work=True, recurring=True, badput=None),
         Phase("backward", work=True, recurring=True, badput=None),
         Phase("grad_sync", work=True, waiting=True, recurring=True, badput=None),

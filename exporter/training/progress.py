@@ -33,11 +33,11 @@ class Loop:
 
     number: int  # of the loop in this process, from 1
     start: int  # steps before the loop
-    completed: int  # steps, those before included
+    completed: int  # steps, including earlier steps
 
 
 class Progress:
-    """The steps of one process."""
+    """Steps of a process."""
 
     def __init__(self, families: Families, facts: Facts, numbers: Numbers) -> None:
         self._families = families
@@ -45,7 +45,7 @@ class Progress:
         self._numbers = numbers
         self._recent: deque[float] = deque(maxlen=IDEAL_OF)
         self._compute: deque[float] = deque(maxlen=COMPUTE_OF)
-        self._slow = self.ideal = 0.0  # seconds of a slow step, and of an ordinary one; 0 while unknown
+        self._slow = self.ideal = 0.0  # seconds of a slow step, and of an ordinary step; 0 if unknown
         self._changed = False
         self.expected: Expectation | None = None
         self.reset()
@@ -53,8 +53,8 @@ class Progress:
     def reset(self) -> None:
         """Count from zero."""
         self.steps = 0  # completed training steps
-        self.last: float | None = None  # when the latest step or validation batch ended, monotonic time
-        self.over = False  # the training loop has ended: no progress is due while a process exports its model
+        self.last: float | None = None  # end of the latest step or validation batch, monotonic time
+        self.over = False  # after the training loop no progress is expected, for example during the export of the model
         self._cells = [0] * (len(CELLS) + 1)  # durations of training steps
         self._duration_seconds = 0.0
         self._counted: dict[
@@ -70,7 +70,7 @@ class Progress:
             self._families.histogram("training.step_duration", mode=mode).observe(seconds)
 
     def trained(self, seconds: float | None, at: float, compute: float | None) -> None:
-        """Count a training step; its duration, and the part without waiting, are None if unknown."""
+        """Count a training step; duration and time without waiting are None if unknown."""
         self.last = at
         self.over = False
         self.steps += 1
@@ -80,7 +80,7 @@ class Progress:
         self._cells[bisect_left(CELLS, seconds)] += 1
         if compute is not None:
             self._compute.append(compute)
-        if self.steps == 1:  # it compiles and warms up
+        if self.steps == 1:  # the first step compiles and warms up
             return
         recent = self._recent
         if seconds > self._slow and len(recent) >= FEWEST:
@@ -109,12 +109,12 @@ class Progress:
         self.ideal = sum(ordinary) / len(ordinary)
 
     def expect(self, expected: Expectation | None) -> None:
-        """Keep what a step has trained as configured; the job may still record its own numbers."""
+        """Set the configured samples and tokens of the latest step; the job may still record its own numbers."""
         self.count_expected()
         self.expected = expected
 
     def count_expected(self) -> None:
-        """Count what was expected of the latest step, unless the job records such numbers itself."""
+        """Count the configured numbers of the latest step, unless the job records such numbers."""
         expected, self.expected = self.expected, None
         if expected is None:
             return

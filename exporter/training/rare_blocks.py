@@ -1,6 +1,6 @@
 """Rare blocks: application, loops, saves, initialization, and spans of the job's own names.
 
-Each has a span, which the job may change while the block is open.
+Each block has a span, which the job may change until the block ends.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class OpenBlock(StackEntry):
 
 
 def moment_now() -> TracingTimestamp:
-    """Return the present time, whose second clock is the monotonic one."""
+    """Return the present time; the second clock is the monotonic clock."""
     return TracingTimestamp(time(), monotonic())
 
 
 def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
-    """Return the moment of a time in milliseconds since the epoch; now for None, and for a time far ahead."""
+    """Return the timestamp of milliseconds since the epoch; the present time for None, and for a time too far ahead."""
     wall, now = time(), monotonic()
     if milliseconds is None:
         return TracingTimestamp(wall, now)
@@ -105,7 +105,7 @@ def begin_block(
     parent: Span | None = None,
     values: Mapping[str, object] | None = None,
 ) -> tuple[Span, OpenBlock | None]:
-    """Begin a rare block; returns its span, and None as the block if the begin is refused."""
+    """Begin a rare block; returns the span, and the block or None if the begin is refused."""
     began = at or moment_now()
     policy = (
         TRAINING.present_save_policy() if kind is kinds.CHECKPOINT_SAVE and TRAINING.is_on else SavePolicy()
@@ -258,7 +258,7 @@ def end_open_block(
 
 
 def _close(block: StackEntry) -> None:
-    """Take a block off the clock's stack and out of the open ones."""
+    """Remove a block from the clock's stack and from the open blocks."""
     now = monotonic()
     if isinstance(block, OpenBlock):
         if TRAINING.gpu.on:
@@ -307,7 +307,7 @@ def discard_block(block: OpenBlock) -> None:
     TRAINING.notify(lambda each: each.block_discarded(block.observed), propagates=False)
 
 
-# What is open --------------------------------------------------------------------------------------------------
+# Open blocks ---------------------------------------------------------------------------------------------------
 
 
 def _open_rare() -> list[OpenBlock]:
@@ -315,7 +315,7 @@ def _open_rare() -> list[OpenBlock]:
 
 
 def find_open(kind: BlockKind, *, in_process: bool) -> OpenBlock | None:
-    """Return the open block of a kind that began last in this thread or task, else in the process."""
+    """Return the open block of a kind that began last in this thread or task, otherwise in the process."""
     thread = get_ident()
     task = TRAINING.clock.present_task() if thread == TRAINING.clock.thread else None
     found = None

@@ -1,4 +1,4 @@
-"""Training recorder: the state of one process's training, from the job's blocks to the metrics in the feed.
+"""Training recorder: the training state of a process, from the job's blocks to the metrics in the feed.
 
 The job's threads update the phase clock and the numbers, and append records. The recording thread applies the records; a
 thread that has appended very many applies them itself.
@@ -37,13 +37,13 @@ MANY_RECORDS = 1 << 14
 MOST_RECORDS = 1 << 16
 """Records at which further ones are dropped and counted."""
 PIECE_RECORDS = 128
-"""Records applied between two chances for the job's threads to take the interpreter lock."""
+"""Records applied between two releases of the interpreter lock."""
 MOST_OPEN = 1024
-"""Rare blocks that may be open; beyond it the oldest is ended."""
+"""Limit of open rare blocks; above the limit the oldest is ended."""
 DEEPEST = 64
-"""Spans inside each other that are kept: a job that never ends them does not fill the memory."""
+"""Limit of nested spans; bounds the memory of a job that never ends spans."""
 PATIENCE_SECONDS = 1.0
-"""The longest wait for another thread that applies records."""
+"""Maximum wait for a thread that applies records."""
 
 
 class OpenRareBlock(Protocol):
@@ -70,12 +70,12 @@ class OpenHotBlock(Protocol):
 
 
 class TrainingRecording:
-    """Recorder of the training of one process.
+    """Recorder of a process's training.
 
     Attributes:
-        clock: The phase clock; the same object for the life of the process.
-        job_is_instrumented: Whether the job itself reports loops or steps, so that bridges need not infer any.
-        expected: Samples and tokens of a step as configured; None if nothing is configured.
+        clock: The phase clock; the same object in the whole process.
+        job_is_instrumented: True if the job reports loops or steps; bridges then infer none.
+        expected: Configured samples and tokens of a step, or None.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -85,7 +85,7 @@ class TrainingRecording:
         self.numbers = Numbers()
         self.open: dict[int, OpenRareBlock] = {}
         self.begun: deque[OpenHotBlock] = deque(maxlen=DEEPEST)  # by callbacks
-        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, beside the main thread
+        self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, without the main thread
         self.is_on = RECORDER.recording
         self._collect: Callable[[], None] = lambda: None
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
@@ -107,7 +107,7 @@ class TrainingRecording:
         self.observed_kinds: frozenset[BlockKind] = frozenset()
         self.job_is_instrumented = False
         self.has_records = False  # any was appended
-        self.is_training = False  # another thread than the main one was in a phase, or a step was reported
+        self.is_training = False  # a thread entered a phase, or a step was reported
         self.expected: Expectation | None = None
         self.save_policy: Callable[[], SavePolicy] | None = None
         self.gpu = GpuTimer(self._environment)
@@ -116,7 +116,7 @@ class TrainingRecording:
         self._reading: TrainingReading | None = None
         self._logs_spans = False
 
-    # Life of the process ---------------------------------------------------------------------------------
+    # Lifecycle -------------------------------------------------------------------------------------------
 
     def record(self, *, on: bool) -> None:
         """Switch the recording of this process on or off."""
@@ -133,7 +133,7 @@ class TrainingRecording:
             self._state.reset()
 
     def after_fork(self) -> None:
-        """Begin again in a forked child, without what the parent recorded, opened or configured."""
+        """Restart in a forked child, without the parent's records, open blocks and configuration."""
         REPORTED.clear()
         self._retired_timers.append(self.gpu)
         self._begin(monotonic())
@@ -141,7 +141,7 @@ class TrainingRecording:
             callback()
 
     def on_reset(self, callback: Callable[[], None]) -> None:
-        """Register a callback for forked children, called after the recorder began again."""
+        """Register a callback for forked children, called after the recorder has restarted."""
         self._reset_callbacks.append(callback)
 
     def add_exporter_lifecycle(self, flush: Callable[[float], bool], close: Callable[[float], None]) -> None:
@@ -149,7 +149,7 @@ class TrainingRecording:
         self._exporters.append((flush, close))
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait for the exporters of spans; returns False if one did not take all spans in time."""
+        """Wait for the span exporters; returns False if an exporter did not finish in time."""
         until = monotonic() + timeout_seconds
         taken = [flush(max(until - monotonic(), 0.1)) for flush, _ in self._exporters]
         return all(taken)
@@ -169,7 +169,7 @@ class TrainingRecording:
             self.start_recording()
 
     def start_recording(self) -> None:
-        """Start the recording thread unless it runs."""
+        """Start the recording thread unless already running."""
         if self.is_on:
             RECORDER.start()
 
@@ -187,7 +187,7 @@ class TrainingRecording:
             self.dropped += 1
 
     def report_step(self, number: int | None, seconds: float | None, mode: str) -> None:
-        """Record a step that has just ended; one inside an iteration is that iteration."""
+        """Record a step that has just completed; a step inside an iteration is counted as that iteration."""
         now, clock = monotonic(), self.clock
         self.start_recording()
         if mode != "train":
@@ -207,12 +207,12 @@ class TrainingRecording:
             self.append(StepReported(number, seconds, now, clock.possible_work(now), self.expected))
 
     def on_collect(self, collect: Callable[[], None], forget: Callable[[], None]) -> None:
-        """Set the functions that take the tensors that have arrived, and that forget all tensors after a fork."""
+        """Set the functions that collect tensors that are ready, and discard all tensors after a fork."""
         self._collect = collect
         self.on_reset(forget)
 
     def collect_tensors(self) -> None:
-        """Take the values of this thread's tensors that have arrived."""
+        """Collect the values of this thread's tensors that are ready."""
         self._collect()
 
     def publish_soon(self) -> None:
@@ -221,7 +221,7 @@ class TrainingRecording:
             RECORDER.flush_soon()
 
     def _apply_many(self) -> None:
-        """Apply the records on the job's thread, unless another thread does."""
+        """Apply the records on the job's thread; skipped if a different thread is applying."""
         lock = self._lock
         if lock.acquire(blocking=False):
             try:
@@ -237,19 +237,19 @@ class TrainingRecording:
         self.append(RunDescribed(dict(values), dict(parameters or {})))
 
     def expect(self, samples: float | None, tokens: float | None) -> None:
-        """Set the samples and tokens of this rank in a step, which count unless the job records its own."""
+        """Set this rank's samples and tokens of a step, used unless the job records such numbers."""
         known = self.expected
         if known is None or (known.samples, known.tokens) != (samples, tokens):
             self.expected = Expectation(samples, tokens)
 
     def set_save_policy(self, policy: Callable[[], SavePolicy] | None) -> None:
-        """Set the function that returns how a save that begins is made; None for synchronous saves."""
+        """Set the function that returns the policy of a save; None for synchronous saves."""
         self.save_policy = policy
 
     # Observers -------------------------------------------------------------------------------------------
 
     def observe(self, observer: TrainingObserver) -> None:
-        """Add an observer, or ask one again which hot kinds it wants."""
+        """Add an observer, or update the hot kinds of a known observer."""
         self.observers = (*(each for each in self.observers if each is not observer), observer)
         self._update_observed()
 
@@ -265,12 +265,12 @@ class TrainingRecording:
         self._watch()
 
     def logs_spans(self) -> bool:
-        """Return True if a handler of events asks for the spans of steps."""
+        """Return True if an event handler requests the spans of steps."""
         self._logs_spans = any(each.names("span") for each in RECORDER.events.active)
         return self._logs_spans
 
     def look_for_handlers(self) -> None:
-        """Observe hot blocks as long as a handler of events asks for their spans."""
+        """Observe hot blocks if an event handler requests spans."""
         before = self._logs_spans
         if self.logs_spans() != before:
             self._update_observed()
@@ -279,7 +279,7 @@ class TrainingRecording:
         self.clock.watch(on=bool(self.observers) or self._logs_spans or self.gpu.on)
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
-        """Call every observer; returns what they return. Only OneLoggerError is raised, if it *propagates*."""
+        """Call every observer and return the results; OneLoggerError is raised only if *propagates*."""
         found = []
         for observer in self.observers:
             try:
@@ -309,7 +309,7 @@ class TrainingRecording:
         self._current.set(span)
 
     def parent_for_span(self) -> Span | None:
-        """Return the parent of a new span; not deeper than some, whatever the job leaves open."""
+        """Return the parent of a new span; the depth is limited to `DEEPEST`."""
         span, depth = self.current_span(), 0
         ancestor = span
         while ancestor is not None and depth < DEEPEST:
@@ -339,7 +339,7 @@ class TrainingRecording:
         return found or SavePolicy()
 
     def take_over(self) -> None:
-        """Let the blocks of the job itself replace those that a bridge has inferred."""
+        """Replace inferred blocks by the job's own blocks."""
         if self.job_is_instrumented:
             return
         self.job_is_instrumented = True
@@ -351,14 +351,14 @@ class TrainingRecording:
             block.discard()
 
     def abandon_begun(self) -> None:
-        """End the hot blocks that callbacks have begun and not ended: an application begins without them."""
+        """End open hot blocks begun by callbacks, at the begin of an application."""
         for block in list(self.begun):
             if block.is_open:
                 block.abandon(monotonic())
         self.begun.clear()
 
     def discard_iteration(self) -> None:
-        """Discard the iteration that is open: a bridge has found that there is none."""
+        """Discard the open iteration, at the request of a bridge."""
         elsewhere = self.iterations_elsewhere.get(threading.get_ident())
         if elsewhere is not None:
             elsewhere.abandon(monotonic())
@@ -444,11 +444,11 @@ class TrainingRecording:
         return dropped
 
     def reading(self) -> TrainingReading | None:
-        """Return the reading beside the series, as of the last call of `series`; None if nothing was reported."""
+        """Return the reading of the last call of `series`; None if the job reported no training."""
         return self._reading
 
     def collect(self, *, final: bool) -> None:
-        """Apply all records; *final* also counts what the job could still have corrected."""
+        """Apply all records; *final* also counts the configured numbers of the latest step."""
         self.drain()
         if final and self._lock.acquire(timeout=PATIENCE_SECONDS):
             try:

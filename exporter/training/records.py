@@ -1,6 +1,6 @@
-"""Records of what a job did, which its threads append and the recording thread applies in order.
+"""Records of a job's training, appended by the job's threads and applied in order by the recording thread.
 
-Blocks update the phase clock themselves; a record exists for each finished step and for everything rare.
+Blocks update the phase clock directly; finished steps and rare events create records.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Expectation:
 
 
 class IterationEnded(NamedTuple):
-    """A training iteration; a named tuple, because one is created in every step."""
+    """Training iteration; a named tuple for speed, created in every step."""
 
     began: float  # monotonic seconds, as all times of records
     ended: float
     work: float  # seconds of the phases that are work
-    waits: float | None  # seconds of waiting; None on another thread than the main one
+    waits: float | None  # seconds of waiting; None on threads other than the main thread
     failed: bool
     expected: Expectation | None
 
@@ -94,12 +94,12 @@ class SaveBegan:
 
 @dataclass(frozen=True, slots=True)
 class SaveEnded:
-    """End of a save, as far as it blocked the training."""
+    """End of the blocking part of a save."""
 
     key: int
     ended: float
     wall: float
-    succeeded: bool | None  # None if a callback ended it, which does not say
+    succeeded: bool | None  # None if ended by a callback, which has no result
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundEnded:
-    """Work beside the training."""
+    """Background work of the job."""
 
     task: object
     seconds: float
@@ -166,7 +166,7 @@ class SpanEnded:
 
 @dataclass(frozen=True, slots=True)
 class SpanLogged:
-    """An event about a span, for the handlers of events; `parameters` adds what is known of the run."""
+    """Event about a span, for event handlers; `parameters` adds the run's facts."""
 
     type: str
     span_id: str

@@ -1,6 +1,6 @@
 """Spans and events, with one-logger's names and signatures.
 
-An event owns a copy of its attributes, and a span keeps only its latest events. Every change of a span is a single operation
+An event owns a copy of the attributes, and a span keeps only the latest events. Every change of a span is a single operation
 on a dictionary or a deque, so no lock is needed.
 """
 
@@ -30,16 +30,16 @@ DURATION = "duration_msec"
 SPAN_START, SPAN_STOP = "span_start", "span_stop"
 ERROR, TELEMETRY_DATA_ERROR = "error", "telemetry_data_error"
 MOST_EVENTS = 64
-"""Events that a span keeps beside its start and its stop: the latest."""
+"""Limit of a span's events, in addition to start and stop; the latest are kept."""
 LONGEST_TRACEBACK = 16_384
-"""Characters of a traceback; the end of it says most."""
+"""Maximum characters of a traceback; the end is kept."""
 
 
 NO_ID = UUID(int=0)
 
 
 class Event:
-    """A moment of a span, with attributes; it does not change, and always carries `timestamp_msec`."""
+    """Immutable event of a span, with attributes and always `timestamp_msec`."""
 
     __slots__ = ("name", "timestamp", "attributes")
 
@@ -48,7 +48,7 @@ class Event:
     ) -> None:
         self.name = name
         self.timestamp = moment(timestamp)
-        # A copy: the caller may go on using what it passed, while the exporters still read this.
+        # A copy: the caller may change the original while exporters read.
         self.attributes = Attributes.of(attributes).copied()
         self.attributes.add("timestamp_msec", self.timestamp.milliseconds_since_epoch)
 
@@ -61,11 +61,11 @@ class Event:
     def create(
         cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
     ) -> Event:
-        """Make one of now, or of the time that is given."""
+        """Return a new event, at the present time unless given."""
         return cls(name, moment(timestamp), attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as a dictionary that `from_json` reads."""
+        """Return the event as a dictionary for `from_json`."""
         return {
             "name": self.name_str,
             "timestamp": self.timestamp.to_json(),
@@ -74,7 +74,7 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Read back what `to_json` gave, of an event of any class; `OneLoggerError` where it is none."""
+        """Return the event of a `to_json` dictionary, of any event class; raises OneLoggerError if invalid."""
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
         at = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes") or {})
@@ -99,7 +99,7 @@ class Event:
 
 
 class ErrorEvent(Event):
-    """An error of the application, in words; of an exception, with its class, its text and the end of its traceback."""
+    """Error of the application: a message, and class, text and traceback of an exception."""
 
     __slots__ = ("error_message", "exception_type", "exception_message", "exception_traceback")
 
@@ -116,9 +116,9 @@ class ErrorEvent(Event):
         self.exception_type = exception_type
         self.exception_message = exception_message or exception_type
         self.exception_traceback = exception_traceback
-        told = {name: getattr(self, name) for name in ErrorEvent.__slots__}
-        said = Attributes({name: text for name, text in told.items() if text is not None})
-        super().__init__(ERROR, timestamp, Attributes.merge(said, Attributes.of(attributes)))
+        values = {name: getattr(self, name) for name in ErrorEvent.__slots__}
+        texts = Attributes({name: text for name, text in values.items() if text is not None})
+        super().__init__(ERROR, timestamp, Attributes.merge(texts, Attributes.of(attributes)))
 
     @classmethod
     def create(  # type: ignore[override]  # as in one-logger
@@ -128,7 +128,7 @@ class ErrorEvent(Event):
         exception_traceback: str | None = None,
         timestamp: TracingTimestamp | None = None,
     ) -> ErrorEvent:
-        """Make one of now; of an exception, with its traceback."""
+        """Return a new error event, with the exception's traceback; the time is the present time unless given."""
         kind = text = None
         if isinstance(exception, BaseException):
             kind = type(exception).__name__
@@ -141,22 +141,22 @@ class ErrorEvent(Event):
         return cls(moment(timestamp), error_message, kind, text, exception_traceback)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as a dictionary that `from_json` reads."""
-        told = super().to_json() | {"error_message": self.error_message}
+        """Return the event as a dictionary for `from_json`."""
+        data = super().to_json() | {"error_message": self.error_message}
         if self.exception_type is not None:
-            told["exception_type"] = self.exception_type
-            told["exception_message"] = self.exception_message
-            told["exception_traceback"] = self.exception_traceback or ""
-        return told
+            data["exception_type"] = self.exception_type
+            data["exception_message"] = self.exception_message
+            data["exception_traceback"] = self.exception_traceback or ""
+        return data
 
 
 class TelemetryDataError(Event):
-    """Telemetry that is known to be incomplete: a defect of it, not of the application."""
+    """Event about incomplete telemetry, a defect of the telemetry and not of the application."""
 
     __slots__ = ("error_message", "error_type")
 
     class ErrorType(Name):
-        """Whether anything arrived at all."""
+        """Degree of the loss: all telemetry, or a part."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"
         INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
@@ -170,8 +170,8 @@ class TelemetryDataError(Event):
     ) -> None:
         self.error_type = error_type
         self.error_message = _message(error_message)
-        told = {"error_message": self.error_message, "telemetry_data_error_type": error_type.value}
-        merged = Attributes.merge(Attributes(told), Attributes.of(attributes))
+        values = {"error_message": self.error_message, "telemetry_data_error_type": error_type.value}
+        merged = Attributes.merge(Attributes(values), Attributes.of(attributes))
         super().__init__(TELEMETRY_DATA_ERROR, timestamp, merged)
 
     @classmethod
@@ -181,11 +181,11 @@ class TelemetryDataError(Event):
         error_message: str,
         attributes: Attributes | None = None,
     ) -> TelemetryDataError:
-        """Make one of now."""
+        """Return a new event at the present time."""
         return cls(TracingTimestamp.now(), error_type, error_message, attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as a dictionary that `from_json` reads."""
+        """Return the event as a dictionary for `from_json`."""
         return super().to_json() | {"error_type": self.error_type.value, "error_message": self.error_message}
 
 
@@ -194,7 +194,7 @@ def _message(given: object) -> str:
 
 
 class Span:
-    """A stretch of work: from its start event to its stop event, inside a parent."""
+    """Span of work with a start event, a stop event and a parent."""
 
     __slots__ = (
         *("__weakref__", "_events", "id", "name", "parent_span", "exported_parent", "start_event"),
@@ -214,10 +214,10 @@ class Span:
         self.parent_span = parent_span if isinstance(parent_span, Span) else None
         self.exported_parent = self.parent_span  # the nearest that is exported too: backends know no other
         self.start_event = start_event
-        self.stop_event: Event | None = None  # None while it is active
+        self.stop_event: Event | None = None  # None if active
         self._events: deque[Event] | None = None
-        self.initial_attributes = Attributes.of(span_attributes)  # those of its start
-        self.updated_attributes = type(self.initial_attributes)()  # those that were set since
+        self.initial_attributes = Attributes.of(span_attributes)  # from the start
+        self.updated_attributes = type(self.initial_attributes)()  # set after the start
         self.on_event: Callable[[Span, Event], object] | None = None  # called when the job adds an event
 
     @classmethod
@@ -229,7 +229,7 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Begin one now, or at the time that is given; nothing is exported by this alone."""
+        """Return a new span that starts now, unless a time is given; not exported by this call."""
         start = Event(SPAN_START, moment(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
@@ -239,19 +239,19 @@ class Span:
         return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
-        """Say what it is by what only its recording knows; what the job has given it stays."""
+        """Add initial attributes that only the recorder knows; attributes of the job take precedence."""
         attributes.update(self.initial_attributes)
         self.initial_attributes = attributes
 
     @property
     def events(self) -> list[Event]:
-        """The start, the latest events of its own, oldest first, and the stop if it has stopped."""
+        """The start, the latest events, oldest first, and the stop, if any."""
         stop = [] if self.stop_event is None else [self.stop_event]
         return [self.start_event, *(self._events or ()), *stop]
 
     @property
     def active(self) -> bool:
-        """Whether it has not stopped."""
+        """True until the span stops."""
         return self.stop_event is None
 
     @property
@@ -264,7 +264,7 @@ class Span:
         stop_event_attributes: Attributes | None = None,
         stop_time: TracingTimestamp | None = None,
     ) -> None:
-        """End it now, or at the time that is given; of one that has ended, nothing changes."""
+        """Stop the span, now unless a time is given; ignored if already stopped."""
         if self.stop_event is not None:
             return
         stop = Event(SPAN_STOP, moment(stop_time), stop_event_attributes)
@@ -273,7 +273,7 @@ class Span:
         self.add_attribute(DURATION, max(round(seconds * 1000), 0))
 
     def add_event(self, event: Event) -> Event:
-        """Add an event; one to a span that has ended is a misuse, and not kept."""
+        """Add an event; an event after the stop is misuse and ignored."""
         given: object = event
         if not isinstance(given, Event) or self.stop_event is not None:
             expected = f"an Event, of a span that has not ended yet: {self.name_str}"
@@ -285,7 +285,7 @@ class Span:
         return event
 
     def keep(self, event: Event) -> None:
-        """Add an event that has been told elsewhere."""
+        """Add an event without notifying the recorder."""
         if self._events is None:
             self._events = deque(maxlen=MOST_EVENTS)
         self._events.append(event)
@@ -299,21 +299,21 @@ class Span:
         self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
-        """Give how long it took, in whole milliseconds, rounded; `OneLoggerError` while it has not ended."""
+        """Return the duration in whole milliseconds, rounded; raises OneLoggerError for an active span."""
         found: int | None = self.updated_attributes.get_int_value(DURATION)
         if found is None:
             raise OneLoggerError(f"{self} has not ended")
         return found
 
     def as_started(self, exported_parent: Span | None) -> Span:
-        """Copy it as it was at its start, for another thread, with the parent that exporters know."""
+        """Return a copy of the span at the start, for other threads, with the parent that exporters know."""
         attributes = self.initial_attributes.copied()
         copy = Span(self.id, self.name, self.start_event, self.parent_span, attributes)
         copy.exported_parent = exported_parent
         return copy
 
     def as_it_is(self, exported_parent: Span | None) -> Span:
-        """Copy it as it is now, for another thread, with the parent that exporters know."""
+        """Return a copy of the present span, for other threads, with the parent that exporters know."""
         copy = self.as_started(exported_parent)
         copy.updated_attributes.update(self.updated_attributes)
         copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # of the same class
@@ -321,7 +321,7 @@ class Span:
         return copy
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as a dictionary that `from_json` reads."""
+        """Return the span as a dictionary for `from_json`."""
         return {
             "name": self.name_str,
             "id": str(self.id),
@@ -331,7 +331,7 @@ class Span:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Read back what `to_json` gave, one-logger's too; `OneLoggerError` where it is not a span."""
+        """Return the span of a `to_json` dictionary, also one-logger's; raises OneLoggerError if invalid."""
         complete = data and data.get("name") and data.get("id") and data.get("events")
         assert_that(complete, f"not a span: {data}")
         start, *others = [Event.from_json(event) for event in data["events"]]
@@ -349,7 +349,7 @@ class Span:
 
 
 class InertSpan:
-    """Span of a block that no observer asks for: what the job adds has no effect."""
+    """Span of a block without observers; changes have no effect."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Training state: loops, steps, saves and the outcome of the run, made of the records of the job.
+"""Training state: loops, steps, saves and the outcome of the run, computed from the job's records.
 
 Used under the lock of the recorder, mostly on the recording thread.
 """
@@ -52,7 +52,7 @@ MOST_PARAMETERS = 32
 
 
 class TrainingState:
-    """State of the training of one process.
+    """State of a process's training.
 
     Attributes:
         offset: Wall clock minus monotonic clock, at present.
@@ -72,9 +72,9 @@ class TrainingState:
         self._is_inferred = False  # the latest loop
         self._last_step: float | None = None
         self._last_possible_work = 0.0
-        self._is_closed = False  # the application has ended, and no other has begun
+        self._is_closed = False  # the application has ended and was not restarted
         self._is_finished = False
-        self._failure = ""  # why the job ends, one of `END_REASONS`
+        self._failure = ""  # exit reason, from `END_REASONS`
         self._parameters: dict[str, AttributeValue | None] = {}  # of the job's own names
         self._saves: dict[int, Save] = {}  # that block the training
         self._handlers: dict[type, Any] = {
@@ -137,7 +137,7 @@ class TrainingState:
         number: int | None,
         expected: Expectation | None,
     ) -> None:
-        """Count a completed step: its duration, the work in it, and its duration without waiting."""
+        """Count a completed step: duration, work, and duration without waiting."""
         progress, loop = self.progress, self.loop
         progress.trained(seconds, at, compute)
         self._last_step = at
@@ -178,10 +178,10 @@ class TrainingState:
 
     def _loop_began(self, record: LoopBegan) -> None:
         self.progress.count_expected()
-        self._failure = ""  # the job went on after the failure of an earlier loop
+        self._failure = ""  # the job continued after an earlier loop's failure
         self._last_step = record.began
         self._enter_loop(record.start, is_inferred=record.inferred)
-        self.checkpoints.furthest = None  # steps count from somewhere else
+        self.checkpoints.furthest = None  # the step number may restart lower
         if record.target:
             self.facts.describe({"step_target": record.target})
 
@@ -274,10 +274,10 @@ class TrainingState:
         raw = RawEvent(record.type, None, "info", plain, record.at, time(), monotonic_ns(), record.span_id)
         RECORDER.events.record(kind, raw, record.at)
 
-    # What is published -----------------------------------------------------------------------------------
+    # Publishing ------------------------------------------------------------------------------------------
 
     def publish(self, until: float | None = None) -> TrainingReading:
-        """Update the series up to now, or up to another time in simulations; returns the reading beside them."""
+        """Update the series up to now (or *until*, in simulations) and return the reading."""
         for group, number in sequence_numbers().items():
             self.families.gauge("training.collective_sequence", group=group).set(number)
         clock = self.clock.read(until)
