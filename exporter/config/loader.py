@@ -365,6 +365,8 @@ class _Conversion:
             except ValueError:
                 return _BAD
         if allowed:
+            if isinstance(value, bool) and node.value in allowed:
+                return allowed[node.value]  # YAML 1.1 reads a bare `off` as false
             fits = (allowed[text] for text in allowed if type(text) is type(value) and text == value)
             return next(fits, _BAD)
         if base is Path:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from bridges_support import wanted
+from hangs_support import kill_tree
 from places import PROJECT
 from waiting import wait_until
 
@@ -37,8 +38,7 @@ def running(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        kill_tree(process)
 
 
 def stacks(feed: Path) -> dict[str, Any] | None:

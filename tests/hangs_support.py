@@ -1,0 +1,18 @@
+"""End of jobs that hang."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psutil
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and its descendants; the workers of torchrun have sessions of their own."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    for child in children:
+        if child.is_running():
+            child.kill()
+    psutil.wait_procs(children, timeout=10)
