@@ -1,9 +1,8 @@
-"""RFC-0018's names, the origin of torch.monitor, for the events, handlers and Stats of this package."""
+"""Compatibility module of RFC-0018, the origin of torch.monitor, over the events, handlers and Stats of this package."""
 
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -51,7 +50,7 @@ StatType = Aggregation
 """VALUE, MEAN, COUNT, SUM, MAX, MIN; HISTOGRAM, STDDEV and P50 to P99 of the RFC's later version."""
 
 QUEUED_BATCHES = 10_000
-"""Waiting batches of samples per collector; further batches are dropped and counted."""
+"""Queued batches of samples per collector; further batches are dropped and counted."""
 REPORT_SECONDS = 2.0
 _RUN_IN_PIECES = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 _QUANTILES = frozenset({Aggregation.P50, Aggregation.P90, Aggregation.P95, Aggregation.P99})
@@ -86,7 +85,7 @@ class EventHandler(ABC):
 def log(
     event: Event | str, message: str | None = None, /, *, severity: str | None = None, **metadata: Datum
 ) -> None:
-    """Count an event and deliver it to all handlers; the event is given, or made of a type, a message and metadata.
+    """Count an event and deliver the event to all handlers; a type with a message and metadata makes an Event.
 
     Raises:
         TypeError: The event or a field is of the wrong type.
@@ -111,7 +110,7 @@ def log(
 
 
 def register(handler: EventHandler | Callable[[Event], object]) -> Handle:
-    """Deliver copies of all events, with times and ids, to a handler, in order, on a thread of its own.
+    """Deliver copies of all events, with times and ids, to a handler, in order, on the handler's thread.
 
     Exceptions of the handler are counted. Raises TypeError for an object that is not callable and has no `handle`.
     """
@@ -130,7 +129,7 @@ class Stat(RecordedStat):
     """Named statistic with the options of `exporter.Stat`: `unit`, `help`, `window_seconds`, `labels` and others.
 
     The same key and aggregations return the same statistic. Raises DefinitionError for an invalid argument and for a key with
-    another definition, whose place is in the message.
+    another definition; the message names the place of the first definition.
     """
 
     __slots__ = ()
@@ -181,19 +180,19 @@ class _ProfiledTimer(Timer):
 
 
 class StatCollector(ABC):
-    """Receiver of every sample of every Stat of this package, on a thread of its own."""
+    """Receiver of every sample of every Stat of this package, on the collector's thread."""
 
     @abstractmethod
     def handle(self, stat: Stat, v: float) -> None:
-        """Take one sample; what is no finite number is none."""
+        """Handle a sample, a finite number."""
 
 
 def register_stat_collector(collector: StatCollector) -> Handle:
-    """Give a collector every sample that is added from now on; `unregister` ends it. TypeError: It is none."""
+    """Deliver every later sample to a collector, until `unregister`; raises TypeError for an object without `handle`."""
     if isinstance(collector, type) or not callable(getattr(collector, "handle", None)):
         raise TypeError(f"a collector must be an object with handle(stat, v), not {collector!r}")
 
-    def take(batch: tuple[StatState, list[float]]) -> None:
+    def deliver(batch: tuple[StatState, list[float]]) -> None:
         stat, errors = Stat.of(batch[0]), []
         for value in batch[1]:
             try:
@@ -204,7 +203,7 @@ def register_stat_collector(collector: StatCollector) -> Handle:
             raise errors[0]
 
     RECORDER.flush(REPORT_SECONDS)
-    handle = EVENTS.register(take, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
+    handle = EVENTS.register(deliver, types=(), queue=QUEUED_BATCHES, name=type(collector).__qualname__)
     RECORDER.stats.taps.append(handle)
     if isinstance(collector, AggregatingStatCollector):
         collector._handle = handle  # noqa: SLF001  # of this file
@@ -216,10 +215,11 @@ class AggregatingStatCollector(StatCollector):
 
     def __init__(self) -> None:
         self._handle: Handle | None = None
-        self._begin()
+        self._restart()
         _aggregating.add(self)
 
-    def _begin(self) -> None:
+    def _restart(self) -> None:
+        """Start without samples: in a forked child the samples and the lock are the parent's."""
         self._lock = threading.RLock()  # a signal handler may report, too
         self._windows: dict[str, Window] = {}
         self._stats: dict[str, frozenset[StatType]] = {}
@@ -248,7 +248,7 @@ class AggregatingStatCollector(StatCollector):
             return found
 
     def reset(self) -> None:
-        """Forget all samples."""
+        """Discard all samples."""
         self._catch_up()
         with self._lock:
             self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
@@ -259,22 +259,28 @@ class AggregatingStatCollector(StatCollector):
             self._handle.drain(REPORT_SECONDS)
 
 
-def _begin_anew() -> None:
-    """In a forked child: forget samples and locks of the parent."""
-    for collector in list(_aggregating):
-        collector._begin()  # noqa: SLF001  # of this file
+class _ForkReset:
+    """Periodic task that restarts the aggregating collectors of a forked child."""
+
+    def tick(self) -> None:
+        """Do nothing: samples arrive by the collectors' handles."""
+
+    finish = tick
+
+    def after_fork(self) -> None:
+        for collector in list(_aggregating):
+            collector._restart()  # noqa: SLF001  # of this file
 
 
 _aggregating: WeakSet[AggregatingStatCollector] = WeakSet()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+RECORDER.attach(_ForkReset())
 
 
 def _adapted(event: RecordedEvent, origin: object) -> Event:
     if isinstance(origin, Event):
-        told = copy(origin)
+        adapted = copy(origin)
     else:
-        told = Event(event.type, event.message, metadata=dict(event.data), severity=event.severity)
+        adapted = Event(event.type, event.message, metadata=dict(event.data), severity=event.severity)
     for name in ("timestamp", "monotonic_ns", "id", "span_id"):
-        setattr(told, name, getattr(event, name))
-    return told
+        setattr(adapted, name, getattr(event, name))
+    return adapted
