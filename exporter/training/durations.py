@@ -11,9 +11,12 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 1e-7, 1e5
 """Range of the durations with the resolution of native histograms."""
 
 _EXPONENTIAL = range(bucket_of(SHORTEST_SECONDS), bucket_of(LONGEST_SECONDS) + 1)
-CELLS = tuple(sorted({*PHASE_BUCKETS, *map(upper_bound, _EXPONENTIAL)}))
+_BY_BOUND = {bound: bucket_of(bound) for bound in PHASE_BUCKETS} | {
+    upper_bound(bucket): bucket for bucket in _EXPONENTIAL
+}
+CELLS = tuple(sorted(_BY_BOUND))
 """Upper bounds of the cells: all classic and native bucket bounds."""
-_BUCKETS = (LEAST, *(bucket_of(bound) for bound in CELLS[1:]), BEYOND)
+_BUCKETS = (LEAST, *(_BY_BOUND[bound] for bound in CELLS[1:]), BEYOND)
 """The native bucket of each cell."""
 
 

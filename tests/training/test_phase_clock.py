@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from training_support import (
     SimulatedTraining,
@@ -386,6 +386,9 @@ def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
 
 
 @given(st.lists(st.floats(0, 1e4, allow_nan=False), max_size=50))
+@example([0.7])
+@example([1.09])
+@example([1.4])
 def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations: list[float]) -> None:
     from bisect import bisect_left
 
