@@ -1,1 +1,1 @@
-"""The GPUs: a collector in the sidecar, and the process beside it that calls NVIDIA's library (`nvml`)."""
+"""GPU collector in the sidecar, and the child process that calls NVIDIA's library (`nvml`)."""

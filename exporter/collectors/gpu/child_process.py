@@ -1,7 +1,7 @@
-"""The NVML child as its parent sees it: start, messages, end.
+"""NVML child process, from the sidecar's side: start, messages, exit.
 
-Runs in the sidecar, on the supervisor's thread. The child is a fresh interpreter in a session of its own. It inherits its pipes,
-and a memory file for the error output of its start.
+Runs in the sidecar, on the supervisor's thread. The child is a fresh interpreter in a separate session. The child inherits the
+pipes, and a memory file for the error output of the start.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _STDERR_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class SlowCall:
-    """A call that takes long; `gpu` is NVML's index, None for a call on no GPU."""
+    """Slow NVML call; `gpu` is NVML's index, None for a call on no GPU."""
 
     gpu: int | None
     call: str
 
 
 class NvmlChild:
-    """One child.
+    """NVML child process.
 
     Args:
-        first: The message with its options.
+        first: The first message, with the options.
         now: Monotonic time.
         command: Command line of the child.
 
@@ -48,9 +48,9 @@ class NvmlChild:
     def __init__(self, first: Mapping[str, Any], *, now: float, command: Sequence[str]) -> None:
         self.started_at = now
         # Set by the supervisor.
-        self.heard_at = now  # last sign of life
-        self.serving = False  # NVML is initialised in it
-        self.exit: Mapping[str, Any] | None = None  # its last message
+        self.heard_at = now  # time of the last message
+        self.serving = False  # True after NVML was initialised
+        self.exit: Mapping[str, Any] | None = None  # message `exit`
         self.slow: SlowCall | None = None
         self._stderr = os.fdopen(os.memfd_create("nvml-child-stderr"), "w+b")
         try:
@@ -87,15 +87,15 @@ class NvmlChild:
         return self._process.pid
 
     def send(self, kind: str, **more: Any) -> None:
-        """Send a message; commands are far shorter than the pipe's buffer, so that writing does not wait."""
+        """Send a message; commands are shorter than the pipe's buffer, so writing does not block."""
         data = memoryview(encode({"kind": kind, **more}))
-        with contextlib.suppress(OSError):  # the child is gone; reading finds out
+        with contextlib.suppress(OSError):  # the child has exited; the next read handles the exit
             while data:
                 data = data[self._stdin.write(data) :]
 
     def end(self) -> None:
-        """Kill the child unless it has ended; hardly waits for a child that cannot be killed now."""
-        self._process.kill()  # does nothing for a child that has ended
+        """Kill the child if running; waits 200 ms at most, even if the child cannot be killed now."""
+        self._process.kill()  # no effect after the exit
         self.close()
         self.wait(0.2)
 
@@ -104,18 +104,18 @@ class NvmlChild:
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait for the child's end, at most so long."""
+        """Wait for the child's exit, up to a timeout."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def close(self) -> None:
-        """Close the pipes; a living child ends as soon as it notices."""
+        """Close the pipes; a running child then exits."""
         self._stdin.close()
         self._stdout.close()
         self._stderr.close()
 
     def cause(self) -> str:
-        """Return how the child ended, with the last line of its error output."""
+        """Return how the child exited, with the last line of the error output."""
         status = self._process.poll()
         if status is None:
             how = "closed its pipe"

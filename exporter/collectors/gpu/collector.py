@@ -1,8 +1,8 @@
 """GPU collector: publishes the readings of the NVML child and supervises the child's life.
 
-Runs in the sidecar. The child sends its readings on its own schedule. `collect` makes families of the latest readings and
-of the kernel log; it waits for nothing. The supervisor's thread receives messages; every method may be called from any
-thread; the registry's lock guards the readings. The families of GPUs are absent while there is no child or the child hangs.
+Runs in the sidecar. The child sends readings on an independent schedule. `collect` returns families of the latest readings and
+of the kernel log, without waiting. The supervisor's thread receives messages; every method may be called from any
+thread; the registry's lock guards the readings. The GPU families are absent without a child, and if the child hangs.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _REMEDIES = {
 
 
 class GpuCollector:
-    """Watches the GPUs of this machine, or the described machine in `replay`.
+    """Collector of this machine's GPUs, or of the described machine in `replay`.
 
     Args:
-        options: Which GPUs to watch, and how often.
+        options: The selection of GPUs and the period.
         replay: A described machine as plain values.
         visible: The job's CUDA_VISIBLE_DEVICES.
-        on_change: Called when NVML or a GPU goes down or returns, on a thread of the collector; must not wait.
+        on_change: Called when NVML or a GPU is lost or returns, on a thread of the collector; must not block.
         on_sample: Called after each pass of the child, on a thread of the collector; must not wait.
-        counts_energy: Returns False while another exporter counts the GPU energy of this machine.
+        counts_energy: Returns False if a different exporter counts the GPU energy of this machine.
         detached: Whether to start without loading NVML.
     """
 
@@ -86,10 +86,12 @@ class GpuCollector:
         self.detached = detached
         self._monotonic = monotonic
         self._origin: float | None = (
-            None  # monotonic time of the first child's first answer; start of a replay
+            None  # monotonic time of the first child's first message; start of a replay
         )
         outage_seconds = max(OUTAGE_SECONDS, 2.5 * options.period)
-        self.registry = GpuRegistry(outage_seconds=outage_seconds)  # its lock also guards the next two
+        self.registry = GpuRegistry(
+            outage_seconds=outage_seconds
+        )  # the lock also guards _reason and _message
         self._reason, self._message = STARTING, ""
         self._was_up = False
         self._supervisor = Supervisor(
@@ -106,7 +108,7 @@ class GpuCollector:
         self._seen: set[int] = set()
 
     def start(self) -> None:
-        """Start watching; the first readings arrive with the child's first pass. Does nothing if already started."""
+        """Start the supervisor; the first readings arrive with the child's first pass. No effect if already started."""
         if self._started:
             return
         if self._replay is None:
@@ -152,18 +154,18 @@ class GpuCollector:
         return collected
 
     def not_ready(self) -> str | None:
-        """Return why the exporter is not ready; None if GPUs are not required or NVML answers."""
+        """Return the reason why the exporter is not ready, or None."""
         reason = self._reason
         required = self._options.mode == "required" and reason != ""
         return f"NVML does not answer ({reason})" if required else None
 
     def detach(self) -> None:
-        """End the child, so that the driver can be unloaded or a GPU be reset."""
+        """Stop the child, so that the driver can be unloaded or a GPU can be reset."""
         self.detached = True
         self._supervisor.detach()
 
     def reattach(self) -> None:
-        """Start the child again after `detach`."""
+        """Restart the child after `detach`."""
         self.detached = False
         self._supervisor.reattach()
 
@@ -177,12 +179,12 @@ class GpuCollector:
 
     @property
     def apart(self) -> bool:
-        """Whether no other exporter sees these GPUs: they are replayed and not described as shared."""
+        """True if no other exporter can read these GPUs: a replay that is not described as shared."""
         return self._replay is not None and not self._replay["shared"]
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the NVML child; None while there is none."""
+        """Process id of the NVML child, or None."""
         return self._supervisor.pid
 
     def _start_child(self, skip: tuple[int, ...], avoid: tuple[tuple[int, str], ...]) -> NvmlChild:
@@ -193,7 +195,7 @@ class GpuCollector:
             "visible": self._visible,
             "skip": skip,
             "avoid": avoid,
-            # Early enough that the GPU of a call that hangs is known at the deadline.
+            # Before the deadline, so that the GPU of a hanging call is known at the deadline.
             "slow_call_seconds": 0.75 * self._timings.deadline,
             "replay": self._replay,
             "origin": self._origin,
@@ -219,7 +221,7 @@ class GpuCollector:
             )
 
     def _log_changes(self) -> None:
-        """Log what happened to single GPUs; the collector's verdict covers all GPUs at once."""
+        """Log state changes of single GPUs; the collector's verdict covers all GPUs together."""
         gpus = dict(self.registry.gpus)  # changed by this thread only
         for index, gpu in gpus.items():
             name, down = f"GPU {gpu.number} ({gpu.uuid or 'UUID unknown'})", gpu.down

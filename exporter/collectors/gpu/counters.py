@@ -1,6 +1,6 @@
-"""Monotonic counters made of raw counters that wrap, restart and glitch.
+"""Monotonic counters computed from raw counters that wrap, restart and glitch.
 
-Runs in the sidecar. A driver that is loaded again starts at 0, a 32-bit register wraps, and a GPU in trouble returns
+Runs in the sidecar. After a reload of the driver counters start at 0, a 32-bit register wraps, and a failing GPU returns
 unrelated numbers. A step that no hardware can make (backwards, or faster than the fastest rate) is not accepted at once:
 the next number decides whether the step was a glitch or a new start.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 REASONS = ("wrap", "reset", "glitch")
-"""Why a number did not continue the previous one: the width of a register, a new start, a single wrong number."""
+"""Reasons for a correction: wrap of a register, reset of the counter, glitch of a single number."""
 
 _SLACK_SECONDS = 0.25
 _TOLERANCE = 1.1
@@ -25,12 +25,12 @@ class CounterRule:
     scale: float = 1.0  # the family's unit per raw unit
     most_per_second: float | None = None  # fastest possible rate in the family's unit; None for no limit
     from_zero: bool = False  # whether the total starts at 0 and not at the raw counter's value
-    of_process: bool = False  # whether the NVML child counts, so that a new child starts at 0
+    of_process: bool = False  # True for counters of the NVML child, which start at 0 in each child
 
 
 @dataclass(frozen=True, slots=True)
 class RawReading:
-    """A raw number and its monotonic time."""
+    """Raw number with monotonic time."""
 
     raw: float
     time: float
@@ -49,7 +49,7 @@ class MonotonicCounter:
     _child: int | None = None
 
     def advance(self, raw: float, time: float, child: int) -> float:
-        """Add the number of a child at a monotonic time; return by how much the total grew, in the raw unit."""
+        """Add the number of a child at a monotonic time; return the increase of the total, in the raw unit."""
         before, reading, last = self.total, RawReading(raw, time), self._last
         if self.rule.of_process:
             since = last.raw if last is not None and child == self._child else 0
@@ -72,11 +72,11 @@ class MonotonicCounter:
 
     @property
     def raw(self) -> float | None:
-        """The last accepted raw number; None before the first, and while the total is in doubt."""
+        """The last accepted raw number; None before the first number, and if the total is in doubt."""
         return None if self._last is None or self._suspect is not None else self._last.raw
 
     def value(self) -> float | None:
-        """Return the total in the family's unit; None while the total is in doubt."""
+        """Return the total in the family's unit; None if the total is in doubt."""
         return None if self._doubts >= _MOST_DOUBTS else self.total * self.rule.scale
 
     def _accept(self, grown: float, reading: RawReading, reason: str) -> None:
@@ -99,7 +99,7 @@ class MonotonicCounter:
     def _wraps(self, last: RawReading, reading: RawReading) -> bool:
         if not reading.raw < _WIDTH // 2 <= last.raw < _WIDTH:
             return False
-        # Without a fastest rate, only a counter close to its end can have wrapped.
+        # Without a known rate, only a counter close to 2^32 can wrap.
         limited = self.rule.most_per_second is not None
         most = self._most(reading.time - last.time) if limited else _WIDTH // 8
         return reading.raw + _WIDTH - last.raw <= most

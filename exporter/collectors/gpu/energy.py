@@ -1,8 +1,8 @@
-"""Energy of one GPU: the card's counter, and integrated power between its readings.
+"""Energy of a GPU: the card's counter, with integrated power between the counter's readings.
 
 Runs in the sidecar; pure. The counter is read every 10 s, since a reading costs milliseconds; the integral of the driver's
 power samples grows with every pass. A reading of the counter replaces the integral since the reading before. Energy of a
-time in which neither was read (an outage) is not added to the total: it is counted as a gap.
+time without counter and power (an outage) is not added to the total, but counted as a gap.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OUTAGE_SECONDS = 12.0
 """Longest time without energy readings that the next reading of the counter still fills; covers a restart of the child."""
 
 POWER_SAMPLES_SECONDS = 30.0
-"""How long power samples are kept for the attribution of energy to phases."""
+"""Retention of power samples, for the attribution of energy to phases."""
 
 HISTORY_SECONDS = 60.0
-"""How long totals are kept for the attribution of energy to processes."""
+"""Retention of totals, for the attribution of energy to processes."""
 
 CLOCK_STEP_SECONDS = 5.0
-"""Samples that are older than the last ones by so much follow a step of the wall clock."""
+"""Minimum age of samples, relative to the last samples, that is regarded as a step of the wall clock."""
 
 # No card draws 10 kW; a counter that grows faster is not the energy.
 _RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)
@@ -40,7 +40,7 @@ PowerSample = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class PowerBlock:
-    """Power of one pass, as the child sends it."""
+    """Power of a pass, as sent by the child."""
 
     integral_joules: float  # since the child started
     until: float  # monotonic time of the last sample in the integral
@@ -51,24 +51,24 @@ class PowerBlock:
 
 @dataclass(slots=True)
 class GpuEnergy:
-    """Energy of one GPU since the exporter started to count."""
+    """Energy of a GPU since the exporter started to count."""
 
     outage_seconds: float = OUTAGE_SECONDS
-    joules: dict[str, float] = field(default_factory=dict)  # by source; only one of them grows at a time
+    joules: dict[str, float] = field(default_factory=dict)  # by source; only a single source grows at a time
     at: float = 0.0  # monotonic time of the last reading
     resets: dict[str, int] = field(default_factory=dict)
     gap_seconds: float = 0.0  # time of outages
-    gap_joules: float = 0.0  # their energy, as far as the counter knows it
-    new_gap_joules: float = 0.0  # part of it that was not yet logged
+    gap_joules: float = 0.0  # energy of outages, measured by the counter
+    new_gap_joules: float = 0.0  # not yet logged part of gap_joules
     power_samples: deque[PowerSample] = field(default_factory=deque)  # oldest first
     history: deque[EnergyPoint] = field(default_factory=deque)  # totals, oldest first
     _counter: MonotonicCounter | None = None
     _integral: float = 0.0  # joules, over all children
-    _base_joules: float = 0.0  # of the counter's source, at its last reading
+    _base_joules: float = 0.0  # of the counter, at the last reading
     _integral_at_base: float = 0.0
     _raw_integral: float = 0.0  # of the present child
     _child: int | None = None
-    _counter_at: float = 0.0  # monotonic time of its last accepted reading
+    _counter_at: float = 0.0  # monotonic time of the counter's last accepted reading
     _outage: bool = False  # since the last reading of the counter
 
     @property
@@ -85,7 +85,7 @@ class GpuEnergy:
     def take(
         self, power: PowerBlock | None, millijoules: float | None, time: float, child: int, *, paused: bool
     ) -> None:
-        """Add the readings of a pass: power, and the card's counter at a monotonic time; with `paused` nothing is counted."""
+        """Add the readings of a pass: power, and the counter at a monotonic time; with `paused` nothing is counted."""
         first = millijoules is not None and self._counter is None
         if first:
             self._counter = MonotonicCounter(_RULE)
@@ -118,7 +118,7 @@ class GpuEnergy:
         before = counter.raw
         grown = counter.advance(millijoules, time, child) * _RULE.scale
         self.resets = counter.resets
-        if counter.raw is None:  # the number is in doubt until the next one
+        if counter.raw is None:  # in doubt until the next number
             return
         self._read(time)
         self._counter_at = time
@@ -139,7 +139,7 @@ class GpuEnergy:
     def reading(
         self, *, uuid: str, number: int, name: str, watts: float | None, answers: bool
     ) -> EnergyReading:
-        """Return the energy so far; without joules while the GPU does not answer or no reading is accepted."""
+        """Return the energy so far; without joules if the GPU is down or no reading was accepted."""
         counted = self._counter is not None
         return EnergyReading(
             component="gpu",
@@ -172,7 +172,7 @@ class GpuEnergy:
         return [sample for sample in self.power_samples if sample[0] > since]
 
     def _read(self, time: float) -> None:
-        """Note an accepted reading; a long time since the one before is an outage."""
+        """Record the time of an accepted reading; a long time after the previous reading is an outage."""
         if self.joules and time - self.at >= self.outage_seconds:
             self.gap_seconds += time - self.at
             self._outage = True
@@ -202,7 +202,9 @@ class GpuEnergy:
         last = kept[-1][0] if kept else 0.0
         for step, power in zip(block.steps, block.milliwatts, strict=True):
             at += step
-            if at / 1e6 > last:  # the first ring of a new child holds samples that its predecessor sent
+            if (
+                at / 1e6 > last
+            ):  # the first ring of a new child contains samples already sent by the previous child
                 kept.append((at / 1e6, power / 1000))
         while kept[0][0] < newest - POWER_SAMPLES_SECONDS:
             kept.popleft()

@@ -1,6 +1,6 @@
-"""Families of single GPUs, one row each, with the readings of the NVML child that fill them.
+"""GPU families, each in a single row with the readings of the NVML child.
 
-`nvml/queries.py` has the row that reads a field; the row here gives the reading a family. The families about NVML itself,
+`nvml/queries.py` has the row that reads a field; the row here defines the family of a reading. The families about NVML itself,
 energy, Xids and MIG instances are in `publishing`.
 """
 
@@ -17,7 +17,7 @@ GPU = ("gpu", "uuid")
 CHILD_COUNTER = CounterRule(of_process=True)
 """A sum since the NVML child started."""
 DRIVER_COUNTER = CounterRule()
-# A counter of seconds cannot run faster than the clock; one that does is another metric under the same id.
+# A counter of seconds cannot run faster than the clock; a faster counter is a different metric under the same id.
 NANOSECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
 # Bytes a second that no link reaches: NVLink 5 carries 1.8e12 in all.
 NVLINK_BYTES = CounterRule(most_per_second=2e13)
@@ -36,12 +36,12 @@ class ReadingSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFamily:
-    """A family of single GPUs and the sources of its values, of which a GPU has one."""
+    """GPU family with the alternative sources of the values; a GPU has a single source."""
 
-    spec: FamilySpec  # its labels are `gpu`, `uuid`, then those of the reading
+    spec: FamilySpec  # labels: `gpu`, `uuid`, then the reading's labels
     sources: tuple[ReadingSource, ...]
     by_link: bool = False  # whether the first label of a reading is an NVLink, over which the family sums
-    rare: frozenset[str] = frozenset()  # values of the last label that are omitted while they are 0
+    rare: frozenset[str] = frozenset()  # values of the last label that are omitted if 0
 
 
 UTILIZATION = GpuFamily(
@@ -193,7 +193,7 @@ CLOCKS_EVENT_SECONDS = GpuFamily(
         source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
     ),
     sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),
-    # Zero on most machines: three series on each GPU that no one needs.
+    # Omit zeros: three series on each GPU without information.
     rare=frozenset({"board_limit", "reliability", "sync_boost"}),
 )
 SM_ACTIVITY = GpuFamily(

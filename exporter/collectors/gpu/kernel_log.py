@@ -1,7 +1,7 @@
 """Xid errors in the kernel log, which NVML's events may miss.
 
-Runs in the sidecar, without a thread. An Xid that takes the GPU or the driver down may never reach NVML's events. /dev/kmsg is
-read without waiting, from the moment of opening. Reading requires CAP_SYSLOG or kernel.dmesg_restrict=0; a refusal is a normal
+Runs in the sidecar, without a thread. An Xid that stops the GPU or the driver may never reach NVML's events. /dev/kmsg is
+read without blocking, from the time of opening. Reading requires CAP_SYSLOG or kernel.dmesg_restrict=0; a refusal is a normal
 state. Source: "NVRM: Xid (PCI:0000:3b:00): 79, …"; man 4 kmsg.
 """
 
@@ -33,7 +33,7 @@ class KernelLog:
         self._counts: dict[str, dict[str, tuple[int, float]]] = {}
 
     def open(self) -> None:
-        """Open the log at its end."""
+        """Open the log and seek to the end."""
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -64,7 +64,7 @@ class KernelLog:
         return self._counts
 
     def _take(self, record: bytes) -> None:
-        # One record is one line with its continuation; lines of a plain file come in pieces.
+        # A record is a line with continuation lines; a plain file is read in chunks.
         *lines, self._rest = (self._rest + record.decode("utf-8", "replace")).split("\n")
         for found in filter(None, map(_XID.search, lines)):
             domain, bus, device, xid = found.groups()

@@ -1,7 +1,7 @@
 """Options of the GPU collector, and the meaning of CUDA_VISIBLE_DEVICES.
 
-Used in the sidecar and in the NVML child; pure. CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, or prefixes of UUIDs;
-the first entry that names no GPU ends the list. Numbers count the usable GPUs in NVML's order, which is that of the PCI bus;
+Used in the sidecar and in the NVML child; pure. CUDA_VISIBLE_DEVICES is parsed as in CUDA: numbers, or prefixes of UUIDs;
+the first entry that names no GPU ends the list. Numbers count the usable GPUs in NVML's order, the order of the PCI bus;
 CUDA's order is the same if all GPUs are alike.
 """
 
@@ -21,7 +21,7 @@ _FEWEST_CHARACTERS = 5  # "GPU-" and a digit
 
 @dataclass(frozen=True, slots=True)
 class GpuOptions:
-    """Which GPUs are watched, and how closely."""
+    """Options: selection of GPUs, counters and period."""
 
     mode: Literal["auto", "required"] = option(
         "auto",
@@ -48,7 +48,7 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
 
     Args:
         visible: CUDA_VISIBLE_DEVICES.
-        uuids: By place, the UUID of a GPU and those of its MIG instances.
+        uuids: UUIDs of a GPU and the GPU's MIG instances, by place.
     """
     if visible is None or expected_devices(visible) is None:
         return None
@@ -62,7 +62,7 @@ def job_numbers(visible: str | None, uuids: Mapping[int, Sequence[str]]) -> dict
 
 
 def expected_devices(visible: str | None) -> int | None:
-    """Return the number of GPUs that the variable names, present or not; None if it names none."""
+    """Return the number of GPUs in the variable, present or not; None if the variable names no GPU."""
     entries = set()
     for entry in (visible or "").split(","):
         text = entry.strip()

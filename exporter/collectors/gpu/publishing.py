@@ -1,6 +1,6 @@
 """Families of NVML itself, energy, Xids and MIG instances, and the publication of all GPU families.
 
-Runs in the sidecar, under the registry's lock. Pure: a `GpuRegistry` and the state of NVML come in, families go out.
+Runs in the sidecar, under the registry's lock. Pure: families are computed from a `GpuRegistry` and the state of NVML.
 """
 
 from __future__ import annotations
@@ -201,10 +201,10 @@ def gpu_families(
     """Return the families of a registry.
 
     Args:
-        registry: All GPUs; its lock is held by the caller.
-        reason: Why NVML does not answer; "" while it does.
+        registry: All GPUs; the caller holds the registry's lock.
+        reason: Reason of NVML's failure; "" if NVML is up.
         restarts: Restarts of the child by reason.
-        expected: Number of GPUs that CUDA_VISIBLE_DEVICES names, None without any.
+        expected: Number of GPUs in CUDA_VISIBLE_DEVICES, or None.
     """
     block: Block = {spec: {} for spec in SPECS}
     gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
@@ -258,7 +258,7 @@ def _add_readings(samples: dict[Labels, float], gpu: GpuState, family: GpuFamily
             continue
         for labels, counter in gpu.counters[source.reading].items():
             number = counter.value()
-            # A link that went down keeps its part of the sum, which would otherwise fall.
+            # The sum keeps the part of an inactive link, because a counter must not fall.
             if number is None or not (family.by_link or labels in present):
                 continue
             if not number and labels and labels[-1] in family.rare:
@@ -280,7 +280,7 @@ def _add_instances(block: Block, gpu: GpuState) -> None:
 
 
 def _add_xids(block: Block, gpu: GpuState) -> None:
-    # NVML's events and the kernel log report the same errors; each misses those of the time in which it did not listen.
+    # NVML's events and the kernel log report the same errors; each source misses the time before its start.
     for xid in sorted({*gpu.xids, *gpu.kernel_xids}):
         counted = gpu.xids[xid].total if xid in gpu.xids else 0
         block[XID_ERRORS][gpu.labels(xid)] = max(counted, gpu.kernel_xids.get(xid, 0))

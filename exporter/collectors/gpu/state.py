@@ -1,7 +1,7 @@
-"""Registry of GPUs: the latest readings and the counters, made of the NVML child's messages.
+"""Registry of GPUs: latest readings and counters from the NVML child's messages.
 
-Runs in the sidecar. The supervisor's thread delivers messages; every method may be called from any thread. Messages come
-from one child after another, numbered in order. Counters continue over the end of a child and the absence of a GPU, not
+Runs in the sidecar. The supervisor's thread delivers messages; every method may be called from any thread. Messages are
+numbered by child, in order. Counters continue after the exit of a child and after the absence of a GPU, but not
 over a restart of the sidecar.
 """
 
@@ -41,8 +41,8 @@ class GpuState:
 
     index: int  # NVML's
     number: int  # the job's
-    uuid: str = ""  # "" until NVML has returned it
-    down: str | None = None  # why the GPU does not answer; "" while it does, None while there is no child
+    uuid: str = ""  # "" until read
+    down: str | None = None  # reason of the failure; "" if the GPU is up, None without a child
     identity: Mapping[str, str] = field(default_factory=dict)
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)  # latest readings by name and labels
     counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class GpuState:
     instances: tuple[MigInstance, ...] = ()
     xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # of NVML's events, by number
     kernel_xids: dict[str, int] = field(default_factory=dict)  # of the kernel log, by number
-    xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last one, by number
+    xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last error, by number
 
     def labels(self, *more: str) -> Labels:
         """Return the values of `gpu` and `uuid`, and of further labels."""
@@ -91,7 +91,7 @@ class GpuState:
         return self.values.get(reading, {}).get(())
 
     def energy_reading(self) -> EnergyReading:
-        """Return the energy so far."""
+        """Return the total energy."""
         reading = self.energy.reading(
             uuid=self.uuid,
             number=self.number,
@@ -129,12 +129,12 @@ class GpuRegistry:
     def __init__(self, *, outage_seconds: float = OUTAGE_SECONDS) -> None:
         self.lock = threading.RLock()  # guards every attribute; held by readers of several of them
         self.gpus: dict[int, GpuState] = {}  # by NVML's index
-        self.machine: Mapping[str, Any] = {}  # first message of the child; empty before it
+        self.machine: Mapping[str, Any] = {}  # first message of the child, or empty
         self.resident_bytes: float | None = (
-            None  # of the child; None before its first message, and without a child
+            None  # of the child; None before the first message, and without a child
         )
         self.most_seen = 0  # devices listed at once, lost ones included
-        self.energy_paused = False  # another exporter counts the energy
+        self.energy_paused = False  # True if a different exporter counts the energy
         self.time = 0.0  # monotonic time of the last sample
         self.calls = MonotonicCounter(CHILD_COUNTER)
         self.call_seconds = MonotonicCounter(CHILD_COUNTER)
@@ -152,7 +152,7 @@ class GpuRegistry:
         with self.lock:
             self.time = time = float(message["time"])
             entries = message["gpus"]
-            # First: when a GPU falls off the bus, the indices of those after it change.
+            # First: after the loss of a GPU, later GPUs have new indices.
             changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
             for entry in entries:
                 changed |= self._take_gpu(entry, time, child)
@@ -178,7 +178,7 @@ class GpuRegistry:
                 gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
 
     def clear_readings(self, *, hanging: int | None = None) -> None:
-        """Clear the readings of all GPUs while there is no child; `hanging` is the GPU of a call that hangs."""
+        """Clear the readings of all GPUs without a child; `hanging` is the GPU of a hanging call."""
         with self.lock:
             for gpu in self.gpus.values():
                 gpu.lose("hung" if gpu.index == hanging else gpu.down or None)
@@ -207,12 +207,12 @@ class GpuRegistry:
             return found
 
     def processes(self) -> tuple[GpuProcessUse, ...]:
-        """Return the processes on all GPUs as of the child's last pass; pids are the host's."""
+        """Return the processes on all GPUs in the child's last pass; pids are in the host's namespace."""
         with self.lock:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def listings(self) -> tuple[GpuListing, ...]:
-        """Return the last list of processes of each GPU, without GPUs whose driver lists none."""
+        """Return the last list of processes of each GPU, without GPUs whose driver has no list."""
         with self.lock:
             return tuple(
                 GpuListing(gpu.uuid, gpu.listed_at, gpu.processes)
@@ -221,14 +221,14 @@ class GpuRegistry:
             )
 
     def energies(self) -> tuple[EnergyReading, ...]:
-        """Return the energy of each GPU so far."""
+        """Return the total energy of each GPU."""
         with self.lock:
             return tuple(gpu.energy_reading() for gpu in self.gpus.values() if gpu.uuid)
 
     def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
         """Return the last power samples of each GPU by UUID, oldest first, later than the times in `after`.
 
-        There is a sample every 20 ms where the driver keeps samples, otherwise one with each pass; the last 30 s are kept.
+        With driver samples every 20 ms, otherwise a sample per pass; the last 30 s are kept.
         """
         with self.lock:
             found = {
@@ -237,7 +237,7 @@ class GpuRegistry:
         return {uuid: samples for uuid, samples in found.items() if samples}
 
     def _remove_moved(self, uuids: Mapping[int, str]) -> bool:
-        """Set aside GPUs that are no longer at their index; return whether there were any."""
+        """Set aside GPUs that are no longer at their index; return True if any."""
         moved = [
             index
             for index, gpu in self.gpus.items()

@@ -1,7 +1,7 @@
 """Supervisor of the NVML child: starts the child, receives its messages and replaces it.
 
-Runs in the sidecar, for the GPU collector. One daemon thread does everything. It is also the parent to which the kernel ties the
-child's life, so it lives as long as the sidecar.
+Runs in the sidecar, for the GPU collector. A single daemon thread handles starts, messages and deadlines. The kernel ties the
+child to this thread, which runs as long as the sidecar.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPLACED_AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_v
 """Exit reasons after which a new child continues without a gap."""
 
 HANGS_AT_ONCE = 3
-"""How many hangs on a GPU in a row cost the other GPUs no gap; further ones wait."""
+"""Consecutive hangs on a GPU without a gap for other GPUs; later restarts wait."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 
@@ -38,8 +38,8 @@ RESTART_REASONS = (CRASHED, HUNG, *sorted({*REPLACED_AT_ONCE, "driver_not_loaded
 class Timings:
     """Deadlines and waits of the supervisor, in seconds."""
 
-    deadline: float = 5.0  # silence of a serving child after which it hangs
-    # The same between two steps of the start: without persistence mode a GPU takes seconds.
+    deadline: float = 5.0  # maximum silence of a serving child before a hang
+    # Between two steps of the start: without persistence mode a GPU takes seconds.
     start_deadline: float = 30.0
     patience: float = 5.0  # time from a hang to the replacement
     first_backoff: float = 5.0  # wait after a first failure
@@ -51,24 +51,24 @@ class Timings:
 DEFAULT_TIMINGS = Timings()
 
 StartChild = Callable[[tuple[int, ...], tuple[tuple[int, str], ...]], NvmlChild]
-"""Starts a child that skips some GPUs and makes some calls (GPU, function) less often; raises OSError."""
+"""Starts a child that skips some GPUs and pauses some calls (GPU, function); raises OSError."""
 
 
 class Supervisor:
-    """Keeps one NVML child running, and at most one more that hangs.
+    """Supervisor of an NVML child, and of at most one more that hangs.
 
-    - A child that ends is replaced after 5 s, then at growing intervals; at once if it asked to be replaced.
-    - A serving child whose call on one GPU does not return is replaced before the readings of the other GPUs are too old. The
+    - A child that exits is replaced after 5 s, then at growing intervals; immediately if the child requested a restart.
+    - A serving child with a hanging call on a GPU is replaced before the readings of the other GPUs are too old. The
       new child skips that GPU. From the fourth time within a minute, the replacement waits.
     - A child that is silent for the deadline hangs in a call. Killing a process inside the driver can do harm: the child is
-      left alone and told to end when its call returns. After the patience there is one replacement. If that hangs as well, the
-      supervisor waits until one of them returns.
-    - A skipped GPU is used again when its call has returned; that call is then made less often.
+      left running and exits when the call returns. After the patience a replacement starts. If the replacement hangs as well, the
+      supervisor waits until either call returns.
+    - A skipped GPU is used again when the hanging call has returned; the call is then made less often.
 
     Args:
         start: Starts a child.
         take: Receives a message `machine` or `sample`, and the number of the child.
-        change: Receives the reason why NVML does not answer ("" when it answers), a text for users, and the index of the GPU
+        change: Receives the reason of NVML's failure ("" if up), a text for users, and the index of the GPU
             that a call hangs on, if known.
         timings: Deadlines and waits.
         monotonic: The clock.
@@ -100,7 +100,7 @@ class Supervisor:
         self._hung_since: float | None = None
         self._sampled_at = 0.0  # of any child: readings of a predecessor still count for the deadline
         self._reason = STARTING
-        self._detached = False  # this and the next one are set by other threads
+        self._detached = False  # _detached and _stopping are set by other threads
         self._stopping = False
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -119,28 +119,28 @@ class Supervisor:
         self._thread.join(timeout_seconds)
 
     def detach(self) -> None:
-        """End the child, so that the driver can be unloaded or a GPU be reset."""
+        """Stop the child, so that the driver can be unloaded or a GPU can be reset."""
         self._detached = True
         self._wake()
 
     def reattach(self) -> None:
-        """Start a child again after `detach`."""
+        """Restart a child after `detach`."""
         self._detached = False
         self._wake()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, as it must between `start` and `stop`."""
+        """True if the thread is running, as required between `start` and `stop`."""
         return self._thread.is_alive()
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None while there is none."""
+        """Process id of the child, or None."""
         active = self._active
         return None if active is None else active.pid
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full or closed: the thread is awake, or has ended
+        with contextlib.suppress(OSError):  # full: the thread is awake; closed: the thread has ended
             self._wake_writer.send(b"!")
 
     def _run(self) -> None:
@@ -171,7 +171,7 @@ class Supervisor:
         return max(0.01, min(moments) - now)
 
     def _act(self, now: float, *, detached: bool) -> None:
-        """Do everything that is due."""
+        """Perform all due actions."""
         if detached and self._reason != DETACHED:
             self._due = None
             if self._active is not None:
@@ -221,7 +221,7 @@ class Supervisor:
             self._replace(child, now)
 
     def _replace(self, child: NvmlChild, now: float) -> None:
-        """Leave a child alone in its call, and start another one that skips the GPU of the call."""
+        """Leave a child alone in the hanging call, and start a child that skips the call's GPU."""
         child.send("stop")  # for when the call returns
         self._stuck, self._active = child, None
         slow = child.slow
@@ -236,12 +236,12 @@ class Supervisor:
         self._due = now + self._backoff(at_once=1 if gpu is None else HANGS_AT_ONCE)
 
     def _take_back(self, stuck: NvmlChild) -> None:
-        """Use the skipped GPUs again: the call that hung has returned."""
+        """Use the skipped GPUs again: the hanging call has returned."""
         self._close(stuck)
         self._stuck = None
         for gpu in sorted(self._skipped):
             if self._hangs.get(gpu, 0) > HANGS_AT_ONCE:
-                continue  # it would cost the others a gap again and again
+                continue  # repeated hangs would cause gaps on other GPUs
             self._skipped.discard(gpu)
             if self._active is not None:
                 calls = [call for index, call in self._avoided if index == gpu]
@@ -276,7 +276,7 @@ class Supervisor:
 
     def _process(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
-        if kind == "slow":  # not from the thread that samples, so no sign of its life
+        if kind == "slow":  # sent by the pipe thread, not by the sampling thread
             child.slow = SlowCall(message["gpu"], str(message["call"]))
             return
         child.heard_at = now
@@ -300,7 +300,7 @@ class Supervisor:
         if self._reason == DETACHED:
             return
         self._forget_failures(child, now)
-        if reason == DETACHED:  # and reattached before it had ended
+        if reason == DETACHED:  # reattached before the exit
             self._due = now
             return
         if child.serving or reason == CRASHED:

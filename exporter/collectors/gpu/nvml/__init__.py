@@ -1,8 +1,8 @@
-"""NVML child process, and its protocol: one JSON object with the key `kind` per line of a pipe.
+"""NVML child process and the pipe protocol: each line is a JSON object with the key `kind`.
 
-From the child: `progress` (the child is alive), `machine` (NVML answers), `sample` (readings), `slow` (a call takes long),
+From the child: `progress` (the child is responsive), `machine` (NVML is initialised), `sample` (readings), `slow` (a slow call),
 `exit` (the child ends, with the reason). To the child: `start` (options, the first message), `reattach` (use a skipped GPU
-again), `stop` (end in order). When the other side dies, the pipe ends; an incomplete line is dropped.
+again), `stop` (exit in order). After the exit of either side the pipe ends; an incomplete line is dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MessageReader:
         self._rest = b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages of one read, which may wait; None at the end; raises ProtocolError."""
+        """Read from the pipe and return complete messages; may block; None at the end; raises ProtocolError."""
         data = os.read(self.descriptor, 1 << 16)
         if not data:
             return None

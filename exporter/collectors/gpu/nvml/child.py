@@ -1,9 +1,9 @@
 """The NVML child: the only process that loads NVIDIA's library.
 
-Started by the sidecar in a fresh interpreter (`child_process`), never by a fork. Options and commands come by standard input,
-messages go to standard output. Threads: the main thread makes all NVML calls; one waits for events; one reads commands,
-reports calls that take long, and ends the process when the sidecar is gone, even while a call hangs. If that thread is
-stopped too, the kernel kills the process together with the sidecar.
+Started by the sidecar in a fresh interpreter (`child_process`), never by a fork. Options and commands arrive on standard input,
+messages are written to standard output. Threads: the main thread makes all NVML calls; an event thread waits for events; a
+pipe thread reads commands, reports slow calls, and exits the process after the sidecar, even during a hanging call.
+If the pipe thread is stopped too, the kernel kills the process together with the sidecar.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from exporter.collectors.gpu.options import GpuOptions
 _PR_SET_PDEATHSIG = 1
 _COST_SECONDS = 10.0
 _MOST_MEMORY_BYTES = 128 << 20
-"""Resident size at which the child asks to be replaced, against leaks."""
+"""Resident size above which the child requests a restart, against leaks."""
 
 Install = Callable[[Any, Mapping[str, Any]], None]
 """Puts a library in the place of NVIDIA's; called with the binding and the first message."""
@@ -50,7 +50,7 @@ class ChildOutput:
             os.dup2(null.fileno(), 1)
 
     def send(self, kind: str, **more: Any) -> None:
-        """Write a message; waits while the sidecar does not read, ends the process when the sidecar is gone."""
+        """Write a message; blocks if the pipe is full, exits the process if the sidecar has exited."""
         data = memoryview(encode({"kind": kind, **more}))
         with self._lock:
             try:
@@ -61,7 +61,7 @@ class ChildOutput:
 
 
 def run(install: Install | None = None) -> None:
-    """Run the NVML child; does not return. `install` puts another library in the place of NVIDIA's."""
+    """Run the NVML child; does not return. `install` replaces NVIDIA's library."""
     _serve(install)
     os._exit(0)  # no orderly end of the interpreter: threads may be in calls that never return
 
@@ -82,9 +82,9 @@ def _serve(install: Install | None) -> None:
     except ImportError as error:
         output.send("exit", reason="binding_not_found", message=str(error)[:200])
         return
-    os.dup2(1, 2)  # nothing reads standard error from here on; until now it had the reason of a failed start
+    os.dup2(1, 2)  # standard error is not read any more; before, the output explained a failed start
     with contextlib.suppress(AttributeError, OSError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)  # returns the memory that compiling pynvml took
+        ctypes.CDLL(None).malloc_trim(0)  # releases memory used for compiling pynvml
     if install is not None:
         install(pynvml, start)
     library = NvmlLibrary(pynvml, clock=time.monotonic)
@@ -115,7 +115,7 @@ def _listen(
     output: ChildOutput,
     slow_call_seconds: float,
 ) -> None:
-    """Read commands, and report calls of the main thread that take long."""
+    """Read commands, and report slow calls of the main thread."""
     reported: CallUnderWay | None = None
     try:
         while True:
@@ -136,11 +136,11 @@ def _listen(
             reported = call
             output.send("slow", call=call.name, gpu=call.gpu)
     finally:
-        os._exit(0)  # the sidecar is gone; the main thread may be in a call that never returns
+        os._exit(0)  # the sidecar has exited; the main thread may be in a call that never returns
 
 
 def last_message(sampler: NvmlSampler, sample: Callable[[], None]) -> dict[str, Any]:
-    """Sample until the child ends; return its last message."""
+    """Sample until the child exits; return the message `exit`."""
     reason = "detached"
     try:
         sample()
@@ -173,7 +173,7 @@ def _sample(
         output.send(**message)
         if own["resident_bytes"] > most_memory_bytes:
             raise RestartError("memory")
-        # After a pass that took longer than a period, wait a whole period: no catching up.
+        # After a pass longer than a period, wait a whole period without catching up.
         due = max(due + period_seconds, time.monotonic())
         while (left := due - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -184,21 +184,21 @@ def _sample(
 
 
 def _die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when the thread that started it ends, which lives as long as the sidecar."""
+    """Let the kernel kill this process at the end of the parent thread, which lives as long as the sidecar."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent and os.getppid() != parent:  # the parent had ended before
+    if parent and os.getppid() != parent:  # the parent exited before
         os._exit(0)
 
 
 def _loading_error() -> str:
-    """Return the loader's error, which the binding drops: no library, one of another machine, or a damaged one."""
+    """Return the loader's error, which the binding drops: missing library, wrong machine type, or damaged file."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
         return str(error)[:200]
-    return ""  # the library is there; a replayed machine lacks it
+    return ""  # the library exists; a replayed machine has none
 
 
 def _own_cost() -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""A GPU as the NVML child reads it: calls and field values, what the GPU lacks, and the pace of slow calls.
+"""NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
-Each query has a name (`power`, `field.82`). A query that is unsupported or forbidden is not made again for ten minutes, since
-some calls take a millisecond to refuse; a query that failed is made again in the next pass. A call that takes long is made
-less often on this GPU, so that it delays the others at most once in a while. A lost GPU is not a state of a query:
+Each query has a name (`power`, `field.82`). An unsupported or forbidden query is not repeated for ten minutes, since
+some calls take a millisecond to refuse; a failed query is repeated in the next pass. A slow call is made less often on this
+GPU, so that delays of the other GPUs are rare. A lost GPU is not a state of a query:
 `DeviceDownError` ends the whole pass over it.
 """
 
@@ -24,7 +24,7 @@ from exporter.collectors.gpu.nvml.library import (
 from exporter.collectors.gpu.nvml.units import BEYOND_COUNTING, Convert, GarbageError, count, small
 
 ALL_LINKS = 0xFFFFFFFF
-"""The scope of a field value that asks for the sum over all NVLinks."""
+"""Scope of a field value: the sum over all NVLinks."""
 
 ARCHITECTURES = dict(
     enumerate(
@@ -32,10 +32,10 @@ ARCHITECTURES = dict(
     )
 ) | {13: "rubin"}
 BLACKWELL = 10
-"""From here on NVLink is of the fifth generation, whose counters have fields of their own."""
+"""First architecture with NVLink 5, which has separate counter fields."""
 
 Field = int | tuple[int, int]
-"""A field id, or one with a scope (a link)."""
+"""A field id, or a field id with a scope (a link)."""
 
 FIELDS_CALL = "nvmlDeviceGetFieldValues"
 _UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -43,13 +43,13 @@ _LONGEST_TEXT = 128
 _REPROBE_SECONDS = 600.0
 
 SLOW_CALL_SECONDS = 0.25
-"""A call that takes so long is made less often: the usual ones take 5 ms at most."""
+"""Duration from which a call counts as slow; usual calls take 5 ms at most."""
 PAUSE_PER_SECOND = 100.0
 LONGEST_PAUSE_SECONDS = 300.0
 
 
 class DownError(Exception):
-    """Something is gone; `reason` is NVML's name of the error, or the child's own."""
+    """GPU or library is down; `reason` is NVML's name of the error, or the child's."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ class NvmlDevice:
         handle: NVML's.
         index: NVML's.
         reprobe_seconds: When to try an unsupported query again.
-        avoid: Calls that hung on this GPU before; they are made less often from the start.
+        avoid: Calls that have hung on this GPU; paused in the first pass.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class NvmlDevice:
         self.index = index
         self.now = 0.0  # monotonic time of the pass; set by the sampler
         self.attempted = 0  # calls of this pass
-        self.answered = 0  # those of them with an answer, refused ones included
-        self.last_error = ""  # of this pass; "" while no call has failed
+        self.answered = 0  # of the attempted calls, with a result
+        self.last_error = ""  # of this pass; "" without a failed call
         self._reprobe_seconds = reprobe_seconds
-        self._again: dict[str, float] = {}  # by query: when to try again
+        self._again: dict[str, float] = {}  # time of the next attempt by query
         self._paused = dict.fromkeys(avoid, LONGEST_PAUSE_SECONDS)  # by call: until when
         self._avoided = bool(self._paused)
 
     def query(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
-        """Call a function with the GPU's handle and return its converted result; None if there is no value now.
+        """Call a function with the GPU's handle and return the converted result; None without a value.
 
         Args:
             item: Name of the query.
@@ -106,7 +106,7 @@ class NvmlDevice:
             convert: Converts the result.
 
         Raises:
-            DownError: The GPU is gone, or all of them are.
+            DownError: The GPU or all GPUs are down.
         """
         if not self.may_call(item, call):
             return None
@@ -119,7 +119,7 @@ class NvmlDevice:
         return None
 
     def call(self, call: str, *arguments: Any) -> Any:
-        """Call a function with the GPU's handle, and pause the function if it was slow; raises CallFailedError."""
+        """Call a function with the GPU's handle; pause the function if slow; raises CallFailedError."""
         self.attempted += 1
         try:
             result = self.library.call(call, self.handle, *arguments)
@@ -133,14 +133,14 @@ class NvmlDevice:
                 )
 
     def may_call(self, item: str, call: str) -> bool:
-        """Return whether a query is supported, as far as known, and its call not paused."""
-        if self._avoided:  # the first pass: only now the time is known
+        """Return True if a query is not known as unsupported, and the call is not paused."""
+        if self._avoided:  # the first pass, which has the first valid time
             self._avoided = False
             self._paused = dict.fromkeys(self._paused, self.now + LONGEST_PAUSE_SECONDS)
         return self.now >= self._paused.get(call, 0.0) and not self.lacks(item)
 
     def read_fields(self, wanted: Mapping[Field, Convert]) -> dict[Field, Any]:
-        """Read field values in one call, which costs the sum of its members; return those that have a value now."""
+        """Read field values in a single call, at the cost of all members; return the fields with a value."""
         asked = [field for field in wanted if self.may_call(field_item(field), FIELDS_CALL)]
         if not asked:
             return {}
@@ -150,7 +150,7 @@ class NvmlDevice:
             for field in asked:
                 self.fail(field_item(field), FIELDS_CALL, failure.error)
             return {}
-        self.answered -= 1  # each member answers for itself
+        self.answered -= 1  # each member is counted separately
         found: dict[Field, Any] = {}
         for field, value in zip(asked, values, strict=False):
             error = member_error(value.nvmlReturn) if value.nvmlReturn else ""
@@ -174,7 +174,7 @@ class NvmlDevice:
         return {kind: found[field] for field, kind in kinds.items() if field in found}
 
     def lacks(self, item: str) -> bool:
-        """Return whether the GPU does not support a query, or refuses it, as far as was tried lately."""
+        """Return True if a recent attempt showed that the GPU does not support or refuses a query."""
         again = self._again.get(item)
         if again is None:
             return False
@@ -197,7 +197,7 @@ class NvmlDevice:
         self.last_error = error
 
     def architecture(self) -> int:
-        """Return NVML's number of the architecture; 0 if it is not known."""
+        """Return NVML's number of the architecture; 0 if unknown."""
         number = self.query("architecture", "nvmlDeviceGetArchitecture")
         return number if number in ARCHITECTURES else 0
 
@@ -208,7 +208,7 @@ class NvmlDevice:
 
 
 def member_error(code: int) -> str:
-    """Return the name of the error of one member of a batch that succeeded as a whole."""
+    """Return the name of a member's error in a batch that succeeded."""
     name = name_of(code)
     # The member was not found, not the GPU.
     return "not_supported" if name in {"not_found", "gpu_not_found"} else name
@@ -220,7 +220,7 @@ def field_item(field: Field) -> str:
 
 
 def _number_of(value: Any) -> float:
-    """Return the member of NVML's value union that its type code names; raises GarbageError if that is no number."""
+    """Return the number in NVML's value union, as named by the type code; raises GarbageError for invalid numbers."""
     kind = value.valueType
     number: float = getattr(value.value, _UNION_MEMBERS[kind]) if 0 <= kind < len(_UNION_MEMBERS) else inf
     if not isfinite(number) or abs(number) >= BEYOND_COUNTING:

@@ -1,7 +1,7 @@
 """Integrals of the driver's sample buffers: power every 20 ms and utilization every 200 ms.
 
-Runs in the NVML child, on the sampling thread. The driver keeps samples in a ring; a pass adds those that are newer than the
-last pass. When the ring has no new samples (an idle GPU, or a GPU without a ring), the reading of the moment stands in. A
+Runs in the NVML child, on the sampling thread. The driver keeps samples in a ring; a pass adds the samples after the
+last pass. If the ring has no new samples (an idle GPU, or a GPU without a ring), the instantaneous reading is used. A
 time without samples is bridged up to five seconds, or up to the pass period if that is longer.
 """
 
@@ -22,7 +22,7 @@ _DRY_MICROSECONDS = 500_000
 _CALL = "nvmlDeviceGetSamples"
 _POWER, _UTILIZATION = 0, 1
 
-# A pass reads up to a hundred samples, and the binding's structures take microseconds for each attribute: read as bytes.
+# A pass reads up to a hundred samples, and attributes of the binding's structures take microseconds each: parse the bytes.
 # Time and value of nvmlSample_t by NVML's code of the value's type.
 _LAYOUTS = {kind: struct.Struct(f"=Q{letter}") for kind, letter in enumerate("dIQQqiH")}
 
@@ -36,7 +36,7 @@ Sample = tuple[int, float]
 
 
 class SampleRing:
-    """Integral of one buffer of one GPU, over gaps up to a length."""
+    """Integral of a GPU's sample buffer; gaps up to a length are bridged."""
 
     def __init__(self, gap_seconds: float = LONGEST_GAP_SECONDS) -> None:
         self.integral = 0.0  # value times seconds since the first sample
@@ -49,7 +49,7 @@ class SampleRing:
         Args:
             samples: Samples, old ones among them.
             wall_microseconds: The present, on the driver's clock.
-            moment: The reading of the moment, used if there are no new samples.
+            moment: The instantaneous reading, used without new samples.
         """
         future = wall_microseconds + _FUTURE_MICROSECONDS
         if self.last is not None and self.last > future:
@@ -74,7 +74,7 @@ class SampleRing:
 
 
 class DriverSamples:
-    """Reader of the sample buffers of one GPU."""
+    """Reader of a GPU's sample buffers."""
 
     def __init__(self, device: NvmlDevice, period_seconds: float, totals: Totals) -> None:
         self._device = device
@@ -83,7 +83,7 @@ class DriverSamples:
         self._totals = totals
 
     def read_power(self, *, wall: float, out: PassReadings) -> None:
-        """Read the power since the last pass: its integral, and the samples."""
+        """Read the power since the last pass: integral and samples."""
         new = self._read(self._power, _POWER, watts, wall=wall, moment=out.get("power_watts"))
         if new is None or self._power.last is None:
             return

@@ -1,7 +1,7 @@
 """Events of the driver: Xids.
 
-Runs in the NVML child. One thread waits for events; besides the sampling thread it is the only one that calls NVML. A lost GPU
-makes every wait for its event set fail, so a new set is made whenever a GPU is lost or returns; the old set is not freed, since
+Runs in the NVML child. NVML calls are made by the sampling thread and the event thread, which waits for events. With a lost GPU
+every wait for the event set fails, so a new set is created whenever a GPU is lost or returns; the old set is not freed, since
 the thread may be waiting for it. Events before the registration are lost; the sidecar also reads the kernel log.
 """
 
@@ -20,11 +20,11 @@ XID = 0x8
 _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
 _MOST_XIDS = 200
-"""Different Xids of one GPU that are kept apart. There are fewer; garbage must not make labels."""
+"""Limit of different Xids of a GPU, above all existing Xids: garbage must not create labels."""
 
 
 class NvmlEvents:
-    """Counter of the Xids of all GPUs; `library` belongs to the waiting thread."""
+    """Counter of the Xids of all GPUs; `library` belongs to the event thread."""
 
     def __init__(self, library: NvmlLibrary, *, wall: Callable[[], float]) -> None:
         self.library = library
@@ -33,10 +33,10 @@ class NvmlEvents:
         self._xids: dict[int, dict[str, tuple[int, float]]] = {}
         self._indices: dict[int, int] = {}
         self._set: Any = None
-        self._watched: set[int] = set()  # indices of the GPUs in the set
+        self._watched: set[int] = set()  # indices of the registered GPUs
 
     def watch(self, library: NvmlLibrary, devices: Iterable[NvmlDevice]) -> None:
-        """Wait for events of these GPUs from now on; a GPU without events is a normal state."""
+        """Register these GPUs for events from now on; a GPU without events is a normal state."""
         present = {device.index: device for device in devices}
         if present.keys() == self._watched:
             return
@@ -51,12 +51,12 @@ class NvmlEvents:
         self._set = made
 
     def start(self) -> None:
-        """Start the waiting thread, if there is an event set."""
+        """Start the event thread, if there is an event set."""
         if self._set is not None:
             threading.Thread(target=self._run, name="nvml-events", daemon=True).start()
 
     def poll(self) -> None:
-        """Take pending events without waiting."""
+        """Count pending events without waiting."""
         while self._set is not None and self._take(0) == "":
             pass
 
@@ -67,7 +67,7 @@ class NvmlEvents:
 
     def _register(self, device: NvmlDevice, event_set: Any) -> None:
         supported = device.query("events", "nvmlDeviceGetSupportedEventTypes")
-        if not (supported or 0) & XID:  # an unsupported bit makes the whole registration fail
+        if not (supported or 0) & XID:  # an unsupported bit fails the whole registration
             return
         with self._lock:
             self._indices[_address(device.handle)] = device.index

@@ -1,8 +1,8 @@
 """Performance counters of GPUs from Hopper on (GPM): activity of SMs, tensor cores and memory, bytes over PCIe and NVLink.
 
 Runs in the NVML child, on the sampling thread. A metric is computed from two samples at least 100 ms apart; the previous
-sample is kept, so that no call sleeps and each metric covers the whole time since the last pass. No other thread may take
-samples: two calls of `nvmlGpmSampleGet` at once, even for different GPUs, panic the driver.
+sample is kept, so that no call sleeps and each metric covers the whole time since the last pass. Other threads must not
+sample: two simultaneous calls of `nvmlGpmSampleGet`, even for different GPUs, panic the driver.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEAST_SECONDS = 0.1
 SM_ACTIVITY = 2
 
 _SUPPORT_SECONDS = 10.0
-"""How often to ask whether the GPU has performance counters."""
+"""Interval of the query for GPM support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpmRow:
-    """A metric and the reading that it fills."""
+    """GPM metric with the name of the reading."""
 
     metric: int  # NVML's id
     reading: str
@@ -61,7 +61,7 @@ NVLINK = (
     GpmRow(metric=60, reading="nvlink_receive_gpm"),
     GpmRow(metric=61, reading="nvlink_transmit_gpm"),
 )
-"""MiB a second, integrated; for GPUs whose NVLinks have no counters."""
+"""MiB per second, integrated; for GPUs whose NVLinks have no counters."""
 
 
 class GpmMetrics:
@@ -70,7 +70,7 @@ class GpmMetrics:
     Args:
         device: The GPU.
         item: Name of the query.
-        call: pynvml's function that takes a sample.
+        call: pynvml's sampling function.
         arguments: Arguments between the handle and the sample.
     """
 
@@ -95,7 +95,7 @@ class GpmMetrics:
         return self._supported and device.may_call(self._item, self._call)
 
     def read(self, *requests: Sequence[GpmRow]) -> dict[int, float] | None:
-        """Take a sample, and compute metrics since the previous sample, each request by itself.
+        """Sample, and compute metrics since the previous sample, each request separately.
 
         Returns:
             The metrics that have a value; None with the first sample, or less than 100 ms after the previous one.
@@ -129,7 +129,7 @@ class GpmMetrics:
         self._taken_at = None
 
     def _between(self, numbers: list[int]) -> dict[int, float]:
-        """Return metrics of the two samples, without NaN and those that the GPU lacks."""
+        """Return metrics between the samples, without NaN and unsupported metrics."""
         device = self._device
         asked = [number for number in numbers if not device.lacks(f"{self._item}.{number}")]
         if not asked:
@@ -144,7 +144,7 @@ class GpmMetrics:
             device.library.call("nvmlGpmMetricsGet", request)
         except CallFailedError as failure:
             if failure.error in UNSUPPORTED and len(asked) > 1:
-                # One unknown metric must not cost the others: find it once.
+                # An unknown metric fails the whole request: find the metric by single requests.
                 return {key: value for each in asked for key, value in self._between([each]).items()}
             for number in asked:
                 device.fail(f"{self._item}.{number}", failure.call, failure.error)
@@ -160,7 +160,7 @@ class GpmMetrics:
 
 
 class Gpm:
-    """Performance counters of one GPU."""
+    """Performance counters of a GPU."""
 
     def __init__(self, device: NvmlDevice, totals: Totals, *, enabled: bool) -> None:
         self._device = device
@@ -173,11 +173,11 @@ class Gpm:
         return self._enabled and self._metrics.supported()
 
     def read(self, out: PassReadings, *, nvlink: bool) -> None:
-        """Take a sample and read the metrics since the previous one; `nvlink` includes the bytes over NVLink."""
+        """Sample and read the metrics since the previous sample; `nvlink` includes the bytes over NVLink."""
         if not self._enabled:
             return
         rates = (*PCIE, *NVLINK) if nvlink else PCIE
-        # One request for metrics of every Hopper, one for those that not every driver knows.
+        # Separate requests, since some drivers lack the rates.
         values = self._metrics.read((BUSY_ROW, *ACTIVITY), rates)
         if values is None:
             return  # keep the last readings
@@ -197,7 +197,7 @@ class Gpm:
 
 
 def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:
-    """Return a percentage as a ratio; None if it is absent or refused."""
+    """Return a percentage as a ratio; None if absent or invalid."""
     return _checked(device, values, row, ratio)
 
 

@@ -1,6 +1,6 @@
-"""Calls of NVML: every call goes through this module, is timed, and fails with one exception.
+"""NVML calls with timing and a uniform error.
 
-Runs in the NVML child. An instance belongs to one thread; the watching thread reads `current` only. Garbage in a structure can
+Runs in the NVML child. Each thread has an instance; the pipe thread reads `current` of the main thread. Garbage in a structure can
 make pynvml raise any exception (text that is not UTF-8, a count beyond an array): every exception is a failed call.
 """
 
@@ -39,24 +39,24 @@ UNSUPPORTED = frozenset(
     {
         "not_supported",
         "function_not_found",
-        "invalid_argument",  # the answer of drivers for an unknown threshold, field or link
+        "invalid_argument",  # drivers' error for an unknown threshold, field or link
         "argument_version_mismatch",
         "deprecated",
         "vgpu_ecc_not_supported",
         "freq_not_supported",
     }
 )
-"""The GPU or driver does not support the call: a normal state, tried again after ten minutes."""
+"""The GPU or driver does not support the call: a normal state, retried after ten minutes."""
 
 DEVICE_DOWN = frozenset({"gpu_is_lost", "reset_required", "gpu_not_found"})
-"""The GPU answers no call until it returns."""
+"""All calls on the GPU fail until the GPU returns."""
 
 LIBRARY_DOWN = frozenset({"uninitialized", "driver_not_loaded", "lib_rm_version_mismatch"})
 """No GPU can be read; only a new process can help."""
 
 
 def name_of(code: object) -> str:
-    """Return the name of a return code; unknown codes share one name, so that a label stays bounded."""
+    """Return the name of a return code; unknown codes share a name, so that labels stay bounded."""
     return _NAMES.get(code, "other") if isinstance(code, int) else "other"
 
 
@@ -75,11 +75,11 @@ class CallFailedError(Exception):
     def __init__(self, call: str, error: str) -> None:
         super().__init__(f"{call}: {error}")
         self.call = call  # pynvml's function
-        self.error = error  # a key of `CODES`, `garbage`, or `success` where pynvml makes an error of it
+        self.error = error  # a key of `CODES`, `garbage`, or `success` if pynvml raises it as an error
 
 
 class NvmlLibrary:
-    """NVML as one thread uses it; the binding is the module pynvml."""
+    """NVML for a single thread; the binding is the module pynvml."""
 
     def __init__(self, binding: Any, *, clock: Callable[[], float]) -> None:
         self.binding = binding
@@ -95,7 +95,7 @@ class NvmlLibrary:
         self._errors = (binding.NVMLError, getattr(binding, "NVMLLibraryMismatchError", binding.NVMLError))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of pynvml; raises CallFailedError if it returns no value."""
+        """Call a function of pynvml; raises CallFailedError if the call fails."""
         function = getattr(self.binding, name, None)
         if function is None:  # the binding is older than the function
             self.last_seconds = 0.0
@@ -108,7 +108,7 @@ class NvmlLibrary:
             except self._errors as error:
                 if name_of(getattr(error, "value", None)) != "insufficient_size":
                     raise
-                # The binding reads the number of items before the items; more may come in between.
+                # The binding reads the number of items first; more items may arrive before the second read.
                 return function(*arguments)
         except self._errors as error:
             found = name_of(getattr(error, "value", 13))  # a library mismatch is a missing function

@@ -1,7 +1,7 @@
 """NVLink of a GPU: ports, traffic and errors.
 
-Runs in the NVML child. Bytes leave as NVML counts them (KiB before the fifth generation). A port that is not in use answers
-"not supported" for fields that work on its neighbours, so support is remembered for every link.
+Runs in the NVML child. Bytes have NVML's unit (KiB before the fifth generation). An unused port returns "not supported" for
+fields that other ports support, so support is tracked per link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STATE = "nvmlDeviceGetNvLinkState"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficField:
-    """A field that counts traffic, and the reading that it fills."""
+    """Traffic field with the name of the reading."""
 
     field: int
     reading: str
@@ -57,7 +57,7 @@ _ERRORS_FIFTH = {
 
 
 class NvLinks:
-    """NVLinks of one GPU."""
+    """NVLinks of a GPU."""
 
     def __init__(self, device: NvmlDevice) -> None:
         self.present = False  # whether the GPU has any
@@ -74,17 +74,17 @@ class NvLinks:
         for sources in (_TRANSMIT, _RECEIVE):
             chosen = False
             for source in sources[::-1] if newest_first else sources:
-                # Bytes of two fields cannot be added: the first field with an answer counts.
+                # Bytes of two fields cannot be added: use the first field with a value.
                 found = {} if chosen else self._bytes(source.field)
                 out.replace(source.reading, found)
                 chosen |= bool(found)
             self.counted |= chosen
 
     def read_slow(self, out: PassReadings) -> None:
-        """Read which links there are, and their errors."""
+        """Read the link states and errors."""
         device = self._device
         number = device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
-        # Drivers without field 91 answer "not supported" for every link that does not exist.
+        # Drivers without field 91 return "not supported" for every link that does not exist.
         links = range(min(number, _MOST_LINKS) if number else _LINKS_OF_OLD_DRIVERS)
         states = {link: device.query(f"nvlink.{link}", _STATE, link) for link in links}
         known = {link: state != 0 for link, state in states.items() if state is not None}
@@ -114,13 +114,13 @@ class NvLinks:
         return found
 
     def _bytes(self, field: int) -> dict[Labels, float]:
-        """Return the sum over the links if the driver offers it, otherwise one value by link."""
+        """Return the sum over the links if the driver has a sum, otherwise values by link."""
         together = (field, ALL_LINKS)
         total = self._device.counts((together,)).get(together)
         if total is not None:
             return {("",): total}
         if not self._device.lacks(f"field.{field}.{ALL_LINKS}"):
-            return {}  # failed in this pass; single links would be another series
+            return {}  # failed in this pass; values by link would create a different series
         return self._by_link(field, self._active)
 
     def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:

@@ -1,6 +1,6 @@
 """MIG instances of a divided GPU.
 
-Runs in the NVML child. The list of instances is read every minute, and when an instance no longer answers; memory and activity
+Runs in the NVML child. The list of instances is read every minute, and after a failed read of an instance; memory and activity
 are read more often. A divided GPU has no utilization as a whole.
 """
 
@@ -24,18 +24,18 @@ _SM = tuple(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
 
 @dataclass(slots=True)
 class ListedInstance:
-    """A compute instance with a handle of its own."""
+    """Compute instance with a handle."""
 
     device: NvmlDevice
     about: dict[str, Any]  # uuid, gi, ci and profile
-    known: bool = False  # whether its memory can be read
+    known: bool = False  # True if the memory was readable
 
 
 class Mig:
-    """Reader of the instances of one GPU."""
+    """Reader of a GPU's MIG instances."""
 
     def __init__(self, device: NvmlDevice) -> None:
-        self.changed = False  # whether an instance no longer answers: the list is out of date
+        self.changed = False  # True after a failed read of an instance: the list is out of date
         self._device = device
         self._instances: list[ListedInstance] = []
         self._metrics: dict[int, GpmMetrics] = {}  # by GPU instance
@@ -57,7 +57,7 @@ class Mig:
 
     def sample(self) -> None:
         """Sample performance counters, once for each GPU instance."""
-        # NVML refuses a GPU instance without a compute instance; such a one is not in the list.
+        # NVML refuses a GPU instance without a compute instance, which the list does not contain.
         for number in {instance.about["gi"] for instance in self._instances}:
             if number not in self._metrics:
                 made = GpmMetrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)

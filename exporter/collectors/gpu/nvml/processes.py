@@ -1,6 +1,6 @@
 """Compute processes of a GPU: their memory and their share of the SMs.
 
-Runs in the NVML child. Process ids are those of the host's pid namespace, the only ones that the driver knows. They go to the
+Runs in the NVML child. Process ids are in the host's pid namespace, as reported by the driver. They are sent to the
 sidecar as values and never become labels.
 """
 
@@ -20,11 +20,11 @@ _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _MOST_PROCESSES = 256
 _LONGEST_SAMPLE_SECONDS = 5.0
 _LARGEST_PID = 1 << 22
-"""Linux' limit. A driver whose structure differs from the binding's (535.43, 535.86) returns larger numbers."""
+"""Limit of Linux. A driver with a different structure than the binding (535.43, 535.86) returns larger numbers."""
 
 
 class GpuProcesses:
-    """Reader of one GPU's processes."""
+    """Reader of a GPU's processes."""
 
     def __init__(self) -> None:
         self._last = 0  # driver's time of the newest sample, microseconds
@@ -37,7 +37,7 @@ class GpuProcesses:
         out.read_processes = True
         out.put("processes", None if running is None else len(running))
         if running is not None:
-            # The shares of a card with one process need no utilization, which costs more than the list.
+            # With a single process no shares are needed; utilization costs more than the list.
             busy = self._utilization(device, wall=wall) if len(running) > 1 else {}
             out.processes = [
                 {"pid": pid, "memory": memory, "sm": busy.get(pid)}
@@ -48,12 +48,12 @@ class GpuProcesses:
         item = "processes.utilization"
         if not device.may_call(item, _UTILIZATION):
             return {}
-        # For the time 0 the driver returns a last, stale sample of every process that it remembers.
+        # For the time 0 the driver returns the last, stale sample of every known process.
         since = self._last or int((wall - _LONGEST_SAMPLE_SECONDS) * 1e6)
         try:
             samples = device.call(_UTILIZATION, since)
         except CallFailedError as failure:
-            # No new sample: some drivers return success without samples, which the binding makes an error.
+            # No new sample: with some drivers success without samples, raised as an error by the binding.
             if failure.error not in {"success", "not_found"}:
                 device.fail(item, failure.call, failure.error)
             return {}
@@ -73,20 +73,20 @@ class GpuProcesses:
 
 
 def _memories(processes: Any) -> dict[int, int | None]:
-    """Return memory by process id; None if the driver does not report it (some MIG modes, vGPU)."""
+    """Return memory by process id; None if the driver does not report memory (some MIG modes, vGPU)."""
     found: dict[int, int | None] = {}
     for process in processes:
         if process.pid > _LARGEST_PID:
             raise GarbageError(process.pid)
         used = None if process.usedGpuMemory is None else size(process.usedGpuMemory)
         before = found.get(process.pid)
-        # On a MIG GPU a process is listed once for each instance that it uses.
+        # On a MIG GPU a process is listed once per instance.
         found[process.pid] = used if before is None else before + (used or 0)
     return found
 
 
 def sram_exceeded(device: NvmlDevice) -> int | None:
-    """Return 1 if the number of SRAM errors says that the card should be replaced; None if the driver does not say."""
+    """Return 1 if SRAM errors exceed the threshold for a replacement of the card; None if the driver reports no status."""
     structure = getattr(device.library.binding, "c_nvmlEccSramErrorStatus_v1_t", None)
     if structure is None:  # the binding is older
         return None

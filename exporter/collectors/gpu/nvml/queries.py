@@ -1,8 +1,8 @@
-"""Queries of a GPU, one row each: a call or a field value of NVML, the reading that it fills, and its tier.
+"""Queries of a GPU, each in a single row: call or field value, reading, and tier.
 
-Runs in the NVML child. `collectors/gpu/families.py` gives a reading its family. Readings are in base units; counters leave
-as NVML returns them (nanoseconds, KiB), the sidecar adds them up. A query that costs more than microseconds, or that changes
-only when someone sets it, is in a slower tier.
+Runs in the NVML child. `collectors/gpu/families.py` defines the family of a reading. Readings are in base units; counters have
+NVML's units (nanoseconds, KiB); the sidecar converts and adds them. A query that costs more than microseconds, or that changes
+only by configuration, is in a slower tier.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from exporter.collectors.gpu.nvml.units import (
 
 
 class Tier(enum.Enum):
-    """How often queries are made; the value is the number of seconds between two passes."""
+    """Period of queries; the value is the number of seconds between two passes."""
 
     FAST = 1.0
-    CLOSE = 2.0  # lists of processes, too: the list tells when a run begins to use a GPU
+    CLOSE = 2.0  # includes the lists of processes, which show when a run starts to use a GPU
     MEDIUM = 10.0  # the energy counter costs milliseconds of processor time
     SLOW = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A reading, with its labels after `gpu` and `uuid`."""
+    """Reading with the labels after `gpu` and `uuid`."""
 
     reading: str
     labels: Labels = ()
@@ -56,13 +56,13 @@ class OlderCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallQuery:
-    """A function of NVML that returns one value, or several."""
+    """NVML function with one or more result values."""
 
     tier: Tier
     call: str  # pynvml's function
     arguments: tuple[int, ...] = ()  # after the handle
     targets: tuple[Target, ...]
-    convert: Callable[[Any], Sequence[float]]  # returns as many values as there are targets
+    convert: Callable[[Any], Sequence[float]]  # returns a value for each target
     older: OlderCall | None = None
 
 
@@ -82,19 +82,19 @@ class FieldQuery:
     field: int  # NVML's id
     target: Target
     convert: Convert = count
-    drivers: DriverRange | None = None  # those in which the id has this meaning; None for all
+    drivers: DriverRange | None = None  # drivers with this meaning of the id; None for all
 
 
 Query = CallQuery | FieldQuery
 
 
 def one(convert: Convert) -> Callable[[Any], Sequence[float]]:
-    """Return a conversion of a result that is one value."""
+    """Return a conversion of a result with a single value."""
     return lambda result: (convert(result),)
 
 
 MEMORY_V2 = 0x02000028
-"""Version of the structure that tells the driver's reserve apart."""
+"""Version of the structure with the driver's reserved memory."""
 
 MEMORY = CallQuery(
     tier=Tier.FAST,
@@ -158,9 +158,9 @@ QUERIES: tuple[Query, ...] = (
     _clocks_event(77, "board_limit"),
     _clocks_event(78, "low_utilization"),
     _clocks_event(79, "reliability"),
-    # Three counters came with driver 575, under ids that were settings of power smoothing in 570. Between 580.65 and
-    # 580.82 NVIDIA gave these ids back to power smoothing and moved the counters. The same id on another driver is another
-    # metric, so nothing is read before 575 and between the two.
+    # Three counters were added in driver 575, under ids that were settings of power smoothing in 570. Between 580.65 and
+    # 580.82 NVIDIA returned these ids to power smoothing and moved the counters. On other drivers the ids
+    # are different metrics, so nothing is read before 575 and between the two.
     # Source: NVML's change log (570 to 575, 575 to 580); pynvml 12.570, 12.575, 13.580.65, 13.580.82.
     _clocks_event(251, "sw_thermal", since=(575, 0), until=(580, 65)),
     _clocks_event(252, "hw_thermal", since=(575, 0), until=(580, 65)),
@@ -257,7 +257,7 @@ QUERIES: tuple[Query, ...] = (
     _pcie_error(179, "non_fatal"),
     _pcie_error(180, "fatal"),
 )
-"""Everything that is read of every GPU; processes, samples, GPM, NVLink and MIG have modules of their own."""
+"""All queries of every GPU; processes, samples, GPM, NVLink and MIG have separate modules."""
 
 
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
@@ -287,7 +287,7 @@ def read(device: NvmlDevice, queries: Sequence[Query], out: PassReadings) -> Non
 
 
 def make(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
-    """Make a query by its call, or by the call of older drivers; return its values, or None."""
+    """Query by the call, or by the call of older drivers; return the values, or None."""
     item = f"{query.call}{query.arguments or ''}"
     answer: Sequence[float] | None = device.query(item, query.call, *query.arguments, convert=query.convert)
     older = query.older

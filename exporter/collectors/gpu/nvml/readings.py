@@ -1,7 +1,7 @@
-"""Readings of one pass over a GPU, as the NVML child sends them.
+"""Readings of a pass over a GPU, as sent by the NVML child.
 
-A reading has a name and labels; None says that the reading is absent now. A reading of a slower tier is in the messages of
-that tier's passes only, the sidecar keeps it in between.
+A reading has a name and labels; None means absent. The messages contain readings of a slower tier only in the passes of
+that tier; the sidecar stores the latest reading.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENERGY = "energy_millijoules"
 
 @dataclass(slots=True)
 class PassReadings:
-    """Readings of one pass over one GPU, in base units; counters of the driver as NVML returns them."""
+    """Readings of a pass over a GPU, in base units; counters as NVML returns them."""
 
     values: dict[str, dict[Labels, float | None]] = field(default_factory=dict)
     replaced: dict[str, dict[Labels, float]] = field(default_factory=dict)  # with all their labels
@@ -32,11 +32,11 @@ class PassReadings:
         self.values.setdefault(reading, {})[labels] = value
 
     def replace(self, reading: str, found: Mapping[Labels, float]) -> None:
-        """Set a reading for all its labels; labels that are not in `found` are absent from now on."""
+        """Set a reading for all labels; labels that are not in `found` become absent."""
         self.replaced[reading] = dict(found)
 
     def get(self, reading: str) -> float | None:
-        """Return a reading without labels; None if it is absent or was not read in this pass."""
+        """Return a reading without labels; None if absent or not read in this pass."""
         return self.values.get(reading, {}).get(())
 
     def message(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Passes over all GPUs: which queries are due, which GPUs are present, and when a lost GPU is tried again.
+"""Sampler of all GPUs: due queries, presence of GPUs, and retries of lost GPUs.
 
-Runs in the NVML child, on its sampling thread. Each pass returns one message with its readings: values in base units or raw
+Runs in the NVML child, on the sampling thread. Each pass returns a message with the readings: values in base units or raw
 counters, `null` for a reading that is absent now. Readings of a slower tier are in the messages of their passes only; the
-sidecar remembers them. The slower tiers of different GPUs fall into different seconds.
+sidecar stores them. The slower tiers of different GPUs are due in different seconds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _period(tier: Tier, options: GpuOptions) -> float:
 
 
 class AttachedGpu:
-    """A GPU that answers, with the state that is kept between two passes."""
+    """Responsive GPU, with the state between passes."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class AttachedGpu:
         self._due = dict.fromkeys(Tier, now)
 
     def read(self, now: float, wall: float) -> PassReadings:
-        """Make a pass and return its readings; raises DownError if the GPU is gone, or all of them are."""
+        """Make a pass and return the readings; raises DownError if this GPU or all GPUs are down."""
         device, out = self.device, PassReadings()
         device.now, device.attempted, device.answered, device.last_error = now, 0, 0, ""
         due = {tier for tier in Tier if self._is_due(tier, now)}
         slow = Tier.SLOW in due or self.mig.changed
-        if slow:  # first: NVLink and MIG depend on what is found here
+        if slow:  # first: NVLink and MIG depend on these readings
             queries.read(device, self._tiers[Tier.SLOW], out)
             out.put("sram_ecc_threshold_exceeded", sram_exceeded(device))
             self._links.read_slow(out)
@@ -103,7 +103,7 @@ class AttachedGpu:
         return out
 
     def _probe(self, out: PassReadings) -> None:
-        """Raise DeviceDownError unless any of the cheap calls has an answer: the GPU is lost, or its handle stale."""
+        """Raise DeviceDownError if all cheap calls fail: the GPU is lost, or the handle is stale."""
         device = self.device
         device.answered = 0
         queries.read(device, self._tiers[Tier.CLOSE], out)
@@ -111,7 +111,7 @@ class AttachedGpu:
             raise DeviceDownError(device.last_error or "invalid_argument")
 
     def _is_due(self, tier: Tier, now: float) -> bool:
-        """Return whether it is time for a tier, and set its next time."""
+        """Return True if a tier is due, and set the tier's next time."""
         due = self._due[tier]
         if now < due - self._options.period / 4:  # passes are less regular than the clock
             return False
@@ -127,12 +127,12 @@ class Slot:
     """A place in NVML's list of GPUs."""
 
     index: int  # NVML's
-    number: int  # the job's; NVML's if the job's is not known
-    uuid: str = ""  # "" until NVML has returned it
-    down: str = ""  # why the GPU does not answer; "" while it does
-    failures: int = 0  # failed attempts since it was lost
+    number: int  # the job's number; NVML's index if unknown
+    uuid: str = ""  # "" until read
+    down: str = ""  # reason of the failure; "" if the GPU is up
+    failures: int = 0  # failed attempts since the loss
     retry_at: float = 0.0  # time of the next attempt
-    attached: AttachedGpu | None = None  # None while the GPU does not answer
+    attached: AttachedGpu | None = None  # None if the GPU is down
     selected: bool = False  # whether the GPU is watched
 
 
@@ -142,9 +142,9 @@ class NvmlSampler:
     Args:
         library: The library of the sampling thread.
         events: Receives Xids.
-        options: Which GPUs to watch, and how often.
-        start: The sidecar's first message: the GPUs that the job sees, those to skip, and calls to avoid.
-        progress: Called before each step that may take long.
+        options: Selection of GPUs and period.
+        start: The sidecar's first message: visible GPUs, GPUs to skip, and calls to avoid.
+        progress: Called before each slow step.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class NvmlSampler:
 
         Raises:
             CallFailedError: NVML cannot be initialised.
-            LibraryDownError: NVML went down again.
+            LibraryDownError: NVML failed after the initialisation.
         """
         self._progress("nvmlInit")
         self._library.call("nvmlInit")
@@ -191,7 +191,7 @@ class NvmlSampler:
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
-        """Make one pass and return the message `sample`; raises LibraryDownError and RestartError."""
+        """Make a pass and return the message `sample`; raises LibraryDownError and RestartError."""
         selected = [slot for slot in self._slots if slot.selected]
         before = [slot.down for slot in selected]
         entries = []
@@ -199,7 +199,7 @@ class NvmlSampler:
             seconds = self._library.seconds
             entries.append(self._entry(slot, now, wall))
             if self._library.seconds - seconds >= SLOW_CALL_SECONDS:
-                self._progress(f"GPU {slot.index}")  # alive: slow calls of several GPUs may follow each other
+                self._progress(f"GPU {slot.index}")  # slow calls of several GPUs may follow each other
         self._library.subject = None
         self._events.watch(self._library, self._devices())
         lost = [slot.down for slot, was in zip(selected, before, strict=True) if not was]
@@ -213,7 +213,7 @@ class NvmlSampler:
         return message
 
     def reattach(self, index: int, calls: Iterable[str], now: float) -> None:
-        """Try a GPU that was skipped: the call that hung has returned. `calls` are made less often from now on."""
+        """Try a skipped GPU again, after the return of the hanging call; pause the slow `calls`."""
         self._skip.discard(index)
         self._avoid.setdefault(index, set()).update(calls)
         for slot in self._slots:
@@ -222,11 +222,11 @@ class NvmlSampler:
 
     def stop(self) -> None:
         """Shut NVML down."""
-        with suppress(CallFailedError):  # NVML was not initialised, or is gone
+        with suppress(CallFailedError):  # NVML was not initialised, or is unloaded
             self._library.call("nvmlShutdown")
 
     def _entry(self, slot: Slot, now: float, wall: float) -> dict[str, Any]:
-        """Return the entry of one GPU in this pass."""
+        """Return the message entry of a GPU in this pass."""
         self._library.subject = slot.index
         if slot.down and now >= slot.retry_at:
             self._attach(slot, now)
@@ -277,8 +277,8 @@ class NvmlSampler:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
-        """Choose the GPUs to watch, now that all are known."""
-        # NVML may list all GPUs to a container or job that may use some; CUDA numbers those that it can use.
+        """Choose the GPUs to watch, from the complete list."""
+        # A container may see more GPUs in NVML than are accessible; CUDA numbers the accessible GPUs.
         ours = [slot for slot in self._slots if slot.down != NOT_OURS] or self._slots
         uuids: dict[int, list[str]] = {}
         for place, slot in enumerate(ours):
@@ -291,7 +291,7 @@ class NvmlSampler:
                     self._lose(slot, error.reason, now)
         numbers = job_numbers(self._visible, uuids)
         if numbers is None or (not numbers and len(ours) < len(self._slots)):
-            # The usable GPUs are the job's, whatever their names.
+            # The usable GPUs belong to the job, regardless of the variable.
             numbers = {place: place for place in range(len(ours))}
         for place, number in numbers.items():
             ours[place].number, ours[place].selected = number, True

@@ -1,7 +1,7 @@
 """Conversion of NVML's numbers to base units, with bounds.
 
-Runs in the NVML child; pure. A driver in trouble returns all ones, and numbers of structures that it did not fill. Each bound
-is far above the hardware of the next years; a number beyond it raises `GarbageError`.
+Runs in the NVML child; pure. A failing driver returns all ones, and numbers of structures that were not filled. Each bound
+is above the hardware of the next years; a number out of bounds raises `GarbageError`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 BEYOND_COUNTING = (1 << 64) - (1 << 32)
-"""All ones, also as a float, and what an addition leaves of them; no counter gets there."""
+"""All ones, also as a float or after an addition; no real counter reaches this number."""
 
 Convert = Callable[[Any], Any]
 """Converts a result of NVML; raises GarbageError."""
