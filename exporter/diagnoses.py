@@ -88,6 +88,16 @@ FEED_DIRECTORY_OPEN = Diagnosis(
     sentence="{directory} belongs to uid {uid} and has mode {mode}: any user can remove or replace files of the jobs",
     remedy="chmod 1777 {directory}, or choose another directory with --feed.dir",
 )
+FOREIGN_ENTRY = Diagnosis(
+    condition="owner.lock or ledger of another user in a shared directory",
+    sentence="{path} belongs to uid {uid}: this exporter ignores it, and uses {used}",
+    remedy="remove {path}, and restart the exporter",
+)
+FOREIGN_ENTRY_SHOWN = Diagnosis(
+    condition="exporter_feed_foreign_entry is 1",
+    sentence="{entry} in the feed or state directory belongs to another user, and is ignored",
+    remedy="remove it, and restart the exporter",
+)
 FEED_DIRECTORY_REMOTE = Diagnosis(
     condition="the feed directory is on a network file system",
     sentence="{directory} is on {filesystem}, whose locks are not reliable",

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "replay": {"collectors", "config", "errors"},
     "ledger": {
         "config",
+        "diagnoses",
         "errors",
         "families",
         "feed",

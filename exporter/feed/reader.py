@@ -20,6 +20,7 @@ from exporter.feed import files
 from exporter.feed.decoder import ROOM_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.encoder import HEADER, MAX_BYTES
+from exporter.feed.entries import ForeignEntry, foreign_entry, own_entry, trusted_entries
 from exporter.feed.files import FEED, LOCK, RecordLock, holder, open_regular, process_of, remove_process
 from exporter.feed.snapshot import Snapshot
 
@@ -83,9 +84,9 @@ class FeedReader:
     a configured directory the files of all users are read. Files beyond the limits are refused; known files have precedence.
     """
 
-    not_owned = (
-        ""  # error that prevents ownership of the directory; empty if another reader owns the directory
-    )
+    # error that prevents ownership of the directory; empty if another reader owns the directory
+    not_owned = ""
+    foreign_lock: ForeignEntry | None = None  # lock file of another user, which is ignored
 
     def __init__(
         self,
@@ -133,14 +134,22 @@ class FeedReader:
         return scan
 
     def acquire_ownership(self) -> bool:
-        """Acquire or keep the ownership; returns False if another reader owns the directory, or writing fails."""
+        """Acquire or keep the ownership; returns False if another reader owns the directory, or writing fails.
+
+        In a shared directory, a lock file of another user is ignored: this reader locks a file with another name.
+        """
         if self._owner_lock is not None:
             if self._owner_lock.keep():
                 return True
             self.release_ownership()
-        path = os.path.join(self._directory, files.OWNER_LOCK)
+        usual = os.path.join(self._directory, files.OWNER_LOCK)
+        path = own_entry(usual)
+        self.foreign_lock = foreign_entry(usual, path)
         mode = files.SHARED_MODE if self._trusted else files.OWN_MODE
         try:
+            if any(_is_held(other) for other in trusted_entries(usual) if other != path):
+                self.not_owned = ""
+                return False
             self._owner_lock = RecordLock.take(path, create_mode=mode)
         except OSError as error:
             self.not_owned = f"{path}: {error.strerror}"
@@ -284,6 +293,13 @@ class FeedReader:
         for process, seen in self._leftovers.items():
             if now - seen >= LEFTOVER_SECONDS:
                 remove_process(self._directory, process, if_true=partial(self._is_as_read, process + FEED))
+
+
+def _is_held(path: str) -> bool:
+    try:
+        return holder(path) is not None
+    except OSError:
+        return False
 
 
 def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.errors import FeedError
+from exporter.feed.entries import trusted_entries
 from exporter.feed.files import LOCK, OWNER_LOCK, RecordLock, holder, process_of, read_file, replace_file
 
 RUNS = "runs"
@@ -241,8 +242,14 @@ def recording_processes(feed_directory: Path) -> set[int]:
 
 
 def owner(feed_directory: Path) -> int | None:
-    """The sidecar that owns the directory: its pid, 0 where it is in another pid namespace, None for none."""
-    return _holder(feed_directory / OWNER_LOCK)
+    """Return the process id of the sidecar that owns the directory; None without an owner.
+
+    0 for a sidecar in another pid namespace. Lock files of other users are ignored.
+    """
+    for path in trusted_entries(os.fspath(feed_directory / OWNER_LOCK)):
+        if (pid := _holder(Path(path))) is not None:
+            return pid
+    return None
 
 
 def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | None:

@@ -17,6 +17,7 @@ from math import inf
 from pathlib import Path
 
 from exporter.collectors.job import JobProcess, OverdueRank, OverdueRun
+from exporter.diagnoses import FOREIGN_ENTRY
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
@@ -112,6 +113,7 @@ class JobCollector:
         self._ranks = Ranks(state)
         self._states = RunStates()
         self._refused: frozenset[tuple[str, str]] = frozenset()
+        self._logged_foreign: set[str] = set()
         self._refusals: Counter[str] = Counter(dict.fromkeys(feed.REFUSAL_REASONS, 0))
         self._undeletable: set[str] = set()
         self._quiet_since: float | None = None
@@ -231,6 +233,12 @@ class JobCollector:
         collected.add(feed.STATE_ERRORS, self._state.errors, "failed")
         collected.add(feed.STATE_ERRORS, self._state.damaged, "damaged")
         collected.add(feed.WITHHELD, self._ranks.withheld)
+        for foreign in filter(None, (self._feed.foreign_lock, self._state.foreign_directory)):
+            collected.add(feed.FOREIGN, 1, Path(foreign.path).name)
+            if foreign.path not in self._logged_foreign:
+                self._logged_foreign.add(foreign.path)
+                described = FOREIGN_ENTRY.describe(path=foreign.path, uid=foreign.uid, used=foreign.used)
+                _log.warning("%s", described)
         if self._feed.not_owned:
             collected.unsupported.append(
                 f"{self._feed.not_owned}: this exporter cannot own the feed directory and removes no files of dead"

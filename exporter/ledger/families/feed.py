@@ -135,6 +135,14 @@ STATE_ERRORS = FamilySpec(
     " (damaged): totals continue from memory and the feed.",
     source="state directory",
 )
+FOREIGN = FamilySpec(
+    name="exporter_feed_foreign_entry",
+    type="gauge",
+    labels=("entry",),
+    help="1 for owner.lock or ledger of another user in a shared feed or state directory: this exporter ignores the entry"
+    " and uses a name with its user id instead. Absent otherwise.",
+    source="feed directory, state directory",
+)
 WITHHELD = FamilySpec(
     name="exporter_ledger_withheld_ranks",
     type="gauge",
@@ -144,7 +152,7 @@ WITHHELD = FamilySpec(
 SPECS = (
     *(ALIVE, LAST_UPDATE, DROPPED, REJECTED, CONFLICTS),
     *(EVENTS, EVENT_LAST, EVENTS_SUPPRESSED, HANDLER_EVENTS, HANDLER_DROPPED),
-    *(RANK_INFO, REFUSED, OWNER, STATE_ERRORS, WITHHELD),
+    *(RANK_INFO, REFUSED, OWNER, STATE_ERRORS, FOREIGN, WITHHELD),
 )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from exporter.errors import CollectError, StateError
+from exporter.feed.entries import ForeignEntry, foreign_entry, foreign_uid, own_entry
 from exporter.feed.files import replace_file
 from exporter.ledger.state.codec import Decoded, dumps
 from exporter.ledger.state.files import (
@@ -46,7 +47,9 @@ class StateStore:
     """State files of one sidecar; methods raise StateError if the directory or a file cannot be used now.
 
     Attributes:
-        directory: Directory of the files: `ledger` in the given directory, created on first use.
+        directory: Directory of the files: `ledger` in the given directory, created on first use. In a directory of several
+            users, `ledger-<uid>` if another user has made `ledger`.
+        foreign_directory: The `ledger` of another user, which is ignored.
         keeper: Name of this sidecar, the same after a restart and unique among the sidecars that share the directory;
             the host name by default. Keys are loaded at start only if this name saved them last.
         errors: Failed loads, saves and locks.
@@ -60,16 +63,30 @@ class StateStore:
         keeper: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.directory = directory / "ledger"
+        self._usual = self._directory = directory / "ledger"
+        self._made = False
+        self.foreign_directory: ForeignEntry | None = None
         self.keeper = socket.gethostname() if keeper is None else keeper
         self.errors = 0
         self.damaged = 0
         self._problems: list[str] = []
         self._clock = clock
         self._claimed: dict[StateKey, str] = {}
-        self._locks = StateLocks(self.directory / "locks")
+        self._locks = StateLocks(self._directory / "locks")
         self._tidied: float | None = None
         self._guard = threading.Lock()
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the files."""
+        present, usual = os.fspath(self._directory), os.fspath(self._usual)
+        if not self._made and (present == usual or foreign_uid(present) is not None):
+            chosen = own_entry(usual)
+            if chosen != present:
+                self._directory = Path(chosen)
+                self._locks = StateLocks(self._directory / "locks")
+                self.foreign_directory = foreign_entry(usual, chosen)
+        return self._directory
 
     def report(self, problem: str) -> None:
         """Note, in a sentence, why totals are suppressed."""
@@ -185,6 +202,9 @@ class StateStore:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 if self.directory.is_symlink():
                     raise OSError(errno.ELOOP, "the directory is a symbolic link")  # noqa: TRY301  # one way out
+                if foreign_uid(os.fspath(self._directory)) is not None:  # made by another user just now
+                    raise OSError(errno.EPERM, "the directory belongs to another user")  # noqa: TRY301  # one way out
+                self._made = True
                 yield
             except OSError as error:
                 self.errors += 1

@@ -1,0 +1,120 @@
+"""A feed directory of several users, in which another user came first."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from energy_support import nobody
+from ledger_support import Page, Sidecar, a_process
+
+from exporter.feed import runs
+from exporter.feed.entries import foreign_uid
+from exporter.feed.reader import FeedReader
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state.store import StateStore
+
+RANK_0 = {"run": "r", "rank": "0"}
+ATTACKER = 12345
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory of root that every user can write to; the test is a user without rights."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o1777)
+        with nobody():
+            yield Path(directory)
+
+
+def occupy(path: Path, *, directory: bool) -> None:
+    """Make an entry of another user."""
+    os.seteuid(0)
+    if directory:
+        path.mkdir(mode=0o755)
+    else:
+        path.touch(mode=0o600)
+    os.chown(path, ATTACKER, ATTACKER)
+    os.seteuid(65534)
+
+
+@pytest.mark.parametrize("names", [["ledger"], ["ledger", "ledger-65534"]])
+def test_a_foreign_ledger_directory_suppresses_no_totals(
+    shared: Path, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        occupy(shared / name, directory=True)
+    sidecar = Sidecar(shared)
+    sidecar.record(a_process(), 3)
+    page = sidecar.collect()
+    sidecar.feed.files.clear()
+    sidecar.restart()
+    later = sidecar.after(1.0)
+
+    assert [each.count("loss", **RANK_0) for each in (page, later)] == [3, 3]
+    assert page.get("exporter_ledger_withheld_ranks") == 0
+    assert later.get("exporter_feed_foreign_entry", entry="ledger") == 1
+    assert f"{shared}/ledger belongs to uid {ATTACKER}" in caplog.text
+
+
+@pytest.mark.parametrize("names", [["owner.lock"], ["owner.lock", "owner-65534.lock"]])
+def test_a_foreign_owner_lock_does_not_prevent_ownership(shared: Path, names: list[str]) -> None:
+    for name in names:
+        occupy(shared / name, directory=False)
+    first, second = FeedReader(shared), FeedReader(shared)
+    owned = [first.acquire_ownership(), second.acquire_ownership(), runs.owner(shared)]
+    first.release_ownership()
+    owned += [runs.owner(shared), second.acquire_ownership()]
+
+    assert owned == [True, False, os.getpid(), None, True]
+    second.release_ownership()
+
+
+def test_totals_continue_after_the_foreign_ledger_is_gone(shared: Path) -> None:
+    occupy(shared / "ledger", directory=True)
+    sidecar = Sidecar(shared)
+    sidecar.record(a_process(), 3)
+    sidecar.collect()
+    sidecar.feed.files.clear()
+    os.seteuid(0)
+    (shared / "ledger").rmdir()
+    os.seteuid(65534)
+    sidecar.restart()
+
+    assert sidecar.after(1.0).count("loss", **RANK_0) == 3
+
+
+def test_the_owner_stays_the_only_owner_after_the_foreign_lock_is_gone(shared: Path) -> None:
+    occupy(shared / "owner.lock", directory=False)
+    first, second = FeedReader(shared), FeedReader(shared)
+    assert first.acquire_ownership()
+    os.seteuid(0)
+    (shared / "owner.lock").unlink()
+    os.seteuid(65534)
+
+    assert not second.acquire_ownership()
+    first.release_ownership()
+
+
+def test_a_foreign_owner_lock_is_reported(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+    occupy(shared / "owner.lock", directory=False)
+    reader = FeedReader(shared)
+    page = Page(JobCollector(reader, StateStore(shared)).collect())
+
+    assert page.get("exporter_feed_foreign_entry", entry="owner.lock") == 1
+    assert page.get("exporter_feed_owner") == 1
+    assert f"{shared}/owner.lock belongs to uid {ATTACKER}" in caplog.text
+    reader.release_ownership()
+
+
+def test_entries_of_any_user_are_trusted_where_others_cannot_write(shared: Path) -> None:
+    occupy(shared / "ledger", directory=True)
+    before = foreign_uid(str(shared / "ledger"))
+    os.seteuid(0)
+    shared.chmod(0o755)
+    os.seteuid(65534)
+
+    assert (before, foreign_uid(str(shared / "ledger"))) == (ATTACKER, None)
