@@ -14,10 +14,11 @@ from exporter.collectors.status import CollectorStatus
 from exporter.config.loader import dump
 from exporter.exposition.page import Page
 from exporter.hangs.collector import Explained
+from exporter.hangs.explanation import RankGroup, location_of, ranks_text
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
 from exporter.status.readings import History, Readings
-from exporter.status.view import About, view
+from exporter.status.view import About, Hang, StackFrame, StackGroup, view
 from exporter.version import __version__
 from exporter.web.endpoints import (
     Content,
@@ -58,7 +59,7 @@ class StatusSources:
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self.silent.jobs,
-            hangs={each.run.run: each.headline(now) for each in self.hangs()},
+            hangs={each.run.run: hang_of(each, now) for each in self.hangs()},
         )
         seen = view(about, Readings(self.page.snapshot()), self.history, self.collectors())
         headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}
@@ -67,6 +68,21 @@ class StatusSources:
     def configuration_text(self) -> Content:
         """Render the configuration in force as YAML, without secrets."""
         return Content(dump(self.configuration()).encode("utf-8", "replace"))
+
+
+def hang_of(explained: Explained, now: float) -> Hang:
+    """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
+    groups = (_stack_group(explained, group) for group in explained.explanation.groups)
+    return Hang(explained.headline(now), tuple(group for group in groups if group is not None))
+
+
+def _stack_group(explained: Explained, group: RankGroup) -> StackGroup | None:
+    answer = next((each for each in explained.answers if each.rank in group.ranks and each.main.frames), None)
+    if answer is None or answer.rank is None:
+        return None
+    ranks = f"rank{'s' if len(group.ranks) > 1 else ''} {ranks_text(group.ranks)}"
+    frames = (StackFrame(frame.function, location_of(frame)) for frame in answer.main.frames)
+    return StackGroup(f"Stack of {ranks}: {group.function}", answer.rank, tuple(frames))
 
 
 def sidecar_endpoints(

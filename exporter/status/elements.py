@@ -1,213 +1,217 @@
-"""The pieces of the status page: numbers as people read them, escaped text, tables, folds, plots."""
+"""Elements of the status page: coloured text, tables, figures with a name, plots.
+
+The templates write the HTML; here is only the content.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from html import escape
-from math import isfinite
 from typing import TypeVar
 
+from exporter.status.numbers import DASH, age, duration, quantity, share
 from exporter.status.readings import DRAWN_SECONDS, Line
 
-DASH = "\u2013"
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MOST_ROWS = 200
-"""Rows of a table at most; the metrics have them all."""
-LONGEST_TEXT = 300
-MISSING = f'<span class="dim" title="no data">{DASH}</span>'
-
+"""Maximum number of rows of a table; the metrics have all of them."""
+COLOURS = 8
 WIDTH, HEIGHT = 600.0, 120.0
 FEWEST_SECONDS = 300.0
-COLOURS = 8
 
 T = TypeVar("T")
 
 
-def table(title: str, items: Sequence[T], row: Callable[[T], Mapping[str, str]], *, numbers: str = "") -> str:
-    """A table without the columns that no row has anything for; items beyond `MOST_ROWS` are counted.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text of one style."""
 
-    `row` gives HTML, which is trusted, by heading; `numbers` are the headings of numbers, separated by commas.
-    """
+    text: str
+    kind: str = ""  # good, warn, bad, dim, missing, code, remark, or "" for none
+    colour: int | None = None  # index of a plot colour, drawn as a square before the text
+
+
+Words = tuple[Span, ...]
+MISSING: Words = (Span(DASH, "missing"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number under its name."""
+
+    name: str
+    words: Words
+    notes: tuple[str, ...] = ()  # in small print below the number
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The heading of a column."""
+
+    name: str
+    numeric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table without empty columns."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Words, ...], ...]
+    hidden: int  # number of rows beyond the maximum
+
+
+@dataclass(frozen=True, slots=True)
+class PlotData:
+    """The input of the script that draws a plot."""
+
+    unit: str
+    floor: float | None
+    names: tuple[str, ...]
+    data: tuple[Sequence[float | None], ...]  # times, then the numbers of each line
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields by name, for JSON."""
+        return {"unit": self.unit, "floor": self.floor, "names": self.names, "data": self.data}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """Lines over the last hour."""
+
+    key: str  # unique on the page
+    title: str
+    latest: str
+    summary: str
+    levels: tuple[str, str, str]  # upper edge, middle, lower edge
+    seconds: float
+    paths: tuple[str, ...]  # SVG path data for each line
+    data: PlotData
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a whole."""
+
+    name: str
+    ratio: float
+    x: float
+    width: float
+
+
+def words(text: str, kind: str = "") -> Words:
+    """Return text of one style; nothing for empty text."""
+    return (Span(text, kind),) if text else ()
+
+
+def known(value: float | None, write: Callable[[float], str]) -> Words:
+    """Return a number as text, or a dash if the number is not known."""
+    return MISSING if value is None else words(write(value))
+
+
+def ago(at: float | None, now: float) -> Words:
+    """Return the time since a moment, or a dash if the moment is not known."""
+    return MISSING if at is None else words(age(at, now))
+
+
+def figure(name: str, value: Words, *notes: str) -> list[Figure]:
+    """Return a list of one figure, or an empty list if its value is not known."""
+    return [] if value in {(), MISSING} and not notes else [Figure(name, value, notes)]
+
+
+def table(
+    title: str, items: Sequence[T], row: Callable[[T], Mapping[str, Words]], numeric: Collection[str]
+) -> Table:
+    """Return a table; `row` gives the cells of an item by the names of their columns."""
     rows = [row(item) for item in items[:MOST_ROWS]]
-    heads = [
-        head for head in (rows[0] if rows else ()) if any(cells[head] not in {"", MISSING} for cells in rows)
-    ]
-    kind = dict.fromkeys(numbers.split(", "), ' class="n"')
-    top = "".join(f'<th scope="col"{kind.get(head, "")}>{head}</th>' for head in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td{kind.get(head, '')}>{cells[head]}</td>" for head in heads) + "</tr>"
-        for cells in rows
+    first = rows[0] if rows else {}
+    names = [name for name in first if any(cells[name] not in {(), MISSING} for cells in rows)]
+    return Table(
+        title=title,
+        columns=tuple(Column(name, name in numeric) for name in names),
+        rows=tuple(tuple(cells[name] for name in names) for cells in rows),
+        hidden=len(items) - len(rows),
     )
-    more = f'<p class="empty dim">and {len(items) - len(rows)} more</p>' if len(items) > len(rows) else ""
-    return (
-        f'<div class="card wide" role="region" tabindex="0" aria-label="{title}"><table><thead><tr>{top}</tr></thead>'
-        f"<tbody>{body}</tbody></table>{more}</div>"
-    )
-
-
-def folded(name: str, title: str, content: str, *, unfolded: bool = False) -> str:
-    """A section that can be folded; a reader's choice is kept while the page renews itself."""
-    state = " open" if unfolded else ""
-    return f'<details id="{name}"{state}><summary><h2>{title}</h2></summary>{content}</details>'
-
-
-def marked(kind: str, words: str) -> str:
-    """Words in the colour of "good", "warn", "bad" or "dim"."""
-    return f'<span class="{kind}">{words}</span>'
-
-
-def cell(name: str, value: str, below: str = "") -> str:
-    """One number under its name; nothing where there is none, so that a page without training shows no dashes."""
-    return f"<div><dt>{name}</dt><dd>{value}{below}</dd></div>" if value and value != MISSING else ""
-
-
-def known(value: float | None, words: Callable[[float], str]) -> str:
-    """A number, or a dash."""
-    return MISSING if value is None else words(value)
-
-
-def ago(at: float | None, now: float) -> str:
-    """How long ago something was."""
-    return MISSING if at is None else f"{duration(max(0.0, now - at))} ago"
 
 
 def plot(
-    title: str, lines: Mapping[str, Line], unit: str, now: float, *, of: str = "", floor: float | None = None
-) -> str:
-    """What was in the last hour, as lines over the same times; nothing where no line has two points with a number.
+    title: str,
+    lines: Mapping[str, Line],
+    unit: str,
+    now: float,
+    *,
+    owner: str = "",
+    floor: float | None = None,
+    latest: float | None = None,
+) -> list[Plot]:
+    """Return a list of one plot, or an empty list if no line has two points with a number.
 
-    The data goes along for the script, which draws it so that numbers can be pointed at. `of` tells it from others on the
-    page; the lower edge is `floor`, or the least number.
+    Args:
+        title: The title.
+        lines: The lines by name, with points at the same times.
+        unit: The base unit of the numbers.
+        now: The Unix time of the right edge.
+        owner: The run of the plot, which makes the key unique.
+        floor: The lower edge; None for the minimum.
+        latest: The current value of a single line, which the caption shows.
     """
-    drawn = {name: [each for each in line if now - each[0] <= DRAWN_SECONDS] for name, line in lines.items()}
+    drawn = {
+        name: [point for point in line if now - point[0] <= DRAWN_SECONDS] for name, line in lines.items()
+    }
     drawn = {name: line for name, line in drawn.items() if sum(value is not None for _, value in line) > 1}
     numbers = [value for line in drawn.values() for _, value in line if value is not None]
     if not numbers:
-        return ""
+        return []
     low, high = min(numbers) if floor is None else floor, max(numbers)
-    span = max(FEWEST_SECONDS, now - min(line[0][0] for line in drawn.values()))
-    paths = []
-    for place, line in enumerate(drawn.values()):
-        pieces, gap = "", True
-        for at, value in line:
-            if value is not None:
-                x = WIDTH * (1 - (now - at) / span)
-                y = (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3
-                # A lone point between two gaps is a dot: a line of no length with round ends.
-                pieces += f"M{x:.0f} {y:.0f}h0" if gap else f"L{x:.0f} {y:.0f}"
-            gap = value is None
-        paths.append(f'<path class="c{place % COLOURS}" d="{pieces}" vector-effect="non-scaling-stroke"/>')
-    words = partial(quantity, unit=unit)
-    ends = [line[-1][1] for line in drawn.values()]
-    latest = words(ends[0]) if len(ends) == 1 else f"{len(ends)} lines"
-    told = f"{title}, last {duration(span)}: from {words(min(numbers))} to {words(high)}, now {latest}"
+    seconds = max(FEWEST_SECONDS, now - min(line[0][0] for line in drawn.values()))
+    write = partial(quantity, unit=unit)
+    current = f"{len(drawn)} lines" if len(drawn) > 1 else f"now {write(latest)}"
     rounded = [
         [None if value is None else float(f"{value:.4g}") for _, value in line] for line in drawn.values()
     ]
     times = [round(at) for at, _ in next(iter(drawn.values()))]
-    told_script = {"unit": unit, "floor": floor, "names": list(drawn), "data": [times, *rounded]}
-    data = json.dumps(told_script, separators=(",", ":"))
-    levels = "".join(f"<span>{words(value)}</span>" for value in (high, (high + low) / 2, low))
-    return (
-        f'<figure class="plot" id="{text(f"{title}-{of}")}" data-plot="{escape(data)}"><figcaption>{title} '
-        f'<b>{latest if len(ends) == 1 else ""}</b></figcaption><div class="area"><div class="y">{levels}</div>'
-        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" role="img" aria-label="{text(told)}">'
-        f'<path class="axes" d="M0 3H600M0 60H600M0 117H600" vector-effect="non-scaling-stroke"/>{"".join(paths)}</svg>'
-        f'<div class="x"><span>{duration(span)} ago</span><span>{duration(span / 2)}</span><span>now</span></div></div>'
-        "</figure>"
-    )
+    span = f"{title}, last {duration(seconds)}"
+    return [
+        Plot(
+            key=f"{title}-{owner}",
+            title=title,
+            latest="" if latest is None else write(latest),
+            summary=f"{span}: from {write(min(numbers))} to {write(high)}, {current}",
+            levels=(write(high), write((high + low) / 2), write(low)),
+            seconds=seconds,
+            paths=tuple(_path(line, now, seconds, low, high) for line in drawn.values()),
+            data=PlotData(unit, floor, tuple(drawn), (times, *rounded)),
+        )
+    ]
 
 
-def swatch(place: int) -> str:
-    """The colour of a plot's line, by its place among them."""
-    return f'<i class="c{place % COLOURS}"></i>'
+def _path(line: Line, now: float, seconds: float, low: float, high: float) -> str:
+    pieces, gap = "", True
+    for at, value in line:
+        if value is not None:
+            x = WIDTH * (1 - (now - at) / seconds)
+            y = (HEIGHT - 6) * (1 - (value - low) / ((high - low) or 1.0)) + 3
+            # A single point between two gaps is a dot: a line of length 0 with round ends.
+            pieces += f"M{x:.0f} {y:.0f}h0" if gap else f"L{x:.0f} {y:.0f}"
+        gap = value is None
+    return pieces
 
 
-def shares(parts: Mapping[str, float], title: str) -> str:
-    """What a whole is made of: a bar, and each part in words, the largest first."""
-    whole = sum(parts.values())
-    ordered = sorted(parts.items(), key=lambda item: -item[1])[:COLOURS] if whole > 0 else []
-    bars, words, x = [], [], 0.0
-    for place, (name, part) in enumerate(ordered):
-        width = WIDTH * part / whole
-        bars.append(f'<rect class="c{place}" x="{x:.1f}" width="{width:.1f}" height="10"/>')
-        words.append(f'<span class="whole">{swatch(place)}{text(name)} {share(part / whole)}</span>')
+def parts(amounts: Mapping[str, float]) -> list[Part]:
+    """Return the largest parts of a whole as segments of a bar."""
+    whole = sum(amounts.values())
+    found: list[Part] = []
+    if whole <= 0:
+        return found
+    x = 0.0
+    for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLOURS]:
+        width = WIDTH * amount / whole
+        found.append(Part(name, amount / whole, x, width))
         x += width
-    if not words:
-        return ""
-    return (
-        f'<figure class="shares"><figcaption>{title}: {" ".join(words)}</figcaption><svg viewBox="0 0 {WIDTH:.0f} 10" '
-        f'preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg></figure>'
-    )
+    return found
 
 
-def text(foreign: str) -> str:
-    """Foreign text, harmless in HTML and of bounded length."""
-    shown = foreign if len(foreign) <= LONGEST_TEXT else foreign[: LONGEST_TEXT - 1] + "…"
-    return escape("".join(c if c.isprintable() else "\ufffd" for c in shown))
-
-
-def duration(seconds: float | None) -> str:
-    """A span of time in one unit."""
-    if seconds is None or not isfinite(seconds):
-        return DASH
-    if seconds < 0.1:
-        return f"{max(0.0, seconds) * 1e3:.3g} ms"
-    if seconds < 10:
-        return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f} s"
-    for limit, length, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
-def size(count: float) -> str:
-    """Bytes in binary units."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if count >= 1024**power:
-            return f"{count / 1024**power:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def number(value: float, unit: str = "") -> str:
-    """A number with a decimal prefix where it is large."""
-    if not isfinite(value):
-        return DASH
-    tail = f" {unit}" if unit else ""
-    if value == int(value) and abs(value) < 1e5:
-        return f"{value:.0f}{tail}"
-    for factor, prefix in _PREFIXES:
-        if abs(value) >= factor and (abs(value) >= 1e4 or unit):
-            return f"{value / factor:.3g} {prefix}{unit}" if unit else f"{value / factor:.3g}{prefix}"
-    return f"{value:.4g}{tail}"
-
-
-def share(ratio: float) -> str:
-    """A ratio in per cent."""
-    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
-
-
-def energy(joules: float) -> str:
-    """Joules, or kilowatt-hours where they are many."""
-    return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
-
-
-def watts(value: float) -> str:
-    """Watts."""
-    return number(value, "W")
-
-
-_WORDS: Mapping[str, Callable[[float], str]] = {
-    "seconds": duration,
-    "bytes": size,
-    "ratio": share,
-    "joules": energy,
-    "watts": watts,
-}
-
-
-def quantity(value: float | None, unit: str) -> str:
-    """A number in a base unit of Prometheus."""
-    return DASH if value is None else _WORDS.get(unit, number)(value)
+def share_of(used: float | None, whole: float | None, write: Callable[[float], str]) -> tuple[Words, str]:
+    """Return a share in per cent and the whole in small print."""
+    return (words(share(used / whole)), f"of {write(whole)}") if whole and used is not None else ((), "")

@@ -1,6 +1,6 @@
-"""Readings: the samples of a page by the names of their families, and history: a few numbers of the last hour.
+"""Samples by family name, and a bounded history of the last hour.
 
-`History.note` is called after a pass over the feed. Its memory is bounded. A point without a number is a gap.
+`History.note` is called after each pass over the feed. A point without a number is a gap.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from prometheus_client.core import Metric
@@ -23,34 +24,57 @@ DRAWN_SECONDS = 3600.0
 PACE_SECONDS = 300.0
 FEWEST_BEFORE_SECONDS = 600.0
 MOST_TRACKS = 400
-"""Runs, GPUs and what is drawn of them; a page shows far fewer."""
+"""Maximum number of tracks; a page shows far fewer."""
 
 HEAT = "thermal"
-"""All heat, the only word of drivers before 575; the others are parts of it, and the brake."""
+"""Any heat; drivers before 575 report no other thermal reason. Later drivers report its parts as well."""
 HEAT_AND_POWER = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake"})
-_DRAWN: tuple[tuple[str, str, str, dict[str, str]], ...] = (
-    ("tokens", "training_tokens_total", "run", {"mode": "train"}),
-    ("loss", "training_loss", "run", {"mode": "train"}),
-    ("nonfinite", "training_nonfinite_total", "run", {}),
-    ("power", "gpu_power_watts", "uuid", {}),
-    ("memory", "gpu_memory_used_bytes", "uuid", {}),
-    ("cpu", "host_cpu_utilization_ratio", "", {}),
-    ("network", "host_network_receive_bytes_total", "", {}),
-    ("network", "host_network_transmit_bytes_total", "", {}),
-    ("disk", "host_disk_read_bytes_total", "", {}),
-    ("disk", "host_disk_written_bytes_total", "", {}),
+
+
+@dataclass(frozen=True, slots=True)
+class TrackSource:
+    """The samples that add up to a track."""
+
+    track: str
+    family: str
+    owner: str = ""  # the label with the owner of the track, "" for the node
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the samples
+
+
+_TRAIN = {"mode": "train"}
+_SOURCES = (
+    TrackSource("tokens", "training_tokens_total", "run", _TRAIN),
+    TrackSource("loss", "training_loss", "run", _TRAIN),
+    TrackSource("nonfinite", "training_nonfinite_total", "run"),
+    TrackSource("failed saves", "training_checkpoints_total", "run", {"result": "failed"}),
+    TrackSource("uncorrected", "gpu_ecc_errors_total", "uuid", {"kind": "uncorrected"}),
+    TrackSource("power", "gpu_power_watts", "uuid"),
+    TrackSource("memory", "gpu_memory_used_bytes", "uuid"),
+    TrackSource("cpu", "host_cpu_utilization_ratio"),
+    TrackSource("network", "host_network_receive_bytes_total"),
+    TrackSource("network", "host_network_transmit_bytes_total"),
+    TrackSource("disk", "host_disk_read_bytes_total"),
+    TrackSource("disk", "host_disk_written_bytes_total"),
 )
-"""Track, family, the label that tells whose it is, and which samples; those of one track add up."""
 
 Labels = Mapping[str, str]
 Track = tuple[str, ...]
-"""What is noted (a name of `_DRAWN`, or steps, step seconds, phase, throttled), and of which run, GPU or phase."""
+"""Name of a track (of `_SOURCES`, or steps, step seconds, phase, throttled) and its run, GPU or phase."""
 Line = Sequence[tuple[float, float | None]]
 """Numbers by Unix time, oldest first; None is a gap."""
 
 
+@dataclass(frozen=True, slots=True)
+class Increase:
+    """Growth of a counter; times are Unix times."""
+
+    count: float
+    first: float
+    last: float
+
+
 class Readings:
-    """What a page says, by name; families of one name may stand in several blocks."""
+    """Samples by family name; several blocks may hold families of the same name."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families: dict[str, list[Metric]] = {}
@@ -58,15 +82,15 @@ class Readings:
             self._families.setdefault(visible_name(family), []).append(family)
 
     def names(self) -> Iterable[str]:
-        """Every family there is."""
+        """Return the names of all families."""
         return self._families
 
     def unit(self, name: str) -> str:
-        """The base unit of a family; "" for none, and for one that is not there."""
+        """Return the base unit of a family; "" for no unit or no such family."""
         return next((family.unit for family in self._families.get(name, ())), "")
 
     def rows(self, name: str, suffix: str = "", **labels: str) -> Iterator[tuple[Labels, float]]:
-        """Give labels and value of every sample of a family that has this suffix and these labels."""
+        """Yield labels and value of the samples of a family with this suffix and these labels."""
         for family in self._families.get(name, ()):
             for sample in family.samples:
                 found = sample.labels
@@ -76,23 +100,23 @@ class Readings:
                     yield found, sample.value
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The first of them; None when there is none."""
+        """Return the value of the first matching sample, or None."""
         return next((value for _, value in self.rows(name, **labels)), None)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Their sum; None when there is none."""
+        """Return the sum of the matching samples; None without samples."""
         values = [value for _, value in self.rows(name, **labels)]
         return sum(values) if values else None
 
     def means(self, name: str, **labels: str) -> Iterator[tuple[Labels, float, float | None]]:
-        """The same for histograms and summaries: labels, count, and the sum where there is one."""
+        """Yield labels, count and sum (None if absent) of a histogram or summary."""
         sums = {frozenset(found.items()): value for found, value in self.rows(name, "_sum", **labels)}
         for found, count in self.rows(name, "_count", **labels):
             yield found, count, sums.get(frozenset(found.items()))
 
 
 class History:
-    """Notes numbers at about even intervals of `seconds`, and keeps those of the last `kept` seconds."""
+    """Numbers at intervals of about `seconds`, for the last `kept` seconds."""
 
     def __init__(
         self,
@@ -105,12 +129,12 @@ class History:
         self._clock = clock
         self._lock = threading.Lock()  # held for copying and appending only
         self._times: deque[tuple[float, float]] = deque(maxlen=round(kept / seconds) + 1)  # monotonic, Unix
-        self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for none
+        self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for a gap
 
     def is_due(self, now: float) -> bool:
-        """Whether a point is to be noted; `now` is monotonic."""
+        """Return True if the next point is due; `now` is monotonic."""
         with self._lock:
-            # Passes over the feed may be as far apart themselves, give or take a little.
+            # The interval of the passes over the feed may be the same, with jitter.
             return not self._times or now - self._times[-1][0] >= 0.9 * self._seconds
 
     def note(self, now: float, readings: Readings) -> None:
@@ -132,21 +156,21 @@ class History:
                 del numbers[: -len(self._times)]
 
     def levels(self, *track: str) -> Line:
-        """The numbers of a gauge."""
+        """Return the numbers of a gauge."""
         return [(at, value) for _, at, value, _ in self._points(track)]
 
     def rates(self, *track: str, per: str | None = None) -> Line:
-        """The growth of a counter from point to point, per second or per unit of another counter; a gap where it fell."""
+        """Return the growth between points, per second or per unit of another counter; a gap where the counter fell."""
         spans = pairwise(self._points(track, per))
         return [(after[1], _rate(before, after)) for before, after in spans]
 
     def recent(self, *track: str, per: str | None = None, seconds: float = 60.0) -> float | None:
-        """The same over the last while as one number; over the last two points where they are further apart."""
+        """Return the growth over the last `seconds`, or between the last two points if these are further apart."""
         points = self._points(track, per, seconds)
         return _rate(points[0], points[-1]) if points else None
 
     def pace(self, run: str) -> tuple[float, float] | None:
-        """Seconds a step took in the last minutes, and in the hour before; None where either is not known."""
+        """Return the duration of a step in the last minutes and in the hour before; None if unknown."""
         points = [point for point in self._points(("step seconds", run), "steps") if point[2] is not None]
         if not points or points[-1][0] - points[0][0] < PACE_SECONDS + FEWEST_BEFORE_SECONDS:
             return None
@@ -154,13 +178,24 @@ class History:
         now, before = _rate(divide, points[-1]), _rate(points[0], divide)
         return None if now is None or before is None else (now, before)
 
-    def growth(self, *track: str, seconds: float = 900.0) -> float:
-        """How much a counter has grown over the last while; 0 where nothing is known."""
-        spans = pairwise(self._points(track, seconds=seconds))
-        return sum(_grown(before[2], after[2]) or 0.0 for before, after in spans)
+    def increase(self, *track: str, seconds: float = DRAWN_SECONDS) -> Increase | None:
+        """Return the growth of a counter over the last `seconds`; None without growth.
+
+        The first event of a counter that appears after the first point counts as growth from 0.
+        """
+        count, times = 0.0, []
+        before: float | None = None
+        for index, (_, at, number, _) in enumerate(self._points(track, seconds=seconds)):
+            if number is None:
+                continue
+            if index and number > (before or 0.0):
+                count += number - (before or 0.0)
+                times.append(at)
+            before = number
+        return Increase(count, times[0], times[-1]) if times else None
 
     def _points(self, track: Track, per: str | None = None, seconds: float = math.inf) -> list[_Point]:
-        """The points of the last while, and at least the last two."""
+        """Return the points of the last `seconds`, and at least the last two."""
         with self._lock:
             numbers, units = self._tracks.get(track), self._tracks.get((per or "", *track[1:]))
             if numbers is None or (per and units is None):
@@ -177,7 +212,7 @@ class History:
 
 
 _Point = tuple[float, float, float | None, float | None]
-"""Monotonic and Unix time, the number, and what its growth is divided by."""
+"""Monotonic time, Unix time, the number, and the divisor of its growth."""
 
 
 def _grown(before: float | None, after: float | None) -> float | None:
@@ -194,9 +229,9 @@ def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
         yield ("steps", labels["run"]), count
         if seconds is not None:
             yield ("step seconds", labels["run"]), seconds
-    for what, family, owner, of in _DRAWN:
-        for labels, value in readings.rows(family, **of):
-            yield (what, labels.get(owner, "")), value
+    for source in _SOURCES:
+        for labels, value in readings.rows(source.family, **source.labels):
+            yield (source.track, labels.get(source.owner, "")), value
     for labels, value in readings.rows("training_phase_seconds_total"):
         yield ("phase", labels["run"], labels["phase"]), value
     events = [*readings.rows("gpu_clocks_event_seconds_total")]

@@ -1,33 +1,26 @@
-"""View: the exporter, runs, ranks and GPUs as the status page tells them, and what of them needs somebody.
+"""State of the exporter, its runs, ranks and GPUs, as the status page shows them.
 
-A number that nobody has is None. Nothing here knows HTML. Thresholds are those of the alert rules where there is one.
+An unknown number is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from exporter import diagnoses
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.elements import duration, share
-from exporter.status.readings import DRAWN_SECONDS, History, Readings
+from exporter.status.readings import History, Readings
 from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
-"""A living process whose snapshot is older has stopped, or hangs in the kernel."""
+"""Age of the snapshot of a process that is alive but stopped, or blocked in the kernel."""
 STRAGGLER_RATIO = 0.75
-"""Of the fastest rank's own work to another's."""
-SLOWER_RATIO = 1.25
-SLOW_SAVE_TIMES = 10.0
-SLOW_SAVE_SECONDS = 10.0
-"""A save is no matter before that, however short saves are."""
-THROTTLED_RATIO = 0.05
-NEAR_LIMIT_CELSIUS = 5.0
+"""Maximum ratio of the fastest rank's own work to the own work of a straggler."""
+ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
+"""States of a run without processes."""
 TROUBLES = {"silent": 0, "hangs": 1, "slow": 2}
-"""Conditions of a living process, the worst first."""
+"""Conditions of a living process, in the order of the table."""
 _OF_RANKS = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated",
@@ -35,7 +28,32 @@ _OF_RANKS = {
     "training_rank_compute_seconds": "compute_seconds",
     "training_rank_conflicts": "rivals",
 }
-"""Families whose value a field of `Rank` has."""
+"""Families by the field of `Rank` that holds their value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackFrame:
+    """A frame of a stack."""
+
+    function: str
+    location: str  # file:line
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks that wait at the same place, with the stack of one of these ranks."""
+
+    title: str
+    rank: int
+    frames: tuple[StackFrame, ...]  # the innermost first
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """The explanation of a hanging run."""
+
+    sentence: str
+    groups: tuple[StackGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,67 +65,73 @@ class About:
     started: float
     now: float
     feed_directory: str
-    not_ready: str | None = None  # why a scrape is refused
-    silent_jobs: Sequence[Job] = ()  # jobs of `run` that record nothing
-    hangs: Mapping[str, str] = field(default_factory=dict)  # explanation of each hanging run
+    not_ready: str | None = None  # the reason, while scrapes are refused
+    silent_jobs: Sequence[Job] = ()  # jobs of `run` without a feed
+    hangs: Mapping[str, Hang] = field(default_factory=dict)  # by run
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run; its state is that of `training_run_state`, "" where that is not known."""
+    """A run; its state is the label of `training_run_state`, "" if unknown."""
 
     name: str
     state: str
     reason: str
     since: float | None
-    attempt_steps: float | None
-    usual_seconds: float | None  # mean of the last hour's steps
-    pace: tuple[float, float] | None  # mean of the last minutes' steps, and of those of the hour before
-    save_seconds: float | None  # mean of its checkpoints' saves
-    fastest_seconds: Mapping[str, float]  # by stage, own work in a step of the rank that needs the least
-    phases: Mapping[str, float]  # seconds a second that its ranks spent in each phase in the last minute
+    pace: tuple[float, float] | None  # mean duration of a step in the last minutes, and in the hour before
+    save_seconds: float | None  # mean duration of a save
+    fastest_seconds: Mapping[str, float]  # by pipeline stage, own work of the fastest rank in a step
+    phases: Mapping[str, float]  # seconds per second of all ranks in each phase, last minute
+    ended: bool  # True if the run has no process any more
+    is_partial: bool  # True if sums over ranks lack the ranks of other nodes
+    has_rank_zero: bool
+
+    @property
+    def steps_now(self) -> bool:
+        """Return True if rates and losses are current."""
+        return not self.ended and self.state not in {"hung", "stalled"}
 
 
 @dataclass(slots=True)
 class Rank:
-    """One training process; times are Unix times."""
+    """A training process; times are Unix times."""
 
     run: str
-    rank: str  # "" for a process of no rank
-    worker: str  # its slot among the processes of one rank
+    rank: str  # "" for a process without a rank
+    worker: str  # slot among the processes of a rank
     role: str
     node: str = ""
     gpu: str = ""
     uuid: str = ""
-    stage: str = ""  # of a pipeline, where the job tells it: only ranks of one stage do the same work
+    stage: str = ""  # pipeline stage, "" if unknown; ranks of the same stage do the same work
     alive: float | None = None
     updated: float | None = None
     phase: str = ""
-    phase_seconds: float | None = None  # for how long when it last told; that is not as late as now
-    progress: float | None = None  # of its last step
-    compute_seconds: float | None = None  # its own time in a step, without waiting
-    rivals: float = 0.0  # further living processes that train as this rank of the run
+    phase_seconds: float | None = None  # duration of the phase at the last snapshot
+    progress: float | None = None  # time of the last step
+    compute_seconds: float | None = None  # own work in a step, without waits
+    rivals: float = 0.0  # other living processes with the same run and rank
     condition: str = "unknown"  # unknown, ended, alive, or one of `TROUBLES`
 
     @property
     def title(self) -> str:
-        """The process in words."""
-        return f"{f'rank {self.rank}' if self.rank else self.role or 'a process'} of {self.run}"
+        """Return the name of the process."""
+        return f"{f'rank {self.rank}' if self.rank else self.role or 'process'} of {self.run}"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU."""
+    """A GPU."""
 
     index: str
     uuid: str
     up: bool
-    throttled_ratio: float | None  # share of the last minute in which heat or the power supply held it back
+    throttled_ratio: float | None  # share of the last minute with clocks reduced by heat or power
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that the page tells; ranks in trouble come first."""
+    """The content of the page; ranks in trouble come first."""
 
     about: About
     readings: Readings
@@ -118,15 +142,8 @@ class View:
     gpus: Sequence[Gpu]
 
 
-class Concern(NamedTuple):
-    """One line of what is wrong, of what and since when; urgent when somebody should get up for it."""
-
-    urgent: bool
-    text: str
-
-
 def view(about: About, readings: Readings, past: History, collectors: Sequence[CollectorStatus] = ()) -> View:
-    """Look at everything once."""
+    """Return the content of the page."""
     ranks = _ranks(readings)
     names = {rank.run for rank in ranks if rank.run}
     names |= {labels["run"] for labels, _ in readings.rows("training_wall_seconds_total")}
@@ -144,26 +161,39 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
 
 def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) -> Run:
     states = readings.rows("training_run_state", run=name)
+    state = next((labels["state"] for labels, holds in states if holds), "")
+    own_ranks = [rank for rank in ranks if rank.run == name]
+    numbers = {rank.rank for rank in own_ranks if rank.rank}
+    alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
     why = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
     saves = readings.means("training_checkpoint_duration_seconds", run=name)
     phases = {phase: past.recent("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
-    for rank in ranks:
-        if rank.run == name and rank.alive and rank.compute_seconds:
+    for rank in own_ranks:
+        if rank.alive and rank.compute_seconds:
             own = rank.compute_seconds
             fastest[rank.stage] = min(own, fastest.get(rank.stage, own))
     return Run(
         name=name,
-        state=next((labels["state"] for labels, holds in states if holds), ""),
+        state=state,
         reason=why.get("reason", ""),
         since=readings.value("training_run_state_since_timestamp_seconds", run=name),
-        attempt_steps=readings.value("training_attempt_steps", run=name),
-        usual_seconds=past.recent("step seconds", name, per="steps", seconds=DRAWN_SECONDS),
         pace=past.pace(name),
         save_seconds=max((spent / count for _, count, spent in saves if spent and count), default=None),
         fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
+        ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
+        is_partial=_is_partial(name, readings, numbers),
+        has_rank_zero="0" in numbers,
     )
+
+
+def _is_partial(name: str, readings: Readings, numbers: set[str]) -> bool:
+    world_size = readings.value("training_world_size", run=name)
+    if world_size is not None and numbers:
+        return world_size > len(numbers)
+    info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
+    return info.get("nodes", "") not in {"", "0", "1"}
 
 
 def _ranks(readings: Readings) -> list[Rank]:
@@ -178,17 +208,17 @@ def _ranks(readings: Readings) -> list[Rank]:
         for labels, value in readings.rows(family):
             setattr(rank(labels), attribute, value)
     for labels, _ in readings.rows("training_rank_info"):
-        told = rank(labels)
+        found_rank = rank(labels)
         for attribute in ("role", "node", "gpu", "uuid"):
-            setattr(told, attribute, labels.get(attribute, ""))
-        told.stage = labels.get("label_stage", "")
+            setattr(found_rank, attribute, labels.get(attribute, ""))
+        found_rank.stage = labels.get("label_stage", "")
     for labels, value in readings.rows("training_phase_active"):
         if value == 1:
             rank(labels).phase = labels["phase"]
     for labels, value in readings.rows("training_phase_active_since_timestamp_seconds"):
-        told = rank(labels)
-        if told.updated is not None:
-            told.phase_seconds = max(0.0, told.updated - value)
+        found_rank = rank(labels)
+        if found_rank.updated is not None:
+            found_rank.phase_seconds = max(0.0, found_rank.updated - value)
     return sorted(found.values(), key=lambda each: (each.run, each.rank.zfill(12), each.worker, each.role))
 
 
@@ -200,107 +230,6 @@ def _condition(rank: Rank, run: Run | None, about: About) -> str:
         return "silent"
     if run is not None and run.state == "hung" and rank.progress is not None:
         return "hangs"
-    # A straggler's own work takes longer than the others', which wait for it.
+    # Other ranks wait for the straggler: only the own work differs.
     fastest = run and run.fastest_seconds.get(rank.stage)
     return "slow" if fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0) else "alive"
-
-
-def concerns(seen: View) -> list[Concern]:
-    """Everything that is wrong, the urgent first."""
-    found = [*_of_the_exporter(seen), *_of_ranks(seen), *_of_runs(seen), *_of_gpus(seen)]
-    return sorted(found, key=lambda each: not each.urgent)
-
-
-def _of_ranks(seen: View) -> Iterator[Concern]:
-    now = seen.about.now
-    living = {rank.run for rank in seen.ranks if rank.alive and rank.rank}
-    for rank in seen.ranks:
-        run, of = seen.runs.get(rank.run), rank.title
-        if rank.condition == "silent":
-            silent = duration(now - (rank.updated or now))
-            yield Concern(True, f"{of} lives but has told nothing for {silent}: stopped, or stuck")
-        elif rank.condition == "hangs" and rank.run not in seen.about.hangs:
-            still = duration(now - (rank.progress or now))
-            yield Concern(True, f"{of} has finished no step for {still}, now in {rank.phase or '?'}")
-        elif rank.condition == "slow":
-            own = duration(rank.compute_seconds)
-            fastest = duration(run.fastest_seconds.get(rank.stage) if run else None)
-            yield Concern(False, f"{of} is slow: {own} of its own in a step, the fastest {fastest}")
-        elif rank.condition == "ended" and rank.run in living and rank.rank:
-            yield Concern(True, f"{of} has ended while other ranks live")
-        if rank.rivals:
-            more = f"{rank.rivals:.0f} more" if rank.rivals > 1 else "another"
-            told = f"{more} living process trains as {of}"
-            yield Concern(True, f"{told}: give one of the jobs another run name")
-        usual, spent = run and run.save_seconds, rank.phase_seconds
-        saves = rank.alive and rank.phase.startswith("checkpoint_save")
-        if saves and usual and spent and spent > max(SLOW_SAVE_TIMES * usual, SLOW_SAVE_SECONDS):
-            yield Concern(True, f"{of} has been saving for {duration(spent)}, usually {duration(usual)}")
-
-
-def _of_runs(seen: View) -> Iterator[Concern]:
-    hanging = {rank.run for rank in seen.ranks if rank.condition == "hangs"}
-    for name, run in seen.runs.items():
-        since = "" if run.since is None else f" {duration(max(0.0, seen.about.now - run.since))} ago"
-        why = f": {run.reason}" if run.reason else ""
-        if run.state in {"failed", "lost"}:
-            what = "failed" if run.state == "failed" else "was lost"
-            yield Concern(True, f"{name} {what}{since} and has not begun again{why}")
-        elif name in seen.about.hangs:
-            yield Concern(run.state == "hung", seen.about.hangs[name])
-        elif run.state == "stalled":
-            yield Concern(False, f"{name} has finished no step for long{why}")
-        elif run.state == "hung" and name not in hanging:
-            yield Concern(True, f"{name} hangs{why}")
-        if run.pace is not None and run.pace[0] > SLOWER_RATIO * run.pace[1]:
-            now, before = map(duration, run.pace)
-            yield Concern(False, f"{name} is slower: {now} a step, {before} in the hour before")
-        if seen.past.growth("nonfinite", name):
-            yield Concern(True, f"values of {name} were not finite (NaN, infinite) a short while ago")
-
-
-def _of_gpus(seen: View) -> Iterator[Concern]:
-    value, present = seen.readings.value, len(seen.gpus)
-    expected = value("gpu_devices_expected")
-    if value("gpu_nvml_up") == 0 and expected:
-        yield Concern(True, "NVML does not answer, though there are GPUs")
-    if expected is not None and 0 < present < expected:
-        yield Concern(True, f"{present} of {expected:.0f} GPUs are there")
-    for gpu in seen.gpus:
-        if not gpu.up:
-            yield Concern(True, f"GPU {gpu.index} does not answer")
-        if value("gpu_reset_required", uuid=gpu.uuid):
-            yield Concern(True, f"GPU {gpu.index} must be reset before the driver works with it")
-        elif value("gpu_recovery_action", uuid=gpu.uuid):
-            yield Concern(True, f"the driver asks for a recovery of GPU {gpu.index}")
-        margin = value("gpu_temperature_margin_celsius", uuid=gpu.uuid, threshold="nearest")
-        if gpu.throttled_ratio and gpu.throttled_ratio > THROTTLED_RATIO:
-            held = share(gpu.throttled_ratio)
-            yield Concern(False, f"heat or power held GPU {gpu.index} back for {held} of the last minute")
-        elif margin is not None and margin < NEAR_LIMIT_CELSIUS:
-            yield Concern(False, f"GPU {gpu.index} is {margin:.0f} °C from its limit")
-
-
-def _of_the_exporter(seen: View) -> Iterator[Concern]:
-    if seen.about.not_ready is not None:
-        yield Concern(True, str(diagnoses.NOT_READY.describe(reason=seen.about.not_ready)))
-    for job in seen.about.silent_jobs:
-        if job.silence is not None:
-            told = f"run {job.run} records nothing: {job.silence.found}; remedy: {job.silence.remedy}"
-            yield Concern(True, told)
-    for status in seen.collectors:
-        if status.success is False:
-            reason = status.message or status.reason
-            described = diagnoses.COLLECTOR_FAILS.describe(collector=status.name, reason=reason)
-            yield Concern(False, described.found)
-    value = seen.readings.value
-    if dropped := seen.readings.total("exporter_series_dropped_total"):
-        yield Concern(False, str(diagnoses.SERIES_DROPPED.describe(count=f"{dropped:.0f}")))
-    if withheld := value("exporter_ledger_withheld_ranks"):
-        yield Concern(False, str(diagnoses.TOTALS_WITHHELD.describe(count=f"{withheld:.0f}")))
-    for entry in ("ledger", "owner.lock"):
-        if value("exporter_feed_foreign_entry", entry=entry):
-            foreign = diagnoses.FOREIGN_ENTRY_SHOWN.describe(entry=entry)
-            yield Concern(False, str(foreign))
-    if value("exporter_config_last_reload_successful") == 0:
-        yield Concern(False, str(diagnoses.NOT_RELOADED.describe()))

@@ -1,4 +1,4 @@
-"""The status page: what it tells, what it warns of, and that nothing foreign in it can act."""
+"""Content and concerns of the status page; foreign text cannot run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ from hypothesis import strategies as st
 from places import PROJECT
 from prometheus_client.core import Metric
 
+from exporter.cli.endpoints import hang_of
+from exporter.collectors.job import OverdueRun
 from exporter.collectors.status import CollectorStatus
 from exporter.families import Distribution, Family, FamilyType
-from exporter.status.document import MANY_RANKS, render
-from exporter.status.elements import MOST_ROWS, duration, energy, number, plot, size
+from exporter.feed.stacks import StackAnswer
+from exporter.hangs.collector import Explained
+from exporter.hangs.explanation import Explanation, RankGroup
+from exporter.recording.stacks import Frame, ThreadStack
+from exporter.status.concerns import CRITICAL_XIDS, WARNING_XIDS, concerns
+from exporter.status.document import environment, render
+from exporter.status.elements import MOST_ROWS, plot
+from exporter.status.numbers import duration, energy, number, size
 from exporter.status.readings import History, Readings
-from exporter.status.view import About, concerns, view
+from exporter.status.sections import MANY_RANKS
+from exporter.status.view import About, Hang, StackFrame, StackGroup, view
 
 NOW = 10_000.0
 VOID = {"meta", "link", "path", "rect"}
@@ -46,7 +55,7 @@ JOB: Rows = {
 
 
 class Document(HTMLParser):
-    """Collects a page's tags, attributes and text; an element that is not closed in order is an error."""
+    """Tags, attributes and text of a page; unbalanced elements fail the test."""
 
     def __init__(self, page: bytes) -> None:
         super().__init__()
@@ -91,8 +100,9 @@ def families(rows: Rows) -> list[Metric]:
 
 
 def noted(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
-    """What was so at each tick."""
-    past = History(seconds=5)
+    """Return a history with a point for each tick; the last point is as old as `every`."""
+    times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
+    past = History(seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
         past.note(every * tick, Readings(families(rows(tick))))
     return past
@@ -146,11 +156,11 @@ GAPS: Rows = {
 }
 NO_JOB = "1.2.3|node7|ready|up 90 s|/dev/shm/x|No job has recorded anything yet|GPUs No GPU."
 PLACE = "model llama|step 250 of 1,000|25 %|2.0 s|about 25 min left|90 %|data_stall 60 s|steps per second 2"
-NOTHING_SAVED = "goodput 0 % nothing is saved yet|with it 85 %"
+NOTHING_SAVED = "goodput 0 % nothing is saved yet|; 85 % if saved"
 
 
 @pytest.mark.parametrize(
-    ("rows", "past", "told", "not_told"),
+    ("rows", "past", "shown", "not_shown"),
     [
         pytest.param({}, None, NO_JOB, "", id="no job"),
         pytest.param(JOB, PAST, PLACE, "", id="a run"),
@@ -170,7 +180,7 @@ NOTHING_SAVED = "goodput 0 % nothing is saved yet|with it 85 %"
             UNSAVED | {"training_run_state": of(1.0, state="hung")},
             PAST,
             "night hung",
-            "steps per second|with it",
+            "steps per second|if saved|loss",
             id="a run that hangs is not praised",
         ),
         pytest.param(ON_A_GPU, None, "GPU rank state 0 up 1 0 up", "", id="a rank on a GPU"),
@@ -179,13 +189,13 @@ NOTHING_SAVED = "goodput 0 % nothing is saved yet|with it 85 %"
         ),
     ],
 )
-def test_the_page_tells_what_is_known_and_nothing_else(
-    rows: Rows, past: History | None, told: str, not_told: str
+def test_the_page_shows_known_numbers_only(
+    rows: Rows, past: History | None, shown: str, not_shown: str
 ) -> None:
     words = page(rows, past=past).words
 
-    assert [each for each in told.split("|") if each not in words] == []
-    assert [each for each in not_told.split("|") if each and each in words] == []
+    assert [each for each in shown.split("|") if each not in words] == []
+    assert [each for each in not_shown.split("|") if each and each in words] == []
 
 
 def silent_since(still: float, phase: str = "forward") -> Rows:
@@ -213,7 +223,7 @@ def saving(spent: float) -> Rows:
 
 
 ENDED: Rows = {"training_feed_alive": of(1.0, rank="0") + of(0.0, rank="1")}
-# An agent that waits for other nodes lives on, without a rank.
+# An agent without a rank waits for other nodes.
 ALL_ENDED: Rows = {
     "training_feed_alive": of(0.0, rank="0") + of(0.0, rank="1") + of(1.0, role="agent"),
 }
@@ -224,23 +234,23 @@ SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (ENDED, ["rank 1 of night has ended while other ranks live"]),
+        (ENDED, ["rank 1 of night ended 2.0 s ago while other ranks run"]),
         (ALL_ENDED, []),
-        (STUCK, ["rank 0 of night lives but has told nothing for 60 s: stopped, or stuck"]),
-        (silent_since(5000), []),  # the ledger's rule alone decides
-        (died("failed"), ["night failed 90 s ago and has not begun again: killed by SIGKILL"]),
-        (died("lost"), ["night was lost 90 s ago and has not begun again: killed by SIGKILL"]),
+        (STUCK, ["rank 0 of night is alive but has not reported for 60 s: stopped or blocked"]),
+        (silent_since(5000), []),  # only the ledger decides
+        (died("failed"), ["night failed 90 s ago and has not restarted: killed by SIGKILL"]),
+        (died("lost"), ["night was lost 90 s ago and has not restarted: killed by SIGKILL"]),
         (SLOW | {"training_rank_info": of(1.0, rank="1", label_stage="last")}, []),
-        (SLOW, ["rank 1 of night is slow: 0.4 s of its own in a step, the fastest 0.25 s"]),
+        (SLOW, ["rank 1 of night is slow: 0.4 s of own work per step, the fastest rank 0.25 s"]),
         (saving(31.0), ["rank 0 of night has been saving for 31 s, usually 3.0 s"]),
         (saving(29.0), []),
         (
             {"training_rank_conflicts": of(1.0, rank="0")},
-            ["another living process trains as rank 0 of night: give one of the jobs another run name"],
+            ["a second process trains as rank 0 of night: choose another run name for one of the jobs"],
         ),
     ],
 )
-def test_what_is_wrong_with_a_run_is_called_out(rows: Rows, expected: list[str]) -> None:
+def test_trouble_of_a_run_is_a_concern(rows: Rows, expected: list[str]) -> None:
     assert warnings({**JOB, **rows}) == expected
 
 
@@ -249,29 +259,47 @@ HUNG: Rows = {"training_run_state": [({"run": "night", "state": "hung"}, 1.0)]}
 
 def test_a_hung_run_names_the_rank_without_progress() -> None:
     assert warnings({**JOB, **silent_since(900), **HUNG}) == [
-        "rank 0 of night has finished no step for 15 min, now in forward"
+        "rank 0 of night has finished no step for 15 min, phase forward"
     ]
 
 
-def test_the_explanation_of_a_hang_takes_the_place_of_its_ranks() -> None:
-    explanation = "run night hung for 15 min. Rank 0: read_shard (data.py:40)."
+def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
+    frames = (StackFrame("ShardReader.read", "data.py:40"), StackFrame("<module>", "train.py:9"))
+    hang = Hang("run night hung for 15 min.", (StackGroup("Stack of rank 0: read", 0, frames),))
+    rows = {**JOB, **silent_since(900), **HUNG}
 
-    assert warnings({**JOB, **silent_since(900), **HUNG}, hangs={"night": explanation}) == [explanation]
+    assert warnings(rows, hangs={"night": hang}) == ["run night hung for 15 min."]
+    document = page(rows, hangs={"night": hang})
+    stack = "Stack of rank 0: read Main thread of rank 0, innermost call first"
+    assert f"{stack} ShardReader.read data.py:40 <module> train.py:9" in document.words
+    assert document.tags.count("li") == 2
+
+
+def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> None:
+    frame = Frame("/job/data.py", 40, "ShardReader.read")
+    answer = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
+    group = RankGroup("read", "data.py:40", (0, 1), "data_loading", None, in_collective=False)
+    explanation = Explanation((group,), tie=False, silent={0: "no answer"})
+    run = OverdueRun("night", "hung", NOW - 60, 5, ())
+
+    hang = hang_of(Explained(run, explanation, (), (answer,)), NOW)
+
+    assert hang.groups == (
+        StackGroup("Stack of ranks 0-1: read", 1, (StackFrame("ShardReader.read", "data.py:40"),)),
+    )
 
 
 @pytest.mark.parametrize(("later", "found"), [(1.3, True), (1.1, False)])
-def test_a_run_that_is_slower_than_in_its_own_hour_before_is_called_out(
-    later: float, found: bool
-) -> None:  # a parameter of the test
+def test_a_run_that_is_slower_than_in_the_hour_before_is_a_concern(later: float, found: bool) -> None:
     spent = [60 * (min(minute, 33) + max(0, minute - 33) * later) for minute in range(40)]
     past = noted(40, lambda minute: steps(60 * minute, spent[minute]), every=60.0)
 
-    told = [text for text in warnings(JOB, past=past) if "is slower" in text]
-    assert told == (["night is slower: 1.3 s a step, 1.0 s in the hour before"] if found else [])
+    slower = [text for text in warnings(JOB, past=past) if "is slower" in text]
+    assert slower == (["night is slower: 1.3 s per step, 1.0 s in the hour before"] if found else [])
 
 
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "hw_thermal")])
-def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]) -> None:
+def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
     gpu = {"gpu": "3", "uuid": "GPU-3"}
     name = "gpu_clocks_event_seconds_total"
     past = noted(3, lambda tick: {name: [({**gpu, "reason": each}, 4.0 * tick) for each in reasons]})
@@ -282,11 +310,119 @@ def test_lost_missing_and_throttled_gpus_are_called_out(reasons: tuple[str, ...]
     }
 
     assert warnings(rows, past=past) == [
-        "2 of 8 GPUs are there",
+        "only 2 of 8 GPUs found",
         "GPU 0 does not answer",
-        "the driver asks for a recovery of GPU 3",
-        "heat or power held GPU 3 back for 80 % of the last minute",
+        "the driver requests a recovery of GPU 3",
+        "heat or power slowed GPU 3 for 80 % of the last minute",
     ]
+
+
+GPU_3: Rows = {
+    "gpu_up": [({"gpu": "3", "uuid": "GPU-3"}, 1.0)],
+    "training_rank_info": of(1.0, rank="5", gpu="3", uuid="GPU-3"),
+    "training_feed_alive": of(1.0, rank="5"),
+}
+
+
+def xid(number: int, age: float) -> Rows:
+    return {"gpu_xid_last_timestamp_seconds": [({"uuid": "GPU-3", "xid": str(number)}, NOW - age)]}
+
+
+@pytest.mark.parametrize(
+    ("number", "age", "urgent"), [(48, 300.0, True), (48, 7000.0, False), (94, 300.0, False)]
+)
+def test_an_xid_is_a_concern_with_card_rank_and_time(number: int, age: float, urgent: bool) -> None:
+    seen = view(about(), Readings(families(GPU_3 | xid(number, age))), History())
+
+    concern = concerns(seen)[0]
+    assert concern.urgent is urgent
+    assert (
+        concern.text
+        == f"GPU 3 (rank 5 of night) reported Xid {number} {'5 min' if age < 400 else '117 min'} ago"
+    )
+
+
+def test_an_xid_of_the_program_is_no_concern() -> None:
+    assert warnings(GPU_3 | xid(13, 5)) == []
+
+
+def test_the_xids_are_those_of_the_alerts() -> None:
+    rules = (PROJECT / "deploy/prometheus/rules/alerts-gpu.yml").read_text()
+    critical, warning = re.findall(r"gpu_xid_last_timestamp_seconds\{xid=~\"([^\"]+)\"", rules)[:2]
+
+    assert {n for n in range(1, 300) if re.fullmatch(critical, str(n))} == CRITICAL_XIDS
+    assert {n for n in range(1, 300) if re.fullmatch(warning, str(n))} == WARNING_XIDS
+
+
+def ecc(count: float) -> Rows:
+    return {"gpu_ecc_errors_total": [({"uuid": "GPU-3", "kind": "uncorrected", "location": "dram"}, count)]}
+
+
+def test_uncorrected_memory_errors_are_a_concern_with_card_and_time() -> None:
+    past = noted(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
+    text = "GPU 3 (rank 5 of night): 2 uncorrected ECC errors since the driver was loaded"
+
+    assert warnings(GPU_3 | ecc(2.0), past=past) == [f"{text}, last 30 min ago"]
+    assert warnings(GPU_3 | ecc(2.0)) == [f"{text}, none in the recorded hour"]
+    assert warnings(GPU_3 | ecc(0.0)) == []
+
+
+def nonfinite(minute: int) -> Rows:
+    counts: Rows = {"training_nonfinite_total": of(float(minute - 27), kind="loss")}
+    return JOB | (counts if minute in {28, 29} else {})
+
+
+def test_a_nan_is_a_concern_of_a_living_run_with_its_times() -> None:
+    past = noted(40, nonfinite, every=60.0)
+
+    text = "2 losses or gradient norms of night NaN or infinite, first 12 min ago, last 11 min ago"
+    assert warnings(JOB, past=past) == [text]
+    assert warnings(JOB | {"training_run_state": of(1.0, state="finished")}, past=past) == []
+
+
+def test_an_old_nan_is_not_urgent() -> None:
+    seen = view(about(), Readings(families(JOB)), noted(40, nonfinite, every=60.0))
+
+    assert [concern.urgent for concern in concerns(seen)] == [False]
+
+
+def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
+    ended = of(1.0, state="finished")
+    since = {"training_run_state_since_timestamp_seconds": of(NOW - 600)}
+    words = page(JOB | {"training_run_state": ended} | since, past=PAST).words
+
+    assert "night finished since 10 min" in words
+    assert "goodput 90 %" in words
+    assert not [each for each in ("loss 2.5", "steps per second", "step time", "left at") if each in words]
+
+
+def test_saves_without_a_time_are_saves() -> None:
+    rows = UNSAVED | {"training_checkpoints_total": of(14.0, kind="sync", result="ok")}
+
+    assert "nothing is saved yet" not in page(rows).words
+
+
+def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> None:
+    def tokens(tick: int) -> Rows:
+        return {"training_tokens_total": of(500.0 * tick, rank="8", mode="train")}
+
+    rows: Rows = {
+        "training_feed_alive": of(1.0, rank="8"),
+        "training_world_size": of(16.0),
+        "training_energy_joules_total": of(50.0),
+    }
+    words = page(rows, past=noted(3, tokens)).words
+
+    assert "tokens per second (this node) 100 energy (this node) 50 J" in words
+    assert "Rank 0 runs on another node" in words
+
+
+def test_figure_and_plot_of_the_processors_agree() -> None:
+    past = noted(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
+    document = page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=past)
+
+    assert document.words.count("CPU 100 %") == 2
+    assert "CPU 59 %" not in document.words
 
 
 def test_a_machine_without_a_gpu_says_so_with_the_reason() -> None:
@@ -295,7 +431,7 @@ def test_a_machine_without_a_gpu_says_so_with_the_reason() -> None:
     assert "GPUs No GPU. GPUs are not watched (library_not_found)" in words
 
 
-def test_a_run_tells_its_state_and_where_the_last_minute_went() -> None:
+def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
     def phases(tick: int) -> Rows:
         loading = of(1.0 * tick, rank="1", phase="data_loading")
         return {"training_phase_seconds_total": of(3.0 * tick, rank="0", phase="forward") + loading}
@@ -394,16 +530,23 @@ def test_of_many_ranks_the_slow_and_the_silent_one_come_first() -> None:
     assert "48 more ranks" in table
 
 
-def test_a_plot_has_axes_in_words_a_gap_where_there_was_none_and_its_numbers_for_the_script() -> None:
+def test_a_plot_has_axes_gaps_and_the_numbers_for_the_script() -> None:
     line = [(NOW - 1800 + 300 * place, value) for place, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
-    drawn = plot("step time", {"step time": line}, "seconds", NOW, of="<night>")
+    (made,) = plot("step time", {"step time": line}, "seconds", NOW, owner="<night>", latest=1.5)
+    template = environment().from_string('{% import "elements.html" as elements %}{{ elements.plot(made) }}')
+    drawn = template.render(made=made)
     document = Document(drawn.encode())
 
     assert "step time 1.5 s 2.0 s 1.5 s 1.0 s 30 min ago 15 min now" in document.words
-    assert re.findall(r"[ML]", drawn.split('class="c0" d="')[1].split('"')[0]) == ["M", "L", "M", "L"]
+    assert re.findall(r"[ML]", drawn.split('class="c0" d="')[1].split('"', maxsplit=1)[0]) == [
+        "M",
+        "L",
+        "M",
+        "L",
+    ]
     assert 'id="step time-&lt;night&gt;"' in drawn
     assert "[1.0,2.0,null,2.0,1.5]" in drawn
-    assert plot("x", {"x": [(NOW - 5, None), (NOW, 3.0)]}, "", NOW) == ""
+    assert plot("x", {"x": [(NOW - 5, None), (NOW, 3.0)]}, "", NOW) == []
 
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:

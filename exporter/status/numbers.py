@@ -1,0 +1,83 @@
+"""Numbers and durations as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+
+DASH = "\u2013"
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in a single unit."""
+    if seconds is None or not isfinite(seconds):
+        return DASH
+    if seconds < 0.1:
+        return f"{max(0.0, seconds) * 1e3:.3g} ms"
+    if seconds < 10:
+        return f"{seconds:.3g} s" if seconds < 1 else f"{seconds:.1f} s"
+    for limit, length, unit in ((120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def age(at: float, now: float) -> str:
+    """Return the time since a moment, such as "5.0 s ago"."""
+    return f"{duration(max(0.0, now - at))} ago"
+
+
+def size(count: float) -> str:
+    """Return bytes in binary units."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def number(value: float, unit: str = "") -> str:
+    """Return a number, with a decimal prefix if the number is large."""
+    if not isfinite(value):
+        return DASH
+    tail = f" {unit}" if unit else ""
+    if value == int(value) and abs(value) < 1e5:
+        return f"{value:.0f}{tail}"
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor and (abs(value) >= 1e4 or unit):
+            return f"{value / factor:.3g} {prefix}{unit}" if unit else f"{value / factor:.3g}{prefix}"
+    return f"{value:.4g}{tail}"
+
+
+def share(ratio: float) -> str:
+    """Return a ratio in per cent."""
+    return f"{100 * ratio:.1f} %" if 0 < ratio < 0.1 else f"{100 * ratio:.0f} %"
+
+
+def energy(joules: float) -> str:
+    """Return joules, or kilowatt-hours for large energies."""
+    return f"{joules / 3.6e6:.3g} kWh" if joules >= 3.6e5 else number(joules, "J")
+
+
+def watts(value: float) -> str:
+    """Return watts."""
+    return number(value, "W")
+
+
+def grams(value: float) -> str:
+    """Return grams."""
+    return number(value, "g")
+
+
+_WORDS: Mapping[str, Callable[[float], str]] = {
+    "seconds": duration,
+    "bytes": size,
+    "ratio": share,
+    "joules": energy,
+    "watts": watts,
+}
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Return a number in a base unit of Prometheus."""
+    return DASH if value is None else _WORDS.get(unit, number)(value)
