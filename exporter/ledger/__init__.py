@@ -1,1 +1,1 @@
-"""The ledger: what outlives processes."""
+"""Ledger: totals that continue over restarts of the job's processes and of the sidecar."""

@@ -1,9 +1,9 @@
-"""JobCollector: families of the job from the feed directory; `collect` is one pass, on one thread at a time.
+"""Collector of the job's families from the feed directory; `collect` is a single pass, on a single thread at a time.
 
-A rank whose state could not be saved has gauges, but no totals: a gap is better than a total that a restart takes back. The
-state has the ids of the counted processes until their files are removed, so that a sidecar killed at any step counts nothing
-twice. A sidecar that does not own the feed directory publishes the feed and the owner's state as of the first look at each
-rank, and takes over when the owner ends.
+A rank whose state could not be saved has gauges, but no totals: a gap is better than a total that falls after a restart. The
+state has the ids of the counted processes until their files are removed, so a kill of the sidecar never
+repeats a count. A sidecar that does not own the feed directory publishes the feed and the owner's state as of the first look at each
+rank, and takes over when the owner exits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONFLICT_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class FeedPass:
-    """Feed directory in one pass."""
+    """Feed directory in a single pass."""
 
     now: Moment
     rules: GapRules
@@ -55,7 +55,7 @@ class FeedPass:
 
     @property
     def unreadable(self) -> set[str]:
-        """Ids of processes whose files were refused."""
+        """Ids of processes with refused files."""
         return {name.partition(".")[0] for name, _ in self.refused}
 
     @property
@@ -69,18 +69,18 @@ class JobCollector:
 
     Attributes:
         loaded: True once a pass has loaded the state and read the feed, or could not read it.
-        processes: Processes with a feed and recently ended ones; None while the feed is unreadable.
+        processes: Processes with a feed and recently exited processes; None if the feed is unreadable.
         overdue_runs: Hung and stalled runs of the last pass.
         work: Phases of the processes as of the last pass.
         gpus: GPU data, set by the composition root.
-        endings: Outcomes of ended processes; the composition root sets `endings.evidence`.
+        endings: Outcomes of exited processes; the composition root sets `endings.evidence`.
         sessions: Goodput of all runs.
     """
 
     name = "feed"
     reasons = ("directory", "state")
     specs = feed.SPECS + goodput_families.SPECS + run_state.SPECS + run_info.SPECS
-    """Families with fixed names; the job names the families of its Stats."""
+    """Families with fixed names; families of Stats are named by the job."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class JobCollector:
         self._quiet_since: float | None = None
 
     def collect(self) -> Collected:
-        """Make one pass: observe, count, save, publish. Raises CollectError if the feed directory is unreadable."""
+        """Observe, count, save and publish. Raises CollectError if the feed directory is unreadable."""
         look = self._observe()
         self._count(look)
         self._save(look)
@@ -132,7 +132,7 @@ class JobCollector:
     # Observe --------------------------------------------------------------------------------------------
 
     def _observe(self) -> FeedPass:
-        """Read the feed directory and bind its processes to ranks."""
+        """Read the feed directory and bind processes to ranks."""
         now = Moment(self._clock(), self._monotonic())
         try:
             owner = self._feed.acquire_ownership()
@@ -142,7 +142,7 @@ class JobCollector:
             self.processes = None
             raise CollectError(str(error), reason="directory") from error
         rules = GapRules(self._stale_after_seconds, self._linger_seconds, self.sessions.options.hang)
-        # A listing may contain a file and its replacement: the later sequence wins.
+        # A listing may contain a file and the file's replacement: the later sequence wins.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
         look = FeedPass(now, rules, owner, entries, scan.refused)
@@ -152,7 +152,7 @@ class JobCollector:
         return look
 
     def _counted_before(self, entries: Mapping[str, FeedEntry]) -> list[tuple[str, str]]:
-        """Return living processes whose totals are part of a base: indistinguishable from a copied file."""
+        """Return running processes whose totals are part of a base: indistinguishable from a copied file."""
         return [
             (f"{process_id}.feed", "taken")
             for process_id, entry in entries.items()
@@ -160,7 +160,7 @@ class JobCollector:
         ]
 
     def _log_missing_feed(self, now: Moment, *, found: bool) -> None:
-        """Log once if there is no feed for a while."""
+        """Log once if no feed exists for `NO_FEED_SECONDS`."""
         if self._quiet_since is None:
             self._quiet_since = now.monotonic
         quiet = not found and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
@@ -177,7 +177,7 @@ class JobCollector:
     def _log_refused(self, refused: Sequence[tuple[str, str]]) -> None:
         fresh = Counter(reason for _, reason in set(refused) - self._refused)
         self._refusals.update(fresh)
-        # One line when the first file of a reason appears.
+        # Log a line for the first file of a reason.
         for reason in fresh.keys() - {reason for _, reason in self._refused}:
             names = sorted(name for name, why in refused if why == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -193,7 +193,7 @@ class JobCollector:
         self._evidence = self.endings.begin_pass(processes, look.now)
 
     def _save(self, look: FeedPass) -> None:
-        """Decide the outcomes of ended processes, save the ranks, then count and save the sessions."""
+        """Decide the outcomes of exited processes, save the ranks, then count and save the sessions."""
         self._ranks.decide_outcomes(self.endings)
         self._ranks.save()
         self.sessions.update(self._ranks, look.entries, self.endings, self._evidence, look.rules, look.now)
@@ -252,7 +252,7 @@ class JobCollector:
     def _work(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
-        """Return the work of all living processes, for the attribution of energy."""
+        """Return the work of all running processes, for the attribution of energy."""
         before = {each.process: each.intervals for each in self.work.processes}
         processes = []
         now = self._monotonic()
@@ -274,7 +274,7 @@ class JobCollector:
         return WorkUse(tuple(processes), self.sessions.work_accounts())
 
     def _add_conflicts(self, collected: Collected, now: Moment) -> None:
-        """Add the number of further living processes that train as one rank of a run with a chosen name."""
+        """Add the number of extra running processes that train as the same rank of a run with a chosen name."""
         for rank in self._ranks:
             if rank.key.rank is None or sum(process.living for _, process in rank.processes()) < 2:
                 continue
@@ -292,7 +292,7 @@ class JobCollector:
     # Clean up -------------------------------------------------------------------------------------------
 
     def _clean_up(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
-        """Remove the files of dead, counted processes, and forget ranks that are over."""
+        """Remove the files of exited, counted processes, and drop completed ranks."""
         if look.owner:
             for process_id, entry in look.entries.items():
                 rank = self._ranks[entry.snapshot.process]

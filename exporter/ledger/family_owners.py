@@ -1,9 +1,9 @@
 """Ownership of family names by Stats, and counting of the admitted Stats.
 
 A name has exactly one family, type, unit and set of buckets. Names of the exporter's own families are refused, except
-for a Stat with the same type, unit and labels. Of several definitions the one that already owns a family wins, then the
-first of the living processes; other definitions, and Stats whose other families collide with an owned name, are refused.
-Help and labels may differ. Stats of ended processes come after all Stats of living processes.
+for a Stat with the same type, unit and labels. Of several definitions the existing owner of the family wins, then the
+first of the running processes; other definitions, and Stats whose other families collide with an owned name, are refused.
+Help and labels may differ. Stats of exited processes follow after all Stats of running processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRAINING_FAMILIES: Mapping[str, TrainingFamily] = {
 
 @dataclass(slots=True, eq=False)
 class FamilyOwner:
-    """Owner of a family, its sample names and its window gauges: all Stats of one shape."""
+    """Owner of a family, the sample names and the window gauges: all Stats of a shape."""
 
     main: str
     shape: Shape
@@ -44,7 +44,7 @@ def fits(definition: StatDefinition, spec: TrainingFamily) -> bool:
 
 @lru_cache(maxsize=8192)
 def plan_of(definition: StatDefinition) -> StatPlan | None:
-    """Return the plan of a definition; None if its names are reserved."""
+    """Return the plan of a definition; None for reserved names."""
     families = families_of(definition)
     names, spec = families.names(), TRAINING_FAMILIES.get(families.main)
     if spec is not None:
@@ -82,14 +82,14 @@ class FamilyOwners:
                 each.count(each.snapshot)
 
     def owner(self, plan: StatPlan) -> FamilyOwner | None:
-        """Return the owner of the plan's family; None if another definition owns its names."""
+        """Return the owner of the plan's family; None if a different definition owns the names."""
         owner = self._owners.get(plan.key[0])
         if owner is None or owner.shape != plan.shape:
             return None
         return owner if all(name in owner.label_names for name, _ in plan.key[1]) else None
 
     def own(self, plan: StatPlan) -> bool:
-        """Make a Stat an owner of its family; False if a different definition owns a name of the Stat."""
+        """Make a Stat an owner of the family; False if a different definition owns a name of the Stat."""
         owner = self._owners.get(plan.key[0]) or FamilyOwner(plan.key[0], plan.shape, plan.definition)
         if owner.shape != plan.shape or any(self._names.get(name, owner) is not owner for name in plan.names):
             return False
@@ -102,7 +102,7 @@ class FamilyOwners:
         return True
 
     def _update_plans(self, process: ProcessTotals) -> bool:
-        """Update the plans of a process; True if the process takes part in the decision."""
+        """Update the plans of a process; returns True if the process takes part in the decision."""
         if process.snapshot is None:
             return False
         definitions = [reading.definition for reading in process.snapshot.recording.stats]
@@ -110,11 +110,11 @@ class FamilyOwners:
         changed = before is None or not _same(definitions, before)
         if changed:
             plans = list(map(plan_of, definitions))
-            # Of two definitions that become one series (`a.b` and `a_b`) the second is refused.
+            # Of two definitions of the same series (`a.b` and `a_b`) the second is refused.
             first = {plan.key: plan for plan in reversed(plans) if plan is not None}
             process.plans = [plan if plan is not None and first[plan.key] is plan else None for plan in plans]
         if before is None and not process.living:
-            # A process that ended before the first read: counted, and shown if the Stats fit.
+            # Exited before the first read: counted, and shown if the Stats fit.
             process.admitted = process.plans
             return False
         return process.living or changed
@@ -122,7 +122,7 @@ class FamilyOwners:
     def _decide(self, living: Sequence[ProcessTotals]) -> None:
         self._owners, self._names = {}, {}
         self.version += 1
-        # Present owners first, whatever the order of the processes.
+        # Present owners first, in any order of the processes.
         for process in living:
             held = {(plan.key, plan.shape) for plan in process.admitted if plan is not None}
             for plan in process.plans:

@@ -26,7 +26,7 @@ class RankRecord:
 
 
 def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
-    """Return the state of a rank as one line of JSON."""
+    """Return the state of a rank as a line of JSON."""
     definitions: dict[int, int] = {}  # place in the list, by id of the definition
     listed: list[StatDefinition] = []
 
@@ -44,7 +44,7 @@ def encode_rank(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> b
                     *(each.rejected, each.overflows),
                 )
             )
-            # Beside the rows, whose length is fixed for other releases.
+            # Separate from the rows, whose length is fixed for other releases.
             exponential.append((*each.exponential, *each.exponential.values()))
             values.append(each.value)
         return {**to_json(totals), "series": series, "exponential": exponential, "values": values}

@@ -1,13 +1,13 @@
 """Ranks: totals over all processes of each rank, and their state files.
 
     rank (run, rank, role)
-      └── slot 0, 1, …           a worker slot with totals and series of its own
-            ├── base             sum over processes that ended long ago
-            └── processes        one record for each later process, in order of arrival
+      └── slot 0, 1, …           a worker slot with separate totals and series
+            ├── base             sum over processes that exited earlier
+            └── processes        a record for each later process, in order of arrival
 
-A process is bound to the lowest slot without a living process, and slot 0 belongs to a process that trains. A process with a
-record is counted once, also in a later life of the sidecar. A record becomes part of the base after its feed file is gone;
-the last few ended processes keep their records, for a process whose files were deleted and that writes new ones.
+A process is bound to the lowest slot without a running process, and slot 0 belongs to a process that trains. A process with a
+record is counted once, also after a restart of the sidecar. A record becomes part of the base after the feed file is removed;
+the last few exited processes keep their records, for a process that recreates deleted files.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, Wor
 
 KIND = "rank"
 KEPT_PROCESSES = 2
-"""Ended processes per slot that keep a record without a feed file."""
+"""Exited processes per slot that keep a record without a feed file."""
 KEPT_IDS = 32
 """Ids per rank of processes that are part of a base."""
 KEPT_SECONDS = 60.0
-"""Time for which an ended rank stays in memory."""
+"""Time for which an exited rank stays in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class RankTotals:
     saved: int = 0  # hash of the last saved state
     loaded: bool = False  # the state was loaded: totals are complete and may be saved
     safe: bool = False  # the totals are saved and may be shown
-    released: bool = False  # the rank ended, and another sidecar may claim its state
+    released: bool = False  # True if the rank exited; other sidecars may claim the state
 
     def processes(self) -> Iterator[tuple[WorkerSlot, ProcessTotals]]:
         """Every process that has a record."""
@@ -54,7 +54,7 @@ class RankTotals:
                 yield slot, process
 
     def resume(self, present: Collection[str], now: Moment) -> None:
-        """Continue from a state file; a process that lived and has no file any more has ended since."""
+        """Continue from a state file; a running process without a file has exited since the last save."""
         for _, process in self.processes():
             process.seen_monotonic = process.first_seen = now.monotonic
             if process.departed is not None:
@@ -73,9 +73,9 @@ class RankTotals:
         *,
         patience_seconds: float,
     ) -> None:
-        """Bind the processes of the feed to slots: known, then ended, then new processes.
+        """Bind the processes of the feed to slots: known, then exited, then new processes.
 
-        A process whose file was refused (*unreadable*) counts as ended after *patience_seconds*.
+        A process with a refused file (*unreadable*) counts as exited after *patience_seconds*.
         """
         known = {process.identity.id: process for _, process in self.processes()}
         seen = {entry.snapshot.process.id: entry for entry in entries}
@@ -96,7 +96,7 @@ class RankTotals:
                 patience = patience_seconds if process_id in unreadable else 0.0
                 if process.unseen > 1 and now.monotonic - process.seen_monotonic > patience:
                     process.depart(now.wall, now)
-        # Ended processes first: their slots are free for their successors.
+        # Exited processes first: their slots are free for their successors.
         for process in sorted(new, key=lambda each: (each.living, not each.trains, each.identity.started)):
             self._free_slot().processes.append(process)
         self._prefer_training()
@@ -108,7 +108,7 @@ class RankTotals:
             del self.taken[next(iter(self.taken))]
 
     def _prefer_training(self) -> None:
-        """Give slot 0 to a process that trains."""
+        """Move a process that trains to slot 0."""
         first = self.slots.get(0)
         holder = None if first is None else first.living()
         if first is None or holder is None or holder.trains:
@@ -135,15 +135,15 @@ def _see(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     if known_from_file_only or entry.snapshot.sequence > process.sequence:
         process.snapshot = entry.snapshot
     if entry.alive:
-        process.departed = process.outcome = None  # of a process whose lock was not visible for a while
+        process.departed = process.outcome = None  # of a process with a temporarily invisible lock
     elif process.living:
-        # Known from a file only: the process ended while no sidecar ran.
+        # From a state file only: the process exited without a sidecar.
         process.depart(now.wall - (entry.age_seconds if known_from_file_only else 0.0), now)
     process.note_progress(now)
 
 
 class Ranks:
-    """All ranks of one feed directory; only the owner of the directory saves totals."""
+    """All ranks of a feed directory; only the owner of the directory saves totals."""
 
     def __init__(self, state: StateStore) -> None:
         self.owner = False
@@ -160,7 +160,7 @@ class Ranks:
 
     @property
     def withheld(self) -> int:
-        """Number of ranks whose totals are suppressed."""
+        """Number of ranks with suppressed totals."""
         return sum(not rank.safe for rank in self)
 
     def processes(self) -> Iterator[ProcessTotals]:
@@ -180,7 +180,7 @@ class Ranks:
         *entries* has the readable files by process id, *unreadable* the ids of refused files.
         """
         if owner != self.owner:
-            # Memory may be older than the state files, or the files have another owner now.
+            # Memory may be older than the state files, or the files have a new owner.
             for key in self._ranks:
                 self._state.release(self._state_key(key))
             self._ranks.clear()
@@ -198,7 +198,7 @@ class Ranks:
             if rank is None:
                 self._ranks[key] = RankTotals(key)
             elif rank.released:
-                # Another sidecar may have saved the rank meanwhile; memory is used if the file is damaged.
+                # A different sidecar may have saved the rank since; memory is used if the file is damaged.
                 self._ranks[key] = RankTotals(key, rank.slots, rank.taken)
         for key, rank in self._ranks.items():
             if not rank.released:
@@ -208,7 +208,7 @@ class Ranks:
                 rank.observe(by_rank.get(key, ()), unreadable, now, patience_seconds=patience)
 
     def _follow_claims(self, entries: Mapping[str, FeedEntry]) -> None:
-        """Move a process that claimed a rank, or changed its run, out of its former rank."""
+        """Remove a process that claimed a rank, or changed the run, from the former rank."""
         found = {process_id: RankKey.of(entry.snapshot.process) for process_id, entry in entries.items()}
         for process_id, before in self._rank_of.items():
             if found.get(process_id, before) != before and before in self._ranks:
@@ -238,7 +238,7 @@ class Ranks:
                 del self._ranks[key]
 
     def _load(self, rank: RankTotals, present: Collection[str], now: Moment) -> None:
-        """Load the state of a rank; until that succeeds, its totals are suppressed."""
+        """Load the state of a rank; the totals are suppressed until the load succeeds."""
         state_key = self._state_key(rank.key)
         try:
             if self.owner and not self._state.claim(state_key):
@@ -253,12 +253,12 @@ class Ranks:
                 return
             loaded = None  # the owner's state may be unreadable for this user; the feed is not
         rank.loaded = True
-        if loaded is not None:  # else nothing was saved, or the file was damaged: memory is complete
+        if loaded is not None:  # without a saved or valid state, memory is complete
             rank.slots, rank.taken = loaded.slots, loaded.taken
             rank.resume(present, now)
 
     def decide_outcomes(self, endings: Endings) -> None:
-        """Decide the outcomes of ended processes as far as the evidence allows."""
+        """Decide the outcomes of exited processes, if the evidence allows."""
         for rank in self:
             for slot in rank.slots.values():
                 for place, process in enumerate(slot.processes):
@@ -282,13 +282,13 @@ class Ranks:
                     rank.safe = False
 
     def forget(self, shown: Collection[WorkerSlot], present: Collection[str], now: Moment) -> None:
-        """Release ended ranks at once, and drop them from memory when no slot is shown."""
+        """Release exited ranks at once, and drop them from memory when no slot is shown."""
         for key, rank in list(self._ranks.items()):
             processes = [process for _, process in rank.processes()]
             ids = {process.identity.id for process in processes}.union(rank.taken)
             over = ids.isdisjoint(present) and all(process.outcome is not None for process in processes)
             lingers = any(slot in shown for slot in rank.slots.values())
-            # A rank whose state could not be loaded yet stays claimed.
+            # A rank with unloaded state stays claimed.
             if over and not rank.released and (rank.safe or not (rank.loaded or lingers)):
                 self._state.release(self._state_key(key))
                 rank.released = True
@@ -301,5 +301,5 @@ class Ranks:
     def _state_key(self, key: RankKey) -> StateKey:
         if key.rank is not None:
             return (KIND, key.run, str(key.rank), "", "")
-        # Processes without a rank are separate per node: every node of a run has its own agent.
+        # Processes without a rank are separate per node: every node of a run has an agent.
         return (KIND, key.run, "", key.role, self._state.keeper)

@@ -22,7 +22,7 @@ Samples = dict[tuple[str, ...], float | Distribution]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeriesPlace:
-    """Owner of a Stat's family, and the label values of its series."""
+    """Owner of a Stat's family, and the label values of the series."""
 
     owner: FamilyOwner
     labels: tuple[str, ...]
@@ -49,14 +49,14 @@ class StatMetrics:
         self._oldest_window = 0.0
         self._samples: dict[str, Samples] = {}
         self._made: dict[str, _MadeFamily] = {}
-        # Places and specifications stay valid while the version of the owners is the same.
+        # Places and specifications are valid for a version of the owners.
         self._version = 0
         self._specs: dict[str, Family] = {}
         self._places: dict[tuple[str, ...], _SlotPlaces] = {}
 
     def make(self, slots: Sequence[VisibleSlot], rules: GapRules, now: Moment) -> list[Metric]:
-        """Return the families of one pass, sorted by name."""
-        # Stats of ended processes after the Stats of all living processes.
+        """Return the families of a pass, sorted by name."""
+        # Stats of exited processes after the Stats of all running processes.
         leftovers = [(each, plan) for each in slots for plan in _leftovers(each) if self._owners.own(plan)]
         if self._version != self._owners.version:
             self._version, self._specs, self._places = self._owners.version, {}, {}
@@ -151,7 +151,7 @@ class StatMetrics:
 
 
 def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
-    """Return True if the value of a gauge is current, or is the last position of an ended run."""
+    """Return True if the value of a gauge is current, or the last position of an ended run."""
     spec = TRAINING_FAMILIES.get(name)
     lifetime = Lifetime.CURRENT if spec is None else spec.lifetime
     if lifetime is Lifetime.LAST_VALUE:
@@ -160,7 +160,7 @@ def _shows_gauge(name: str, visible: VisibleSlot) -> bool:
 
 
 def _leftovers(visible: VisibleSlot) -> Iterable[StatPlan]:
-    """Return the plans of ended processes that the living process does not have."""
+    """Return the plans of exited processes that the running process does not have."""
     own = visible.process.series if visible.process.living else {}
     found = {key: each.definition for part in visible.lingering for key, each in part.series.items()}
     return filter(None, [plan_of(definition) for key, definition in found.items() if key not in own])

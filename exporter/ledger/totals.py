@@ -1,17 +1,17 @@
-"""Totals of a worker slot, and their visibility in one pass; arithmetic on the ledger's thread.
+"""Totals of a worker slot, and their visibility in a pass; arithmetic on the ledger's thread.
 
 The total of a slot is base + first process + … + last process, always added in this order; no total ever falls.
 
 | the process                              | window gauges | last values of the training | totals, last sample    |
 |------------------------------------------|---------------|-----------------------------|------------------------|
-| lives, with a current feed               | shown         | shown                       | shown                  |
-| lives, and a step is overdue             | shown         | absent                      | shown                  |
-| lives, with a stale feed                 | absent        | absent                      | shown                  |
-| ended                                    | absent        | absent                      | for the retention time |
-| ended earlier                            | absent        | absent                      | absent, but saved      |
-| lives, and the state cannot be written   | shown         | shown                       | absent                 |
+| running, with a current feed             | shown         | shown                       | shown                  |
+| running, and a step is overdue           | shown         | absent                      | shown                  |
+| running, with a stale feed               | absent        | absent                      | shown                  |
+| exited                                   | absent        | absent                      | for the retention time |
+| exited earlier                           | absent        | absent                      | absent, but saved      |
+| running, and the state cannot be written | shown         | shown                       | absent                 |
 
-After the end, positions (step, last checkpoint) are shown as long as totals.
+After the exit, positions (step, last checkpoint) are shown as long as totals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 """Main family and labels: the identity of a Stat over restarts and code versions."""
 
 Shape = tuple[bool, str | None, tuple[float, ...], str]
-"""Histogram or not, unit, bucket bounds, kind: readings of one shape can be added."""
+"""Histogram or not, unit, bucket bounds, kind: readings of the same shape can be added."""
 
 Key = TypeVar("Key", str, int, tuple[str, str])
 
@@ -48,7 +48,7 @@ SAME_STEP_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatPlan:
-    """Definition of a Stat with its families; *names* has the names of families and samples."""
+    """Definition of a Stat with the Stat's families; *names* has the names of families and samples."""
 
     definition: StatDefinition
     families: StatFamilies
@@ -73,7 +73,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RankKey:
-    """A rank of a run, or the processes of one role without a rank."""
+    """Rank of a run, or all processes of a role without a rank."""
 
     run: str
     rank: int | None
@@ -92,14 +92,14 @@ class RankKey:
 
 @dataclass(slots=True, eq=False)
 class StatTotals:
-    """Totals of one process, or of all earlier processes of a slot; no total falls. `SAVED` names the saved fields."""
+    """Totals of a process, or of all earlier processes of a slot; no total falls. `SAVED` names the saved fields."""
 
     SAVED: ClassVar[Sequence[str]] = ("dropped", "events", "refused", "departed")
-    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved apart: see `encode_rank`
+    series: dict[SeriesKey, StatReading] = field(default_factory=dict)  # saved separately: see `encode_rank`
     dropped: Mapping[str, int] = field(default_factory=dict)  # data lost by the writer, by reason
     events: EventsReading = NO_EVENTS
-    refused: int = 0  # readings of Stats with another definition
-    departed: float | None = None  # Unix time of the end; None while alive
+    refused: int = 0  # readings of Stats with a conflicting definition
+    departed: float | None = None  # Unix time of the exit; None if running
     departed_monotonic: float = 0.0
 
     def depart(self, wall: float, now: Moment) -> None:
@@ -119,7 +119,7 @@ class StatTotals:
 
 @dataclass(slots=True, eq=False)
 class ProcessTotals(StatTotals):
-    """Record of one process; *plans* and *admitted* have the order of the snapshot's Stats."""
+    """Record of a process; *plans* and *admitted* have the order of the snapshot's Stats."""
 
     SAVED = (
         *StatTotals.SAVED,
@@ -138,17 +138,17 @@ class ProcessTotals(StatTotals):
     final: bool = False  # the last snapshot was written at a normal exit
     exception: str = ""  # uncaught exception
     failure: str = ""  # reported reason of the end
-    finished: bool = False  # the job reported the end of its application
-    outcome: Outcome | None = None  # of an ended process, once decided
-    snapshot: Snapshot | None = None  # latest, in this life of the sidecar
+    finished: bool = False  # True if the job reported the end of the application
+    outcome: Outcome | None = None  # of an exited process, once decided
+    snapshot: Snapshot | None = None  # latest, read by this sidecar
     counted: Snapshot | None = None  # last counted
     definitions: list[StatDefinition] | None = None  # of the Stats; None before the first snapshot
     plans: list[StatPlan | None] = field(default_factory=list)  # None for a Stat that may not be published
     admitted: list[StatPlan | None] = field(
         default_factory=list
-    )  # None also for a Stat with another definition than the owner's
+    )  # None also for a Stat that differs from the owner's definition
     age_seconds: float = 0.0  # since the last snapshot changed
-    outdated: bool = False  # the process has newer values and cannot write its feed
+    outdated: bool = False  # the process cannot write newer values to the feed
     unseen: int = 0  # passes in a row without a readable file
     seen_monotonic: float = 0.0
     first_seen: float = 0.0
@@ -162,7 +162,7 @@ class ProcessTotals(StatTotals):
 
     @property
     def training(self) -> TrainingReading | None:
-        """Reading of its training; None if the process reports no training."""
+        """Training reading; None if the process reports no training."""
         return None if self.snapshot is None else self.snapshot.recording.training
 
     @property
@@ -213,7 +213,7 @@ class WorkerSlot:
         yield from self.processes
 
     def living(self) -> ProcessTotals | None:
-        """Return the latest living process, or None."""
+        """Return the latest running process, or None."""
         return next((each for each in reversed(self.processes) if each.living), None)
 
     def total(self, key: SeriesKey) -> StatReading | None:
@@ -225,7 +225,7 @@ class WorkerSlot:
         return total
 
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
-        """Move the oldest ended processes into the base, except *keep* of them and those with files; yield their ids."""
+        """Move the oldest exited processes into the base, except *keep* of them and those with files; yield their ids."""
         for _ in range(sum(not each.living for each in self.processes) - keep):
             first = self.processes[0]
             if first.living or first.identity.id in present:
@@ -236,33 +236,33 @@ class WorkerSlot:
 
 @dataclass(frozen=True, slots=True)
 class GapRules:
-    """Limits after which data is no longer shown: stale feed, ended process, hang."""
+    """Limits of the visibility of data: stale feed, exited process, hang."""
 
     stale_after_seconds: float = 10.0  # at least three flush intervals
     linger_seconds: float = 900.0
     hang: HangRule = field(default_factory=HangRule)
 
     def fresh(self, process: ProcessTotals) -> bool:
-        """Return True if the feed of a living process is current."""
+        """Return True if the feed of a running process is current."""
         snapshot = process.snapshot
         if snapshot is None or not process.living or process.outdated:
             return False
         return process.age_seconds <= max(self.stale_after_seconds, 3.0 * snapshot.flush_seconds)
 
     def lingers(self, totals: StatTotals, now: Moment) -> bool:
-        """Return True while the totals of an ended process are shown."""
+        """Return True if the totals of an exited process are shown."""
         gone = now.monotonic - totals.departed_monotonic
         return totals.departed is not None and gone <= self.linger_seconds
 
     def overdue_seconds(self, process: ProcessTotals, now: Moment) -> float | None:
-        """Return the time since the last finished step if a step is overdue, else None."""
+        """Return the time since the last finished step if a step is overdue, otherwise None."""
         if process.progress is None:
             return None
         since = now.monotonic - process.progress_monotonic
         return since if self.hang.is_overdue(process.training, since) else None
 
     def hangs(self, process: ProcessTotals, now: Moment) -> bool:
-        """Return True if a step is overdue and the phase is not one of waiting."""
+        """Return True if a step is overdue outside of the waiting phases."""
         reading = process.training
         overdue = self.overdue_seconds(process, now) is not None
         return overdue and reading is not None and reading.phase not in WAITING_PHASES
@@ -270,15 +270,15 @@ class GapRules:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VisibleSlot:
-    """One worker slot in one pass."""
+    """Worker slot in a pass."""
 
     labels: tuple[str, str, str, str]  # run, rank, worker, role
     slot: WorkerSlot
-    process: ProcessTotals  # living, else the last
+    process: ProcessTotals  # the running process, otherwise the last
     fresh: bool  # window gauges may be shown
     advancing: bool  # last values of the training may be shown
     counted: bool  # the totals are saved and may be shown
-    lingering: tuple[StatTotals, ...]  # of recently ended processes
+    lingering: tuple[StatTotals, ...]  # of recently exited processes
 
 
 def visible(
@@ -305,8 +305,8 @@ def visible(
 def added(before: StatReading | None, after: StatReading) -> StatReading:
     """Return the total of earlier processes plus the reading of a later process.
 
-    After a change of unit or buckets the distribution starts again, and rejected samples continue. After a process without a
-    sum there is no sum any more.
+    After a change of unit or buckets the distribution restarts, and rejected samples continue. After a process without a
+    sum the total has no sum.
     """
     if before is None:
         return after

@@ -89,9 +89,7 @@ class GpuCollector:
             None  # monotonic time of the first child's first message; start of a replay
         )
         outage_seconds = max(OUTAGE_SECONDS, 2.5 * options.period)
-        self.registry = GpuRegistry(
-            outage_seconds=outage_seconds
-        )  # the lock also guards _reason and _message
+        self.registry = GpuRegistry(outage_seconds=outage_seconds)  # its lock guards the next two, too
         self._reason, self._message = STARTING, ""
         self._was_up = False
         self._supervisor = Supervisor(

@@ -202,9 +202,7 @@ class GpuEnergy:
         last = kept[-1][0] if kept else 0.0
         for step, power in zip(block.steps, block.milliwatts, strict=True):
             at += step
-            if (
-                at / 1e6 > last
-            ):  # the first ring of a new child contains samples already sent by the previous child
+            if at / 1e6 > last:  # not already sent by the previous child
                 kept.append((at / 1e6, power / 1000))
         while kept[0][0] < newest - POWER_SAMPLES_SECONDS:
             kept.popleft()

@@ -178,7 +178,7 @@ class GpuRegistry:
                 gpu.xid_times[xid] = max(last, gpu.xid_times.get(xid, 0.0))
 
     def clear_readings(self, *, hanging: int | None = None) -> None:
-        """Clear the readings of all GPUs without a child; `hanging` is the GPU of a hanging call."""
+        """Clear the readings of all GPUs, because the child is down; `hanging` is the GPU of a hanging call."""
         with self.lock:
             for gpu in self.gpus.values():
                 gpu.lose("hung" if gpu.index == hanging else gpu.down or None)

@@ -1,1 +1,1 @@
-"""The energy ledger: what the runs of this machine use, emit and cost."""
+"""Energy ledger: energy use, emissions and cost of the runs on this machine."""

@@ -22,7 +22,7 @@ class _FileVersion:
 
 
 class CarbonFile:
-    """File with a number, grams per kWh, read again after a change.
+    """File with a number, grams per kWh, read after each change.
 
     After a failed read the last number remains in force, with the modification time of that number.
     """

@@ -1,8 +1,8 @@
-"""EnergyCollector: energy, carbon and cost of every run from the energy of the devices.
+"""Collector of energy, carbon and cost of every run from the energy of the devices.
 
 Each pass saves the divided energy first and the counters of the runs after: a sidecar killed between the two loses a few
-seconds of energy and counts none twice. Energy without a known run is in no `training_` family. Energy used while no
-sidecar ran belongs to the runs that lived before and after.
+seconds of energy and counts no energy twice. Energy without a known run is in no `training_` family. Energy used while no
+sidecar was running belongs to the runs that were running before and after.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.state.store import StateRecord, StateStore
 
 SAME_PASS_SECONDS = 60.0
-"""A run that lived at most this long before the last pass of a sidecar lived until its end."""
+"""A run whose last pass is at most this long before the last pass of a sidecar outlived the sidecar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Sources:
     readings: Callable[[], Sequence[EnergyReading]]
     use: Callable[[], MachineUse | None]
     gpu_use: Callable[[], Sequence[GpuProcessUse]]
-    alive: Callable[[], Collection[str] | None]  # living runs by the feed
+    alive: Callable[[], Collection[str] | None]  # running runs in the feed
     work: Callable[[], WorkUse] = WorkUse
     power: PowerSource = lambda _after: {}  # a default
     listings: Callable[[], Sequence[GpuListing]] = tuple
@@ -118,7 +118,7 @@ class EnergyCollector:
         self._settings = _Settings(options, None if path is None else CarbonFile(path))
 
     def collect(self) -> Collected:
-        """Make one pass: read, divide, save, publish."""
+        """Read, divide, save and publish the energy."""
         collected = Collected()
         counting = self._lock.acquire()
         collected.add(families.COUNTING, float(counting))
@@ -139,7 +139,7 @@ class EnergyCollector:
         return collected
 
     def _reset(self) -> None:
-        """Discard everything in memory: another exporter counts meanwhile."""
+        """Discard all data in memory: a different exporter counts."""
         self._state.release()
         for run in self._runs.values():
             run.state.release()
@@ -166,7 +166,7 @@ class EnergyCollector:
     # Loading --------------------------------------------------------------------------------------------
 
     def _load_devices(self, collected: Collected) -> bool:
-        """Load the devices once; False if their state is unreadable or another sidecar holds the state."""
+        """Load the devices once; returns False if their state is unreadable or locked by a different sidecar."""
         if not self._loaded:
             with collected.part():
                 if self._state.claim():
@@ -179,7 +179,7 @@ class EnergyCollector:
         return self._loaded
 
     def _load_run(self, name: str, collected: Collected) -> _Run:
-        """Load a run once; raises CollectError if its state is unreadable now."""
+        """Load a run once; raises CollectError if the state is unreadable."""
         run = self._runs.get(name)
         if run is None:
             run = self._runs[name] = _Run(
@@ -226,7 +226,7 @@ class EnergyCollector:
         if now - self._divided_at > LONGEST_SECONDS:
             self._devices.settle()
             self._divided_at, self._shares = now, {}
-        # Work of a living run is settled after its energy was divided.
+        # Work of a running run is settled after the division of energy.
         living = {each.run for each in work.processes if each.alive}
         for name, run in self._runs.items():
             if divided or name not in living:
@@ -248,7 +248,7 @@ class EnergyCollector:
         now: float,
         attributed: Collection[str],
     ) -> None:
-        """Add to every run its share since the last division; waits if the state of a run is unreadable."""
+        """Add to every run the share since the last division; the division waits if a run's state is unreadable."""
         names = {run.run for run in use.runs} if whole is None else {whole}
         runs = {name: self._load_run(name, collected) for name in sorted(names)}
         before, self._divided, self._divided_at, self._shares = self._divided, use, now, {}
@@ -269,7 +269,7 @@ class EnergyCollector:
                 key = _ShareKey(share.run, device.reading.component, device.reading.device)
                 self._shares[key] = share.ratio
                 run = runs[share.run]
-                # CPU time is known from the second pass on; until then the energy of CPUs waits.
+                # CPU time is available from the second pass on; the energy of CPUs waits until then.
                 waits = before is None and share.method == "cpu_share"
                 bridged = device.bridged if run.survived else 0.0
                 used = 0.0 if waits else share.ratio * (device.pending - waiting + bridged)
@@ -283,7 +283,7 @@ class EnergyCollector:
     def _attribute_gpus(
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
     ) -> set[str]:
-        """Add to every run its part of the GPUs whose processes are listed; return the UUIDs of these GPUs."""
+        """Add to every run the part of the GPUs with process lists; return the UUIDs of these GPUs."""
         listings = {each.uuid: each for each in self._sources.listings()}
         if not listings and not self._gpus:
             return set()
@@ -319,7 +319,7 @@ class EnergyCollector:
         *,
         now: float,
     ) -> None:
-        """Add one part of a GPU's energy to its run."""
+        """Add a part of a GPU's energy to the part's run."""
         reading, run = device.reading, self._load_run(part.run, collected)
         run.counters.mark_alive(now)
         if self._holders.reports(part.run):
@@ -329,7 +329,7 @@ class EnergyCollector:
             ranks = self._holders.intervals(part, lives)
             split = self._splitter.between(reading.device, ranks, part.begin, part.end)
         joules, seconds = part.joules, part.end - part.begin
-        if device.bridged and run.survived:  # used while no sidecar ran
+        if device.bridged and run.survived:  # used without a sidecar
             joules += device.bridged * part.ratio
             if part.ratio == 1.0:
                 device.bridged = 0.0
@@ -340,7 +340,7 @@ class EnergyCollector:
     def _measured(
         self, device: DeviceEnergy, shares: Sequence[Share], work: WorkUse, now: float
     ) -> Split | None:
-        """Return the measured energy by phase of a GPU that served one run alone, if all of it is known."""
+        """Return the measured energy by phase of a GPU with a single run, if complete."""
         uuid, ranks = device.reading.device, []
         if len(shares) == 1 and shares[0].method in {"exclusive", "whole"} and not device.bridged:
             own = [each for each in work.processes if each.run == shares[0].run and each.alive]

@@ -1,4 +1,4 @@
-"""Energy of every device since its last division among the runs; arithmetic.
+"""Energy of every device since the last division among the runs; arithmetic.
 
 The collectors correct their counters (wraps, resets, jumps); here their increments are added up. Across a restart of the
 sidecar the raw register of the same boot continues.
@@ -21,7 +21,7 @@ MAX_MOMENTS = 600
 
 @dataclass(frozen=True, slots=True)
 class DeviceKey:
-    """A device and the source of its energy."""
+    """Device with a source of energy readings."""
 
     component: str
     device: str
@@ -30,7 +30,7 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True)
 class _CrosscheckMoment:
-    """Two independent energy counts of one device at a monotonic time."""
+    """Two independent energy counts of a device at a monotonic time."""
 
     at: float
     joules: float
@@ -39,11 +39,11 @@ class _CrosscheckMoment:
 
 @dataclass(slots=True, eq=False)
 class DeviceEnergy:
-    """Energy of one device by one source, in joules since the last division."""
+    """Energy of a device from a source, in joules since the last division."""
 
-    reading: EnergyReading  # the last one
-    saved: DeviceRecord | None = None  # by the sidecar before this one, in the same boot
-    bridged: float = 0.0  # while no sidecar ran
+    reading: EnergyReading  # the latest
+    saved: DeviceRecord | None = None  # by the previous sidecar, in the same boot
+    bridged: float = 0.0  # used without a sidecar
     pending: float = 0.0  # since
     idle: IdlePower = field(default_factory=IdlePower)
     _joules: float | None = None  # of the last reading with a value
@@ -55,7 +55,7 @@ class DeviceEnergy:
         self.pending, self.bridged = waiting, 0.0
 
     def add(self, reading: EnergyReading, working: bool | None) -> None:
-        """Add the energy since the last reading; *working* is None if it is unknown whether the device works."""
+        """Add the energy since the last reading; *working* is None if the activity of the device is unknown."""
         self.reading = reading
         if reading.joules is None:
             return
@@ -79,7 +79,7 @@ class DeviceEnergy:
         between: float | None = None
         if saved.register_joules is not None and reading.register_joules is not None:
             before = RegisterMark(saved.register_joules, saved.at, saved.watts)
-            # The history starts with the collector: its energy is divided as usual.
+            # The history starts with the collector: the history's energy is divided as usual.
             counted, at = 0.0, reading.at
             if reading.history and reading.joules is not None:
                 counted, at = reading.joules - reading.history[0].joules, reading.history[0].at
@@ -97,7 +97,7 @@ class DeviceEnergy:
                 moments.popleft()
 
     def crosscheck(self) -> float | None:
-        """Return energy by counter over energy by power; None before there is enough of both."""
+        """Return energy by counter over energy by power; None before both cover the period."""
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]
@@ -139,7 +139,7 @@ class EnergyDevices:
     def update(
         self, readings: Sequence[EnergyReading], now: float, *, working: Callable[[str], bool | None]
     ) -> None:
-        """Add the readings of one pass; *working* returns whether a device works, None if unknown."""
+        """Add the readings of a pass; *working* returns True if a device works, None if unknown."""
         self._present = []
         for reading in readings:
             key = DeviceKey(reading.component, reading.device, reading.source)

@@ -1,9 +1,9 @@
-"""Attribution of a GPU's energy to the processes that hold the GPU, from the first to the last second of each.
+"""Attribution of a GPU's energy to the processes that hold the GPU, from start to exit.
 
-The driver lists the processes of a GPU every two seconds. A process holds the GPU from the later of its begin and the last list
-without it, until its end or the first list without it. Energy up to the last list is divided by the holders of each moment;
-energy after the list waits, unless all holders have ended. A process that is not known to belong to a run yet is remembered
-with its energy, which its run is given later.
+The driver lists the processes of a GPU every two seconds. A process holds the GPU from the later of start and last list
+without the process, until the exit or the first list without the process. Energy up to the last list is divided by the
+holders at each time; energy after the list waits, unless all holders have exited. The energy of a process without a known
+run is stored, and added to the run when the run is known.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from exporter.collectors.job import EnergyPoint, GpuListing, ProcessLife
 EXCLUSIVE, SM_SHARE, MEMORY_SHARE = "exclusive", "sm_share", "memory_share"
 
 STRANGER_SECONDS = 120.0
-"""How long the energy of a process without a known run is remembered."""
+"""Retention of the energy of a process without a known run."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSlice:
-    """Part of a GPU's energy that one run used."""
+    """Part of a GPU's energy that a run used."""
 
     run: str
     pids: tuple[int, ...]  # of the run, on the GPU
@@ -48,11 +48,11 @@ class _Holder:
 
 
 RunOf = Callable[[int], str]
-"""Returns the run of a pid, "" if it is not known."""
+"""Returns the run of a pid, "" if unknown."""
 
 
 class GpuAttribution:
-    """Attribution of the energy of one GPU; `began` is the monotonic time of the first reading."""
+    """Attribution of a GPU's energy; `began` is the monotonic time of the first reading."""
 
     def __init__(self, began: float) -> None:
         self._divided_at = began
@@ -61,7 +61,7 @@ class GpuAttribution:
 
     @property
     def pids(self) -> set[int]:
-        """Processes whose energy is not divided up to their end."""
+        """Processes with energy that is not fully divided."""
         return set(self._holders)
 
     @property
@@ -113,7 +113,7 @@ class GpuAttribution:
         return found
 
     def _update(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
-        """Take a new list of processes."""
+        """Update the holders from a new list of processes."""
         listed = {use.pid: use for use in listing.processes}
         for pid, use in listed.items():
             holder, life = self._holders.get(pid), lives.get(pid)
@@ -139,7 +139,7 @@ class GpuAttribution:
         return self._listed_at
 
     def _claimed(self, run_of: RunOf) -> list[GpuSlice]:
-        """Return remembered parts of processes whose run is known now."""
+        """Return stored parts of processes whose run is now known."""
         found: list[GpuSlice] = []
         for holder in self._holders.values():
             run = run_of(holder.pid) if holder.waiting else ""
@@ -179,7 +179,7 @@ class GpuAttribution:
 
 
 def _parts(owners: Mapping[str, Sequence[_Holder]]) -> tuple[str, dict[str, float]]:
-    """Return the method and the parts by the first measure that is known of all holders and is not zero."""
+    """Return the method and the parts by the first measure with known values of all holders and a positive sum."""
     if len(owners) == 1:
         return EXCLUSIVE, dict.fromkeys(owners, 1.0)
     busy = {owner: [holder.sm for holder in holders] for owner, holders in owners.items()}
@@ -195,7 +195,7 @@ def _parts(owners: Mapping[str, Sequence[_Holder]]) -> tuple[str, dict[str, floa
 
 
 def joules_at(history: Sequence[EnergyPoint], moment: float) -> float:
-    """Return the energy at a moment, interpolated between two points."""
+    """Return the energy at a time, interpolated between two points."""
     place = bisect.bisect_left([point.at for point in history], moment)
     if place == 0:
         return history[0].joules

@@ -1,4 +1,4 @@
-"""Processes that hold GPUs: their runs, and their phases up to their end."""
+"""Processes that hold GPUs: runs, and phases up to the exit."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from exporter.ledger.energy.gpu_attribution import GpuSlice
 from exporter.ledger.energy.work import PhaseInterval, WorkUse
 
 STARTUP_PHASE = "init"
-"""Phase of the time before a process reports its first phase."""
+"""Phase of a process before the first reported phase."""
 
 PATIENCE_SECONDS = 20.0
-"""How long energy waits for the phases of a living process."""
+"""Maximum wait of energy for the phases of a running process."""
 LAST_SNAPSHOT_SECONDS = 5.0
-"""How long energy waits for the last snapshot of an ended process."""
+"""Maximum wait of energy for the last snapshot of an exited process."""
 MAX_PIDS = 4096
 
 
 class GpuHolders:
-    """Runs and phases of processes by pid; a pid keeps its run after the end of the process."""
+    """Runs and phases of processes by pid; a pid keeps the run after the exit of the process."""
 
     def __init__(self) -> None:
-        self.living: set[int] = set()  # pids of living processes of the job
+        self.living: set[int] = set()  # pids of the job's running processes
         self._runs: dict[int, str] = {}
         self._processes: dict[int, str] = {}  # id of the feed's process by pid
         self._intervals: dict[str, tuple[PhaseInterval, ...]] = {}
         self._run_processes: dict[str, list[str]] = {}
 
     def update(self, job: Sequence[JobProcess], use: MachineUse | None, work: WorkUse) -> None:
-        """Take the processes of the feed, those that the process collector found, and their phases."""
+        """Update from the processes of the feed, the processes found by the process collector, and the phases."""
         self.living = {each.pid for each in job if each.alive and each.pid is not None}
         for each in job:
             if each.alive and each.pid is not None:
@@ -45,15 +45,15 @@ class GpuHolders:
             self._run_processes.setdefault(process.run, []).append(process.process)
 
     def run_of(self, pid: int) -> str:
-        """Return the run of a process, "" if it is not known."""
+        """Return the run of a process, "" if unknown."""
         return self._runs.get(pid, "")
 
     def reports(self, run: str) -> bool:
-        """Return whether a process of the run reports its training."""
+        """Return True if a process of the run reports training."""
         return run in self._run_processes
 
     def known_until(self, pids: Collection[int], lives: Mapping[int, ProcessLife], *, now: float) -> float:
-        """Return the time up to which the phases of processes are known, or no longer waited for."""
+        """Return the time up to which the phases of processes are known, or their wait is over."""
         until = inf
         for pid in pids:
             intervals = self._intervals.get(self._processes.get(pid, ""), ())
@@ -84,7 +84,7 @@ class GpuHolders:
         return found
 
     def _process_of(self, pid: int, run: str) -> str:
-        """Return the id of the feed's process; of a run with one process, that one for all pids."""
+        """Return the id of the feed's process for a pid; in a run with a single process, the id of this process."""
         own = self._processes.get(pid)
         if own is not None:
             return own

@@ -10,13 +10,13 @@ from pathlib import Path
 from exporter.feed.files import RecordLock
 
 MODE = 0o666
-"""An exporter of any user must be able to take the lock after an exporter of another user."""
+"""Exporters of all users must be able to lock the file."""
 
 
 class NodeLock:
-    """Record lock by which one exporter of a machine counts its energy; thread-safe.
+    """Record lock of the only exporter that counts a machine's energy; thread-safe.
 
-    The lock file is in shared memory and named by the machine's boot id; the kernel releases the lock when its holder dies.
+    The lock file is in shared memory and named by the machine's boot id; the kernel releases the lock at the exit of the holder.
     The file is never removed, because a removed file can be locked a second time.
 
     Attributes:
@@ -32,7 +32,7 @@ class NodeLock:
     def acquire(self) -> bool:
         """Return True if this exporter counts; cheap to call again.
 
-        Also True if no lock is possible: most machines have one exporter.
+        Also True if no lock is possible: most machines have a single exporter.
         """
         with self._guard:
             if self._lock is None or not self._lock.keep():
@@ -45,7 +45,7 @@ class NodeLock:
             return self._lock is not None or self.impossible
 
     def release(self) -> None:
-        """Release the lock for another exporter."""
+        """Release the lock for other exporters."""
         with self._guard:
             self._drop()
 
@@ -55,9 +55,9 @@ class NodeLock:
             self._lock = None
 
     def _make_file(self) -> None:
-        # Not O_CREAT alone on a file of another user: fs.protected_regular forbids that in shared directories.
+        # Not O_CREAT alone on a file of a different user: fs.protected_regular forbids O_CREAT in shared directories.
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
             with contextlib.suppress(OSError):
-                os.fchmod(descriptor, MODE)  # whatever the umask
+                os.fchmod(descriptor, MODE)  # independent of the umask
             os.close(descriptor)

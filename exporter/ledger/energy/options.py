@@ -15,7 +15,7 @@ from exporter.config.options import Duration, Notation, Range, option
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3600.0
 MAX_GRAMS_PER_KWH = 10_000.0
-"""No grid has more; a larger number has another unit."""
+"""Upper bound of all grids; a larger number has a different unit."""
 
 Watts = Annotated[float, Range(0, 1e6)]
 Amount = Annotated[float, Range(0, 1e9)]
@@ -85,7 +85,7 @@ class EnergyOptions:
 
     @property
     def configured_intensity(self) -> Intensity | None:
-        """Carbon intensity from the configuration; None if there is none."""
+        """Carbon intensity from the configuration, or None."""
         configured = self.carbon_intensity
         return None if configured is None else Intensity(configured / JOULES_PER_KWH, "config")
 

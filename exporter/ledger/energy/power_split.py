@@ -1,7 +1,7 @@
 """Division of measured GPU power among phases.
 
 The power of a GPU is integrated sample by sample over the phases of the ranks on the GPU and scaled to the energy counter.
-Samples have wall clock times, phases monotonic times; after a step of the wall clock one interval is not divided.
+Samples have wall clock times, phases monotonic times; after a step of the wall clock a single interval is not divided.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from exporter.ledger.energy.work import PhaseInterval
 UNATTRIBUTED = "unattributed"
 
 PATIENCE_SECONDS = 20.0
-"""Time that power waits for the phases in which it was drawn."""
+"""Maximum wait of power for the phases in which the power was drawn."""
 LONGEST_STEP_SECONDS = 0.2
 """Samples with a longer mean distance do not distinguish phases."""
 LONGEST_GAP_SECONDS = 1.0
@@ -22,7 +22,7 @@ LONGEST_GAP_SECONDS = 1.0
 USUAL_STEP_SECONDS = 0.02
 CLOCK_STEP_SECONDS = 0.01
 KEPT_SECONDS = 60.0
-"""How long samples are kept."""
+"""Retention of samples."""
 MIN_COVERED = 0.8
 """Least part of an interval that samples must cover."""
 CLEAR_SAMPLES = 2.5
@@ -43,7 +43,7 @@ class PowerSample:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Energy of one GPU in an interval, in joules."""
+    """Energy of a GPU in an interval, in joules."""
 
     joules: Mapping[str, float]  # by phase
     blurred: Mapping[str, float]  # part in phase intervals of fewer samples than `CLEAR_SAMPLES`
@@ -103,7 +103,7 @@ class PowerSplitter:
     def split(self, uuid: str, ranks: Sequence[tuple[PhaseInterval, ...]], now: float) -> Split | None:
         """Divide the energy of a GPU since the last call among the phases of the ranks on it.
 
-        Returns None if that is impossible: nothing waits then. Without joules in the result, all energy waits.
+        Returns None if impossible; then no energy waits. Without joules in the result, all energy waits.
         """
         drawn, began = self._drawn.pop(uuid, []), self._divided.pop(uuid, None)
         if not drawn and began is None:

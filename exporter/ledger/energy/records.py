@@ -12,7 +12,7 @@ _OldRows = dict[tuple[str, ...], tuple[float | None, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """Last reading of a device, and its energy that was not divided yet."""
+    """Last reading of a device, and the energy that was not yet divided."""
 
     component: str
     device: str
@@ -25,7 +25,7 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class DevicesRecord:
-    """State of all devices of a machine, valid in one boot."""
+    """State of all devices of a machine, valid until a reboot."""
 
     boot: str = ""
     passed_at: float | None = None  # monotonic time of the last pass
@@ -59,7 +59,7 @@ class PhaseMethod:
 
 @dataclass(frozen=True, slots=True)
 class SettledWork:
-    """Work seconds of a session whose energy left the pool."""
+    """Work seconds of a session with settled energy."""
 
     session: str
     productive: float
@@ -69,7 +69,7 @@ class SettledWork:
 
 @dataclass(slots=True)
 class RunRecord:
-    """Counters of one run: joules, grams and money."""
+    """Counters of a run: joules, grams and money."""
 
     energy: dict[ComponentMethod, float] = field(default_factory=dict)
     carbon: dict[str, float] = field(default_factory=dict)  # by component
@@ -77,10 +77,10 @@ class RunRecord:
     phases: dict[PhaseMethod, float] = field(default_factory=dict)
     blurred: dict[str, float] = field(
         default_factory=dict
-    )  # by phase, in intervals too short to be told apart
+    )  # by phase, in intervals too short to be distinguished
     productive: float = 0.0
     wasted: dict[str, float] = field(default_factory=dict)  # by cause
-    splits: bool = False  # the job reports its training, so that energy is split
+    splits: bool = False  # True if the job reports training, so that energy is split
     pool: float = 0.0  # of uncommitted work
     settled: SettledWork | None = None
     boot: str = ""

@@ -1,10 +1,10 @@
-"""Energy, carbon and cost of one run, by phase and by the fate of its work; arithmetic.
+"""Energy, carbon and cost of a run, by phase and by the fate of the work; arithmetic.
 
     energy = phases + unattributed
            = productive + wasted by cause + energy of uncommitted work
 
 Energy of work waits in a pool until goodput decides the fate of that work: the share of the uncommitted seconds that
-became productive or lost takes the same share of the pool. The rest is lost when the run begins another task. All counters
+became productive or lost takes the same share of the pool. The rest is lost when the run starts a new task. All counters
 start at 0, only grow and are saved.
 """
 
@@ -44,7 +44,7 @@ class _SpentTime:
 
     process: ProcessWork
     seconds: Mapping[str, float]  # by phase
-    complete: bool  # the process was known at the last division
+    complete: bool  # True if the process was present at the last division
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class _PhaseWeights:
 
 
 class RunEnergy:
-    """Counters of one run."""
+    """Counters of a run."""
 
     def __init__(self, boot: str) -> None:
         self.record = RunRecord(boot=boot)
         self.changed = False  # since the last save
         self._boot = boot
-        self._reports = False  # the job reports its training
+        self._reports = False  # True if the job reports training
         self._validates = False
         self._before: dict[str, Mapping[str, float]] = {}
         self._spent: list[_SpentTime] = []
@@ -79,7 +79,7 @@ class RunEnergy:
         return "" if self.record.settled is None else self.record.settled.session
 
     def resume(self, record: RunRecord) -> None:
-        """Continue from a saved record, before anything is counted."""
+        """Continue from a saved record, before the first count."""
         self.record = record
         self._reports = record.splits
         if record.splits:
@@ -89,11 +89,11 @@ class RunEnergy:
             record.boot, record.alive_at = self._boot, None
 
     def mark_alive(self, at: float) -> None:
-        """Note that the run lives at a monotonic time."""
+        """Record the monotonic time of a pass in which the run is running."""
         self.record.alive_at = at
 
     def mark_reporting(self) -> None:
-        """Note that the job reports its training."""
+        """Record that the job reports training."""
         self._reports = True
 
     def samples(self) -> Iterator[RunSample]:
@@ -125,7 +125,7 @@ class RunEnergy:
         intensity: Intensity | None = None,
         split: Split | None = None,
     ) -> None:
-        """Add the run's share of a device's energy over some seconds, with its carbon and cost.
+        """Add the run's share of a device's energy over some seconds, with carbon and cost.
 
         *split* is the measured energy by phase, if the run has the device for itself.
         """
@@ -169,7 +169,7 @@ class RunEnergy:
         record.settled = now
         self.changed = self.changed or before != now
         if before is not None and before.session != account.session:
-            # Another task has begun: the unsaved work of the one before is lost.
+            # A new task has started: the unsaved work of the previous task is lost.
             if record.pool:
                 _add(record.wasted, "lost_progress", record.pool)
             record.pool = 0.0
@@ -189,7 +189,7 @@ class RunEnergy:
     def _split(self, component: str, device: str, joules: float, seconds: float, split: Split | None) -> None:
         """Divide energy of a device since the last division among phases."""
         record = self.record
-        if not record.splits:  # only now: without a source of energy there are no zeros
+        if not record.splits:  # not earlier: without a source of energy there are no zeros
             record.splits = True
             for cause in CAUSES:
                 record.wasted.setdefault(cause, 0.0)
@@ -215,13 +215,13 @@ class RunEnergy:
         _add(record.wasted, "other", rest)
 
     def _by_time(self, device: str, seconds: float) -> _PhaseWeights:
-        """Return the time by phase of the process that uses a device, else of the lowest rank."""
+        """Return the time by phase of the process that uses a device, otherwise of the lowest rank."""
         users = [each for each in self._spent if each.process.device == device] or self._spent
         if not users:
             return _PhaseWeights(TIME_SHARE, {}, seconds)
         spent = users[0]
         total = sum(spent.seconds.values())
-        if not spent.complete:  # the process may have begun within the interval
+        if not spent.complete:  # the process may have started within the interval
             total = max(seconds, total)
         exclusive = spent.complete and len(spent.seconds) == 1
         return _PhaseWeights(EXCLUSIVE if exclusive else TIME_SHARE, spent.seconds, total)

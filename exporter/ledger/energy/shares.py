@@ -3,13 +3,13 @@
 | component | method | share of a run |
 |---|---|---|
 | gpu | `exclusive` | 1: only processes of the run use the device |
-| gpu | `sm_share` | its part of the SM utilization of all processes on the device |
-| gpu | `memory_share` | its part of their memory, if utilization is unknown or zero |
+| gpu | `sm_share` | the run's part of the SM utilization of all processes on the device |
+| gpu | `memory_share` | the run's part of their memory, if utilization is unknown or zero |
 | cpu, soc | `cpu_share` | `(1 - i) dcpu_run / dcpu_busy + i cpus_run / cpus`, i = idle power / power |
-| dram | `memory_share` | its resident memory, divided by all used memory |
-| any | `whole` | 1: the configuration says that the machine serves one run |
+| dram | `memory_share` | the run's resident memory, divided by all used memory |
+| any | `whole` | 1: the configuration assigns the machine to a single run |
 
-Idle power is divided by the CPUs that a run may use: other runs cannot use them, whether the run works or not.
+Idle power is divided by the CPUs that a run may use: these CPUs are not available to other runs, even if the run is idle.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _cpu_shares(reading: EnergyReading, before: MachineUse, now: MachineUse) -> 
     if before.cpu_busy_seconds is None or now.cpu_busy_seconds is None or not now.runs:
         return []
     earlier = {run.run: run.cpu_seconds for run in before.runs}
-    # A new run has no earlier CPU time; its share starts with the next interval.
+    # A new run has no earlier CPU time; the share starts with the next interval.
     used = {run.run: max(0.0, run.cpu_seconds - earlier.get(run.run, run.cpu_seconds)) for run in now.runs}
     busy = max(now.cpu_busy_seconds - before.cpu_busy_seconds, sum(used.values())) or 1.0
     cpus = max(now.cpus, sum(run.cpus for run in now.runs))
@@ -66,7 +66,7 @@ def _cpu_shares(reading: EnergyReading, before: MachineUse, now: MachineUse) -> 
 
 
 def _gpu_shares(users: Sequence[GpuProcessUse], runs: Sequence[RunUse]) -> list[Share]:
-    """Return the shares of a GPU by the first measure that is known for all of its processes and is not zero."""
+    """Return the shares of a GPU by the first measure with known values of all processes and a positive sum."""
     of_pid = {pid: run.run for run in runs for pid in run.pids}
     owners = [of_pid.get(use.pid, "") for use in users]  # "" is a process of no run
     if len(set(owners)) == 1 and owners[0]:

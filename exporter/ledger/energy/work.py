@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from exporter.recording.values import TrainingReading
 
 KEPT_SECONDS = 30.0
-"""Length of the known phase history; the GPU collector keeps its power samples as long."""
+"""Length of the stored phase history, equal to the retention of power samples in the GPU collector."""
 MAX_NUMBERS = 8192
 """Numbers of a snapshot's history that are used; no writer writes more."""
 
@@ -24,7 +24,7 @@ class PhaseInterval:
 
 @dataclass(frozen=True, slots=True)
 class WorkAccount:
-    """Fate of the work of a run, in seconds so far."""
+    """Fate of the work of a run, in total seconds."""
 
     session: str  # accounts of different sessions are not comparable
     productive: float  # without validation
@@ -36,15 +36,15 @@ class WorkAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProcessWork:
-    """Phases of one process."""
+    """Phases of a process."""
 
     run: str
     rank: int
     process: str
-    phases: Mapping[str, float]  # seconds in each so far
+    phases: Mapping[str, float]  # total seconds by phase
     device: str = ""  # UUID of the only GPU that the process uses
     intervals: tuple[PhaseInterval, ...] = ()  # of the last seconds
-    alive: bool = True  # False for a process that ended a short while ago
+    alive: bool = True  # False for a recently exited process
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WorkUse:
     accounts: Mapping[str, WorkAccount] = field(default_factory=dict)
 
     def account(self, run: str, session: str) -> WorkAccount | None:
-        """Return the account of a run, or of the run that continues its session under another name."""
+        """Return the account of a run, or of the run that continues the session under a different name."""
         own = self.accounts.get(run)
         if own is None and session:
             return next((each for each in self.accounts.values() if each.session == session), None)
@@ -63,7 +63,7 @@ class WorkUse:
 
 
 def extended(intervals: tuple[PhaseInterval, ...], reading: TrainingReading) -> tuple[PhaseInterval, ...]:
-    """Return the known intervals of a process with the history of a new snapshot appended."""
+    """Return the known intervals of a process, extended by the history of a new snapshot."""
     history, phases, until = reading.history[-MAX_NUMBERS:], reading.history_phases, reading.history_until
     known = intervals[-1].end if intervals else 0.0
     if until <= known or len(history) % 2 or any(not 0 <= place < len(phases) for place in history[::2]):

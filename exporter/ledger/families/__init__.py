@@ -1,4 +1,4 @@
-"""The families of the job, each beside the code that fills it."""
+"""Families of the job, next to the code that sets their values."""
 
 from __future__ import annotations
 

@@ -79,13 +79,13 @@ class Gpus:
 
 
 class RankDevices:
-    """GPUs of processes in one pass, by pid in the sidecar's pid namespace."""
+    """GPUs of processes in a pass, by pid in the sidecar's pid namespace."""
 
     def __init__(self, gpus: Gpus) -> None:
         self._of_pid: dict[int | None, set[tuple[str, str]]] = {}
         for use in gpus.use():
             self._of_pid.setdefault(use.pid, set()).add((use.gpu, use.uuid))
-        # The peak of a card is not that of its MIG instances: a divided card has no name here.
+        # A MIG instance has a lower peak than the card: a divided card has no name here.
         self._names = {
             each.device: "" if each.divided else each.name
             for each in gpus.readings()
@@ -93,13 +93,13 @@ class RankDevices:
         }
 
     def of(self, pid: int | None) -> tuple[str, str] | None:
-        """Return index and UUID of the only GPU that a process uses, else None."""
+        """Return index and UUID of a process's GPU; None without a GPU or with several."""
         held = self._of_pid.get(pid, ())
         return next(iter(held)) if len(held) == 1 else None
 
     def name(self, pid: int | None) -> str:
         """Return the model of a process's GPU, or an empty string."""
-        # In a container NVML lists no processes; if all GPUs are of one model, the model is still known.
+        # In a container NVML lists no processes; if all GPUs are of the same model, the model is known.
         names = {self._names.get(uuid, "") for _, uuid in self._of_pid.get(pid, ())}
         if not self._of_pid:
             names = set(self._names.values())
@@ -113,7 +113,7 @@ def add_runs(
     devices: RankDevices,
     settings: Sequence[PeakFlops],
 ) -> None:
-    """Add the families of one pass; *pids* has the pids of living processes by process id."""
+    """Add the families of a pass; *pids* has the pids of running processes by process id."""
     runs: dict[str, VisibleSlot] = {}
     for each in sorted(slots, key=_reporter_order):
         runs.setdefault(each.labels[0], each)
@@ -149,7 +149,7 @@ def _add_peak(
 
 
 def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, str]:
-    """Return the sort key of the process that describes the run; processes without facts come last."""
+    """Return the sort key of processes that may describe the run; processes without facts sort last."""
     rank = visible.labels[1]
     return (not any(_facts(visible)), not visible.process.living, not rank, int(rank or 0), visible.labels[2])
 
@@ -204,11 +204,11 @@ _MODELS = (
     _model("MI355X", {"bf16": 2500, "fp16": 2500}),
     _model("MI325X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
     _model("MI300X", {"bf16": 1300, "fp16": 1300, "fp8": 2610}),
-    _model("MI250X", {"bf16": 191.5, "fp16": 191.5}),  # one of two dies, each a device
+    _model("MI250X", {"bf16": 191.5, "fp16": 191.5}),  # each of the two dies is a device
 )
 
 _SLICE = re.compile(r"MIG|GRID|VGPU|\d+[ABCQ]")
-"""Word in the name of a slice of a device (`GRID A100-10C`), whose peak is unknown."""
+"""Pattern of a device slice's name (`GRID A100-10C`); the peak of a slice is unknown."""
 
 _TYPES: tuple[tuple[str, str], ...] = (
     (r"fp8|float8|e4m3|e5m2|transformer.engine", "fp8"),

@@ -11,9 +11,9 @@ from exporter.families import FamilySpec
 class Lifetime(enum.Enum):
     """Time during which the ledger shows the value of a family."""
 
-    TOTAL = "total"  # while the totals of the rank are shown; restarts continue the total
-    CURRENT = "current"  # while the process lives and refreshes its feed
-    LAST_VALUE = "last value"  # as CURRENT, and only while steps end
+    TOTAL = "total"  # shown with the totals of the rank; restarts continue the total
+    CURRENT = "current"  # shown for a running process with a current feed
+    LAST_VALUE = "last value"  # as CURRENT, unless a step is overdue
     POSITION = "position"  # as CURRENT, and after the end of the run until the totals go
 
 

@@ -1,1 +1,1 @@
-"""Goodput: what the wall time of a training goes into, and what state it is in."""
+"""Goodput: wall time of a training by purpose, and the state of the run."""

@@ -1,12 +1,12 @@
-"""Goodput accounting of a task: its wall time by purpose, over all attempts; arithmetic without a clock.
+"""Goodput accounting of a task: wall time by purpose, over all attempts; arithmetic without a clock.
 
     wall = productive + uncommitted + badput by cause
 
-holds at every moment. Work is *productive* once a successful save covers it, or once its process has completed the
-training; before, work is *uncommitted*. When a process begins its training at step s, uncommitted work of steps up to s
+always holds. Work is *productive* when a successful save covers the work, or when the process has completed the
+training; before, work is *uncommitted*. When a process starts training at step s, uncommitted work of steps up to s
 was saved after all, and work of later steps becomes `lost_progress`. If a process resumes before an earlier save,
-productive work does not decrease: the repetition counts as `lost_progress` until the training is where it was. While a
-run hangs, the work seconds of its open step count as `hang`; they are deducted from the step's work when the step ends.
+productive work does not decrease: the repetition counts as `lost_progress` until the training reaches the earlier step. In a
+hang the work seconds of the open step count as `hang`; they are deducted from the step's work when the step ends.
 `other` is the rest.
 """
 
@@ -21,9 +21,9 @@ from exporter.recording.values import END_REASONS, TrainingReading
 from exporter.training.phases import PHASES, WORK
 
 DOWNTIME_LAG_SECONDS = 60.0
-"""Delay of the downtime: the next process begins long before its first snapshot."""
+"""Delay of the downtime: the next process starts long before the first snapshot."""
 KEPT_IDS = 64
-"""Number of remembered process ids, so that no process counts twice."""
+"""Number of stored process ids, so that no process counts twice."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
     name: phase.badput for name, phase in PHASES.items() if phase.badput and phase.badput != "other"
@@ -34,7 +34,7 @@ CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", 
 """Causes of badput."""
 
 INFERRED_LOOP_SECONDS = 60.0
-"""Time in which a process with an inferred loop may load a checkpoint or report its first step."""
+"""Time for a process with an inferred loop to load a checkpoint or report the first step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,10 +51,10 @@ class Goodput:
     attempt: Attempt | None = None  # the latest
     pending: list[UncommittedSteps] = field(
         default_factory=list
-    )  # of ended attempts, until the next reports its first step
-    high: int | None = None  # highest step whose work is productive; None if steps are not comparable
+    )  # of ended attempts, until the next attempt reports a first step
+    high: int | None = None  # highest step with productive work; None if steps are not comparable
     position: int | None = None  # step of the latest save
-    gap: float = 0.0  # seconds between attempts that may not belong to one task
+    gap: float = 0.0  # seconds between attempts that may belong to different tasks
     gap_counted: float = 0.0  # downtime counted since the end of the latest attempt
     target: float = 0.0  # wall time by the clocks
     taken: list[str] = field(default_factory=list)  # ids of processes before the latest, oldest first
@@ -86,10 +86,10 @@ class Goodput:
     # Attempts -------------------------------------------------------------------------------------------
 
     def begin(self, attempt: Attempt, *, new_after_seconds: float) -> None:
-        """Begin an attempt of another process.
+        """Begin an attempt of a new process.
 
         A process without a session tag that starts `new_after_seconds` after the end of the last attempt, at step 0 and
-        without loading a checkpoint, begins another task.
+        without loading a checkpoint, starts a new task.
         """
         before, self.attempt = self.attempt, attempt
         start = attempt.start
@@ -136,7 +136,7 @@ class Goodput:
         self._balance()
 
     def end(self, at: float, reason: str, *, completed: bool, hang: HangRule) -> None:
-        """Count the end of the latest attempt, whose outcome is decided; *reason* is one of `END_REASONS`."""
+        """Record the end of the latest attempt with a decided outcome; *reason* is from `END_REASONS`."""
         attempt = self.latest
         attempt.ended, attempt.orderly = at, completed
         attempt.reason = "exit" if completed else reason
@@ -166,12 +166,12 @@ class Goodput:
         self._balance()
 
     def revive(self) -> None:
-        """Reopen the latest attempt: its process lives, and only its lock was not visible for a while."""
+        """Reopen the latest attempt, whose process is running; the process's lock was temporarily invisible."""
         attempt = self.latest
         attempt.ended, attempt.orderly = None, False
 
     def wait(self, since_end: float) -> None:
-        """Count the time since the end of the latest attempt while another attempt is expected."""
+        """Count the time since the end of the latest attempt if a further attempt is expected."""
         attempt = self.attempt
         if attempt is None or attempt.ended is None or attempt.orderly:
             return
@@ -201,7 +201,7 @@ class Goodput:
                 else:
                     self.badput[cause] += grown
         failed = reading.failed_seconds - attempt.failed
-        if failed > 0:  # an iteration whose body raised
+        if failed > 0:  # an iteration that raised
             self.badput["hang" if attempt.hung > 0 else "lost_progress"] += max(0.0, failed - attempt.hung)
             attempt.failed, attempt.hung = reading.failed_seconds, 0.0
 
@@ -219,7 +219,7 @@ class Goodput:
     def _note_position(self, attempt: Attempt, reading: TrainingReading) -> None:
         before = attempt.reading
         if 0 < before.loop < reading.loop and (reading.step or 0) < (before.step or 0):
-            # The new loop counts its steps from another position: no repetition.
+            # The new loop counts steps from a different start: no repetition.
             self.high = self.position = None
         if attempt.first_step_seconds is None and reading.steps and reading.last_progress is not None:
             # Steps since the first are assumed to be equally long.
@@ -249,7 +249,7 @@ class Goodput:
 
     def _credit(self, before: int | None, last: int | None, seconds: float) -> None:
         """Count work of the steps after *before* up to *last* as safe."""
-        share = 0.0  # of steps whose work is already productive
+        share = 0.0  # share of steps with productive work
         if before is not None and last is not None and last > before and self.high is not None:
             share = max(0, min(last, self.high) - before) / (last - before)
         self.badput["lost_progress"] += seconds * share
@@ -288,7 +288,7 @@ class Goodput:
             self.high = self.position = None  # the steps are not comparable with earlier ones
 
     def _start_over(self, before: Attempt | None) -> None:
-        """Begin another task: uncommitted work is lost, and the time between the tasks does not count."""
+        """Start a new task: uncommitted work is lost, and the time between the tasks does not count."""
         if before is not None:
             self.pending += before.left_behind()
         self.badput["lost_progress"] += sum(segment.seconds for segment in self.pending)
@@ -308,7 +308,7 @@ class Goodput:
         self.target += seconds
 
     def _balance(self) -> None:
-        """Make wall time the sum of its parts: unexplained time is `other`; no counter decreases."""
+        """Set wall time to the sum of all parts: unexplained time is `other`; no counter decreases."""
         known = self.productive + self.uncommitted + sum(self.badput.values())
         self.wall = max(self.wall, self.target, known)
         self.badput["other"] += self.wall - known

@@ -1,4 +1,4 @@
-"""Accounting of one attempt: a process of rank 0, from its first snapshot to its end."""
+"""Accounting of an attempt: a process of rank 0, from the first snapshot to the exit."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class MachineIdentity:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """Accounting of one process of rank 0; times are Unix times."""
+    """Accounting of a process of rank 0; times are Unix times."""
 
     process: str
     run: str
-    number: int  # 1 for the first of its task
+    number: int  # 1 for the task's first
     start: float  # of the process
     recorded: float  # start of the recording
     pid: int = 0  # in the process's own pid namespace
@@ -61,14 +61,14 @@ class Attempt:
     )  # lost seconds by cause, as counted; without `other`
     failed: float = 0.0  # seconds of failed iterations, as counted
     hung: float = 0.0  # work seconds of the open iteration that count as a hang
-    deductions: list[Deduction] = field(default_factory=list)  # of iterations that hung and ended
+    deductions: list[Deduction] = field(default_factory=list)  # of hanging iterations that completed
     committed: float = 0.0  # safe work, as counted
     committed_step: int | None = None
-    first_step_seconds: float | None = None  # from the start of the process to the end of its first step
-    resumed: bool = False  # the first step is known, and the work of earlier attempts is settled
+    first_step_seconds: float | None = None  # from the start of the process to the end of the first step
+    resumed: bool = False  # True if the first step is known, and the work of earlier attempts is settled
     final: bool = False  # the last snapshot was written at a normal exit
     ended: float | None = None  # set when the outcome is decided
-    reason: str = ""  # of the end, one of END_REASONS
+    reason: str = ""  # exit reason, from END_REASONS
     orderly: bool = False  # the process completed the training
     completed: bool = False  # all work is counted as safe
 
@@ -88,15 +88,15 @@ class Attempt:
 
     @property
     def covered(self) -> int | None:
-        """Last step covered by a save, else the step before the first; None if unknown."""
+        """Last step covered by a save, otherwise the step before the first; None if unknown."""
         return self.reading.first_step if self.committed_step is None else self.committed_step
 
     def left_behind(self) -> list[UncommittedSteps]:
-        """Return the work that no save covers, by steps as far as known."""
+        """Return the work without a save, by steps if known."""
         missing, segments = self.uncommitted, self.reading.segments
         known = sum(seconds for *_, seconds in segments)
         if missing > 0 and known > 0:
-            # Readings number a step by the steps before it; positions here include the step.
+            # Readings number a step by the previous steps; positions here include the step.
             return [
                 UncommittedSteps(first + 1, last + 1, seconds * missing / known)
                 for _, first, last, seconds in segments

@@ -4,11 +4,11 @@ The rule, in this order:
 
 1. the exit status of the process itself, from `run` or from torchrun's agent;
 2. an uncaught exception, or a failure that the process reported;
-3. the exit status of the launch, for the last process of a rank that ended within 60 s of the launch's end;
+3. the exit status of the launch, for the last process of a rank that exited within 60 s of the launch's end;
 4. a restart by torchrun's agent: the process did not complete;
 5. otherwise the end is inferred: a process that exited normally completed, a process that was killed did not.
 
-While evidence may still come, there is no outcome: the run is `ending`, nothing is committed and no interruption counts.
+If evidence may still arrive, there is no outcome: the run is `ending`, no work is committed and no interruption counts.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from exporter.ledger.totals import Moment, ProcessTotals
 from exporter.recording.values import END_REASONS
 
 LAUNCH_SECONDS = 60.0
-"""The status of a launch applies to processes that ended at most this long before."""
+"""The status of a launch applies to processes that exited at most 60 s before."""
 SETTLE_SECONDS = 3.0
 """Without a launch, time after the end of a process for the reports of other processes."""
 EXITING_SECONDS = 10.0
-"""Time in which a process may exit after its feed was released: torch tears down a device first."""
+"""Time for a process to exit after releasing the feed: torch tears down a device first."""
 LONGEST_BEFORE_SECONDS = 600.0
-"""A process that began so long before its recording, such as the kernel of a notebook, had another purpose before."""
+"""A longer time from a process's start to the recording, as in the kernel of a notebook, is not part of the training."""
 
 _SPECIFIC = ("sdc", "gpu_memory", "gpu", "oom_kill", "storage", "host", "preemption", "user", "exit")
 """Reported reasons that are causes, the most specific first."""
 _CONSEQUENCES = ("network", "nccl_timeout", "signal", "unknown")
-"""Reported reasons that may be consequences of another process's end."""
+"""Reported reasons that may be consequences of a different process's exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class EndedProcess:
     run: str
     launch: str
     recorded: float  # Unix time at which recording started
-    at: float  # Unix time of the end, as far as known
+    at: float  # Unix time of the exit, if known
     seconds_ago: float  # since the end, by the monotonic clock
     final: bool  # the last snapshot was written at a normal exit
-    finished: bool  # the job reported the end of its application
+    finished: bool  # True if the job reported the end of the application
     exception: str = ""
-    failure: str = ""  # reported reason, one of END_REASONS
-    doubtful: bool = False  # the process exited within a step while another rank was killed or crashed
-    superseded: bool = False  # a later process has its rank
+    failure: str = ""  # reported reason, from END_REASONS
+    doubtful: bool = False  # True if the process exited within a step, beside a killed or crashed rank
+    superseded: bool = False  # True if a later process has the rank
     restarted: bool = False  # torchrun's agent started the later process
     agent_lives: bool = False  # torchrun's agent may still report or restart
 
@@ -70,7 +70,7 @@ def started_at(
     clock: Callable[[], float] = time.time,
     boottime: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
 ) -> float:
-    """Return the start time of a process from the kernel, or the start of its recording if unknown."""
+    """Return the start time of a process from the kernel, or the start of the recording if unknown."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
         # The name in brackets may contain any character; the start time is field 22, in ticks.
@@ -83,16 +83,16 @@ def started_at(
 
 @dataclass(frozen=True, slots=True)
 class ExitEvidence:
-    """Sources of evidence about ended processes; the functions may be called from the ledger's thread."""
+    """Sources of evidence about exited processes; the functions may be called from the ledger's thread."""
 
     oom_kills: Callable[[], float | None] = lambda: None  # by the kernel since boot
     ends: Callable[[], Sequence[End]] = lambda: ()  # ends of jobs of `run` and of torchrun's workers
-    launches: Callable[[], Collection[str]] = lambda: ()  # ids of living launches of `run`
+    launches: Callable[[], Collection[str]] = lambda: ()  # ids of running launches of `run`
     started: Callable[[int | None, float], float] = started_at
     machine: MachineIdentity = field(default_factory=MachineIdentity)
 
     def outcome(self, process: EndedProcess) -> Outcome | None:
-        """Return how a process ended; None while evidence may still come."""
+        """Return the outcome of a process; None if evidence may still arrive."""
         ends = [each for each in map(_without_shell, self.ends()) if _is_near(each, process)]
         own = next((each for each in ends if _is_own(each, process)), None)
         if own is not None:
@@ -136,7 +136,7 @@ class ExitEvidence:
         return bool(launch) and launch in self.launches()
 
     def _patience_seconds(self, process: EndedProcess) -> float:
-        # A process that released its feed may still be there, and its exit status may still come.
+        # A process that released the feed may still be running, and the exit status may still arrive.
         exiting = process.finished and self.started(process.pid, process.recorded) < process.recorded
         return EXITING_SECONDS if exiting else SETTLE_SECONDS
 
@@ -149,15 +149,15 @@ class ExitEvidence:
         *,
         silent: bool,
     ) -> str:
-        """Return the reason, one of `END_REASONS`, of an attempt that did not complete.
+        """Return the reason, from `END_REASONS`, of an attempt that did not complete.
 
-        *oom_kills* is the kernel's count while the process lived. *silent* means that a process of the run ended without
+        *oom_kills* is the kernel's count before the exit. *silent* means that a process of the run exited without
         a final snapshot.
         """
         peers = peers_ended(attempt, outcome.at, processes)
         reported = {attempt.reading.failure, outcome.failure, *(each.failure for each in peers)} - {""}
         reported = {each if each in END_REASONS else "exit" for each in reported}
-        # A lost connection is a consequence if another process ended before, and without a report.
+        # A lost connection is a consequence if a different process exited before without a report.
         left = silent or any(
             not each.failure and (each.departed or outcome.at) <= outcome.at for each in peers
         )
@@ -186,7 +186,7 @@ class ExitEvidence:
 
 
 def peers_ended(attempt: Attempt, ended: float, processes: Iterable[ProcessTotals]) -> list[ProcessTotals]:
-    """Return the training processes of a run that ended with an attempt."""
+    """Return the training processes of a run that exited with an attempt."""
     return _ended_with(attempt.run, attempt.recorded, ended, processes)
 
 
@@ -205,7 +205,7 @@ def _ended_with(
 
 
 class Endings:
-    """Outcomes of ended processes: each is decided once, by one rule, and kept in the record of its process."""
+    """Outcomes of exited processes: each is decided once, by the same rule, and saved in the process's record."""
 
     def __init__(self) -> None:
         self.evidence = ExitEvidence()  # may be replaced from any thread
@@ -219,7 +219,7 @@ class Endings:
         return self._pass
 
     def outcome(self, process: ProcessTotals, *, successor: ProcessTotals | None = None) -> Outcome | None:
-        """Return the outcome of an ended process; None while it is not decided."""
+        """Return the outcome of an exited process; None if not yet decided."""
         if process.departed is not None and process.outcome is None:
             process.outcome = self._pass.outcome(self._facts(process, process.departed, successor))
         return process.outcome
@@ -246,7 +246,7 @@ class Endings:
         )
 
     def _has_agent(self, process: ProcessTotals, successor: ProcessTotals) -> bool:
-        """Return True if an agent of torchrun lived from before the process until its successor."""
+        """Return True if an agent of torchrun was running from before the process until the successor."""
         return any(
             each.identity.role == "agent"
             and each.identity.run == process.identity.run
@@ -256,7 +256,7 @@ class Endings:
         )
 
     def expects_restart(self, run: str) -> bool:
-        """Return True while an agent of torchrun lives, which may start another process of the run."""
+        """Return True if an agent of torchrun is running, which may start a further process of the run."""
         return any(
             each.living and each.identity.role == "agent" and each.identity.run == run
             for each in self._processes

@@ -1,4 +1,4 @@
-"""The hang rule: how long a training may go without a finished step."""
+"""Hang rule: the maximum time without a finished step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG_PHASES = frozenset(
     for name, phase in PHASES.items()
     if phase.badput in {"init", "compile", "validation", "checkpoint_load", "checkpoint_save"}
 )
-"""Phases that may take longer than a step."""
+"""Phases with durations above a step's."""
 WAITING_PHASES = LONG_PHASES | {"data_loading"}
 """Phases in which a run without steps is stalled, not hung."""
 LONG_PHASE_FACTOR = 5.0

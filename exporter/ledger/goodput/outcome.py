@@ -1,4 +1,4 @@
-"""Outcome of an ended process."""
+"""Outcome of a process's exit."""
 
 from __future__ import annotations
 

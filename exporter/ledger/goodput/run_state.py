@@ -52,18 +52,18 @@ SPECS = (STATE, SINCE, OUTCOME)
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """State of one run."""
+    """State of a run."""
 
-    state: str  # one of `STATES`
+    state: str  # a value of `STATES`
     since: float = field(default=0.0, compare=False)  # Unix time
-    reason: str = ""  # of an ended run, for people
+    reason: str = ""  # free text about an ended run
     exit_status: str = ""
     signal: str = ""
     exception: str = ""
 
 
 class RunStates:
-    """States of all runs, each with the time since which it holds."""
+    """States of all runs, each with the start of the state."""
 
     def __init__(self) -> None:
         self._runs: dict[str, RunState] = {}
@@ -102,7 +102,7 @@ class RunStates:
 
 
 def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, now: Moment) -> RunState:
-    """Return the state of a run from its processes."""
+    """Return the state of a run, computed from the run's processes."""
     trainers = [each for each in processes if each.identity.rank is not None] or processes
     living = [each for each in trainers if each.living]
     if living:
@@ -129,7 +129,7 @@ def _living(process: ProcessTotals, rules: GapRules, now: Moment) -> RunState:
 
 
 def _ended(outcome: Outcome, process: ProcessTotals) -> RunState:
-    """Return the final state of a run from the outcome of its last process."""
+    """Return the final state of a run, computed from the outcome of the last process."""
     status, exception, at = outcome.status, outcome.exception, outcome.at
     if outcome.source is EvidenceSource.EXCEPTION:
         state = "stopped" if outcome.failure in {"user", "preemption"} else "failed"

@@ -1,4 +1,4 @@
-"""Session: attempts that belong together, one after another, counted from the snapshots of rank 0."""
+"""Session: consecutive attempts that belong together, counted from the snapshots of rank 0."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from exporter.ledger.state.files import StateKey
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 FINISHED_SECONDS = 5.0
-"""Delay between the end of the application and safe work while the process lives; an exit status decides earlier."""
+"""Delay from the reported end of the application to safe work in a running process; an exit status decides earlier."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionPass:
-    """Input of all sessions in one pass."""
+    """Input of all sessions in a pass."""
 
     now: Moment
     rules: GapRules
@@ -38,21 +38,21 @@ class SessionPass:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Attempts with one session tag, or without a tag of one run, in memory; times are monotonic."""
+    """Attempts with the same session tag, or without a tag of the same run, in memory; times are monotonic."""
 
     key: StateKey
     goodput: Goodput = field(default_factory=Goodput)
     loaded: bool = False  # the state was loaded
     safe: bool = False  # the state was saved: the totals may be shown
     saved_hash: int = 0  # of the content saved last
-    released: bool = False  # another sidecar may continue the session
-    refused: bool = False  # another sidecar holds the session
-    gone: float | None = None  # when the latest process ended
-    # the kernel's OOM kills at the last snapshot and at the one before
+    released: bool = False  # released for other sidecars
+    refused: bool = False  # locked by a different sidecar
+    gone: float | None = None  # exit time of the latest process
+    # the kernel's OOM kills at the last and at the previous snapshot
     _oom_kills: float | None = None
     _oom_kills_before: float | None = None
-    _snapshot: Snapshot | None = None  # the last counted one
-    _finished: float | None = None  # when the end of the application was first seen
+    _snapshot: Snapshot | None = None  # last counted
+    _finished: float | None = None  # first observation of the end of the application
     _warned: set[str] = field(default_factory=set)  # ids of processes with a logged conflict
 
     @property
@@ -93,7 +93,7 @@ class Session:
                 goodput.complete()
 
     def follow_end(self, look: SessionPass, *, linger_seconds: float) -> None:
-        """Count the end of the latest process once its outcome is decided, and then the downtime."""
+        """Count the end of the latest process after a decided outcome, and then the downtime."""
         attempt, now = self.goodput.attempt, look.now
         if attempt is None:
             return
@@ -101,7 +101,7 @@ class Session:
         if self.gone is None:
             if process is not None and process.living:
                 return
-            # A process without a record ended before this sidecar started.
+            # A process without a record exited before this sidecar started.
             ended = attempt.written if attempt.ended is None else attempt.ended
             ago = max(0.0, now.wall - ended)
             self.gone = now.monotonic - ago if process is None else process.departed_monotonic
@@ -118,7 +118,7 @@ class Session:
         attempt, identity = self.goodput.attempt, process.identity
         if attempt is None:
             return True
-        # An ended process that is older than the attempt is no later attempt. A living process is, also after a clock step.
+        # An exited process older than the attempt is not a later attempt. A running process is, also after a clock step.
         if self.goodput.knows(identity.id) or (not process.living and identity.started < attempt.recorded):
             return False
         before = look.leading.get(attempt.process)
@@ -154,10 +154,10 @@ class Session:
     def _end_superseded(
         self, attempt: Attempt, successor: ProcessTotals, look: SessionPass, *, before: float
     ) -> None:
-        """End the latest attempt: another process of the rank has begun."""
+        """End the latest attempt: a new process of the rank has started."""
         process = look.leading.get(attempt.process)
         outcome = self._outcome(attempt, process, look, successor=successor)
-        if outcome is None:  # the process is not seen to have ended
+        if outcome is None:  # the exit was not observed
             outcome = Outcome(EvidenceSource.INFERRED, attempt.final, attempt.written)
         self._end(attempt, outcome, look, seen=process is not None, before=before)
 

@@ -1,8 +1,8 @@
 """Sessions: the attempts of every run, and their state files.
 
-A session is all processes of rank 0 with one session tag, or without a tag of one run. A process is bound to its session
-when the process reports a tag, begins to train, or ends; reports are cumulative, and no counts are lost by waiting. A node
-without rank 0 counts its lowest rank for itself: nothing of that is published, but the node's energy is divided by it.
+A session is all processes of rank 0 with the same session tag, or without a tag of the same run. A process is bound to a
+session when the process reports a tag, starts to train, or exits; reports are cumulative, and no counts are lost by waiting. A node
+without rank 0 counts the lowest rank for local use: no family is published, but the node's energy is divided by this work.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
 
 TAG_SECONDS = 30.0
-"""Time in which a process that does not train yet may report its session tag."""
+"""Time for a process without training to report a session tag."""
 REFUSED_SECONDS = 60.0
-"""Retention of the feed file of a dead process while another sidecar holds the session."""
+"""Retention of the feed file of an exited process if a different sidecar holds the session."""
 
 
 class Sessions:
@@ -50,7 +50,7 @@ class Sessions:
         self._resumed = False
 
     def holds(self, process_id: str) -> bool:
-        """Return True if the feed file of a dead process is still needed."""
+        """Return True if the feed file of an exited process is still needed."""
         return process_id in self._holds
 
     def work_accounts(self) -> Mapping[str, WorkAccount]:
@@ -89,7 +89,7 @@ class Sessions:
         look = SessionPass(
             now, rules, self.options, endings, evidence, list(ranks.processes()), leading, pids
         )
-        # Counts of a rank that was seen before the leading rank of its run are discarded.
+        # Counts of a rank that was read before the leading rank of the run are discarded.
         ranks_now = {each.identity.run: each.identity.rank or 0 for each in leading.values()}
         for key, session in list(self._sessions.items()):
             attempt = session.goodput.attempt
@@ -115,12 +115,12 @@ class Sessions:
         self._forget(now)
 
     def _bind(self, process: ProcessTotals, now: Moment) -> None:
-        """Bind a process to its session once the session is known."""
+        """Bind a process to a session, once the session is known."""
         identity, reading = process.identity, process.training
         if identity.id in self._bound:
             return
         if reading is None:
-            # A process that ended before the first training report belongs to the session of the run, if any.
+            # A process that exited before the first training report belongs to the session of the run, if any.
             for key, session in self._sessions.items() if not process.living else ():
                 attempt = session.goodput.attempt
                 if attempt is not None and attempt.run == identity.run and session.goodput.trains:
@@ -132,7 +132,7 @@ class Sessions:
         tag = dict(reading.facts).get("session_tag", "")
         if tag or reading.loop or reading.finished or waited or not process.living:
             name, kind = (tag, "session") if tag else (identity.run, "run")
-            # A session of a rank other than 0 is not published; this node divides its energy by its work.
+            # A session of a rank other than 0 is not published; this node divides energy by the session's work.
             node = (str(identity.rank), self._state.keeper) if identity.rank else ("", "")
             self._bound[identity.id] = ("goodput", name, kind, *node)
 
@@ -187,7 +187,7 @@ class Sessions:
             self._state.report(str(error))
 
     def _needed(self, leading: Mapping[str, ProcessTotals], now: Moment) -> Iterator[str]:
-        """Yield the ids of processes whose feed files are still needed."""
+        """Yield the ids of processes whose feed files are needed."""
         for process_id, key in self._bound.items():
             session, attempt = self._sessions[key], self._sessions[key].goodput.attempt
             gone = now.monotonic - leading[process_id].departed_monotonic
@@ -211,7 +211,7 @@ class Sessions:
     def _latest(self) -> Iterator[Session]:
         """Yield the sessions that may be shown: of two sessions of a run the later, or none if that is not saved."""
         begun = [each for each in self._sessions.values() if each.goodput.attempt and each.goodput.trains]
-        # A living session is the later session, also after a clock step.
+        # A running session is the later session, also after a clock step.
         begun.sort(key=lambda each: (each.goodput.latest.ended is None, each.goodput.latest.recorded))
         latest = {each.goodput.latest.run: each for each in begun}
         return (session for session in latest.values() if session.safe)
@@ -234,5 +234,5 @@ def _leading(ranks: Ranks) -> list[ProcessTotals]:
         for slot, process in rank.processes()
         if slot.number == 0 and process.snapshot is not None
     ]
-    # A living process is later than an ended process, also after a clock step.
+    # A running process is later than an exited process, also after a clock step.
     return sorted(found, key=lambda each: (each.living, each.identity.started, each.identity.id))

@@ -1,6 +1,6 @@
 """Dataclasses to JSON and back.
 
-Unknown fields are ignored and missing fields have their defaults, so that releases can read each other's state.
+Unknown fields are ignored and missing fields have their defaults, so releases can exchange state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Decoded = TypeVar("Decoded")
 
 
 def dumps(value: object) -> bytes:
-    """Return a dataclass as one line of JSON."""
+    """Return a dataclass as a line of JSON."""
     return json.dumps(to_json(value), separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
 
 
@@ -64,7 +64,7 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, found: Any) -> Any:
     """Return JSON types as a value of a type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in {Union, UnionType}:  # None and one other type
+    if origin in {Union, UnionType}:  # None and a second type
         other = next(each for each in arguments if each is not NoneType)
         return None if found is None else from_json(other, found)
     if origin is tuple and arguments[-1] is not Ellipsis:
@@ -95,6 +95,6 @@ def _reject(found: object) -> NoReturn:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of the saved fields of a dataclass: all fields, or those named by its `SAVED`."""
+    """Return the types of the saved fields of a dataclass: all fields, or the fields in `SAVED`."""
     hints = get_type_hints(kind)
     return {name: hints[name] for name in getattr(kind, "SAVED", [each.name for each in fields(kind)])}

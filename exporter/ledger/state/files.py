@@ -46,7 +46,7 @@ class StateFile:
 def file_name(key: StateKey) -> str:
     """Return the file name of a key: readable characters and a hash."""
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", "_".join(key))[:60].strip("._")
-    # Lengths in front keep ("a", "b") and ("ab", "") apart; lone surrogates are accepted.
+    # Length prefixes distinguish ("a", "b") from ("ab", ""); lone surrogates are accepted.
     joined = "".join(f"{len(part)}:{part}" for part in key).encode("utf-8", "surrogatepass")
     return f"{readable or 'run'}-{hashlib.sha256(joined).hexdigest()[:32]}{SUFFIX}"
 

@@ -1,4 +1,4 @@
-"""Record locks of state files, one byte of a shared lock file per state file."""
+"""Record locks of state files: a byte of a shared lock file per state file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class StateLocks:
-    """Locks of one state directory, held until release or the end of the process."""
+    """Locks of a state directory, held until release or the exit of the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class StateLocks:
         self._warned = False
 
     def acquire(self, name: str) -> bool:
-        """Lock a state file; False while another sidecar holds the lock.
+        """Lock a state file; returns False if a different sidecar holds the lock.
 
         On a file system without locks every sidecar succeeds, and a warning is logged.
         """
@@ -55,7 +55,7 @@ class StateLocks:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, _offset(name))
 
     def is_removed(self) -> bool:
-        """Return True if the lock file was deleted; its locks then exclude nobody."""
+        """Return True if the lock file was deleted and the locks are therefore ineffective."""
         return self._descriptor is not None and not os.fstat(self._descriptor).st_nlink
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""StateStore: state files by key in `<state directory>/ledger/`.
+"""Store of state files by key in `<state directory>/ledger/`.
 
-A file is replaced as a whole by a rename. While a sidecar holds a key, it holds a record lock on a byte of the file
+A file is replaced as a whole by a rename. For each claimed key a sidecar holds a record lock on a byte of the file
 `locks`. A file that cannot be used (damaged, too large, of a later version, a link) is never read as zero in silence and
-never overwritten: the file is renamed to `<name>.damaged-<unix time>`, logged and counted, and the totals start anew.
-There is no `fsync`: a flush would wait behind the job's own checkpoint; the checksum finds the result of a power loss.
+never overwritten: the file is renamed to `<name>.damaged-<unix time>`, logged and counted, and the totals restart at 0.
+There is no `fsync`, which would wait for the job's checkpoint; the checksum detects the result of a power loss.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEEP_SECONDS, KEEP_FILES = 30 * 86_400.0, 5000
 
 
 class StateStore:
-    """State files of one sidecar; methods raise StateError if the directory or a file cannot be used now.
+    """State files of a sidecar; methods raise StateError if the directory or a file is unusable.
 
     Attributes:
         directory: Directory of the files: `ledger` in the given directory, created on first use. In a directory of several
@@ -98,7 +98,7 @@ class StateStore:
         return problems
 
     def claim(self, key: StateKey) -> bool:
-        """Lock a key until `release`; False while another sidecar holds the key."""
+        """Lock a key until `release`; returns False if a different sidecar holds the key."""
         name = file_name(key)
         with self._using(name):
             if key not in self._claimed and self._locks.acquire(name):
@@ -118,7 +118,7 @@ class StateStore:
             self._locks.close()
 
     def load(self, key: StateKey, decode: Callable[[bytes], Decoded]) -> Decoded | None:
-        """Return the last saved state of a key; None if there is none or the file was damaged.
+        """Return the last saved state of a key; None without a file or with a damaged file.
 
         ValueError from *decode* means damage. A damaged file is moved aside only if this sidecar holds the key.
         """
@@ -154,7 +154,7 @@ class StateStore:
             return keys
         with self._using("."):
             for path in self.directory.glob(f"{kind}*{SUFFIX}"):
-                with contextlib.suppress(OSError):  # one unreadable file; its rank reports the error
+                with contextlib.suppress(OSError):  # an unreadable file; the rank reports the error
                     if path.lstat().st_mtime < self._clock() - within_seconds:
                         continue
                     try:
@@ -171,7 +171,7 @@ class StateStore:
         return keys
 
     def tidy(self) -> None:
-        """Remove, once an hour, files that were not saved for 30 days, and the oldest beyond 5,000 files."""
+        """Remove, once an hour, files that were not saved for 30 days, and the oldest above 5,000 files."""
         now = self._clock()
         if self._tidied is not None and 0 <= now - self._tidied < TIDY_SECONDS:
             return
@@ -179,7 +179,7 @@ class StateStore:
         with contextlib.suppress(StateError), self._using("."):
             aged: list[tuple[float, Path]] = []
             for path in self.directory.iterdir():
-                with contextlib.suppress(OSError):  # another sidecar just renamed the file
+                with contextlib.suppress(OSError):  # renamed by a different sidecar
                     if SUFFIX in path.name:
                         aged.append((path.lstat().st_mtime, path))
             for place, (modified, path) in enumerate(sorted(aged, reverse=True)):
@@ -191,12 +191,12 @@ class StateStore:
 
     def record(self, subject: str, decode: Callable[[bytes], Saved], *, run: str = "") -> StateRecord[Saved]:
         """Return the record of a subject of this machine, for each run if a run is given; no file is opened yet."""
-        # Per machine: on shared storage every machine counts its own energy.
+        # Per machine: on shared storage every machine counts separately.
         return StateRecord(self, ("page", run, subject, self.keeper), decode)
 
     @contextlib.contextmanager
     def _using(self, name: str) -> Iterator[None]:
-        """Serialize access to the directory, create it, and turn OSError into StateError."""
+        """Serialize access to the directory, create the directory, and convert OSError to StateError."""
         with self._guard:
             try:
                 self.directory.mkdir(mode=0o700, exist_ok=True)
@@ -218,7 +218,7 @@ class StateStore:
         )
 
     def _move_aside_unlocked(self, path: Path, error: Exception) -> None:
-        """Move a file aside unless another sidecar holds its key."""
+        """Move a file aside unless a different sidecar holds the key."""
         if path.name in self._claimed.values():
             self._move_aside(path, error)
         elif self._locks.acquire(path.name):
@@ -226,14 +226,14 @@ class StateStore:
             self._locks.release(path.name)
 
     def _renew_locks(self) -> None:
-        """Lock all keys again if the lock file was deleted (`rm -r` of the directory)."""
+        """Lock all keys again after a deletion of the lock file (`rm -r` of the directory)."""
         if self._locks.is_removed():
             self._locks.close()
             self._claimed = {key: name for key, name in self._claimed.items() if self._locks.acquire(name)}
 
 
 class StateRecord(Generic[Saved]):
-    """Saved dataclass of one subject; errors are CollectError (`state`)."""
+    """Saved dataclass of a subject; errors are CollectError (`state`)."""
 
     def __init__(self, store: StateStore, key: StateKey, decode: Callable[[bytes], Saved]) -> None:
         self._store = store
@@ -241,14 +241,14 @@ class StateRecord(Generic[Saved]):
         self._decode = decode
 
     def claim(self) -> bool:
-        """Lock the record; False while another sidecar holds it."""
+        """Lock the record; returns False if a different sidecar holds the record."""
         try:
             return self._store.claim(self._key)
         except StateError as error:
             raise CollectError(str(error), reason="state") from error
 
     def load(self) -> Saved | None:
-        """Return the last saved value; None if there is none."""
+        """Return the last saved value, or None."""
         try:
             return self._store.load(self._key, self._decode)
         except StateError as error:

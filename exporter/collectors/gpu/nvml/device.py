@@ -72,7 +72,7 @@ class NvmlDevice:
         handle: NVML's.
         index: NVML's.
         reprobe_seconds: When to try an unsupported query again.
-        avoid: Calls that have hung on this GPU; paused in the first pass.
+        avoid: Calls that have hung on this GPU; paused at the start.
     """
 
     def __init__(
