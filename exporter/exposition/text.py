@@ -14,6 +14,7 @@ five minutes. A sample that cannot be written is therefore left out and counted.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ MAX_LABEL_VALUE_BYTES = 512
 
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,255}")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,255}")
+_SeriesKey = frozenset[tuple[str, str]]
 _INFINITE = float("inf")
 _go_number: Callable[[float], str] = floatToGoString
 
@@ -94,7 +96,7 @@ class Written:
 
 
 def write(metric: Metric) -> Written:
-    """Return the text of a family without bad samples; a bad sample of a histogram or summary refuses the family.
+    """Return the text of a family without bad samples, and without distributions that have a bad sample.
 
     Raises:
         RefusedError: No sample can be written.
@@ -102,22 +104,12 @@ def write(metric: Metric) -> Written:
     name, kind = metric.name, _KINDS.get(metric.type)
     if kind is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
-    samples: Sequence[Sample] = metric.samples
-    buckets_alone = False
-    if metric.type == "histogram":
-        counted = Counter(sample.name.removeprefix(name) for sample in samples)
-        buckets_alone = counted["_sum"] != counted["_count"]
-        try:
-            negative = any(float(sample.labels.get("le", 0)) < 0.0 for sample in samples)
-        except ValueError:
-            raise RefusedError("labels") from None
-        if negative:  # the sum may fall, so that it is no counter
-            buckets_alone = True
-            samples = [sample for sample in samples if sample.name != f"{name}_sum"]
+    samples = _without_falling_sums(metric) if metric.type == "histogram" else metric.samples
     expected = {name + suffix for suffix in kind.suffixes}
     lines: dict[str, str] = {}
     kept: list[Sample] = []
     dropped: Counter[Reason] = Counter()
+    bad: dict[_SeriesKey, Reason] = {}
     orders: dict[tuple[str, ...], list[str]] = {}
     for sample in samples:
         try:
@@ -143,15 +135,37 @@ def write(metric: Metric) -> Written:
         ) as error:  # not a sample, or labels that are not text
             refused = error if isinstance(error, RefusedError) else RefusedError("labels")
             if metric.type in ("histogram", "summary"):
-                raise refused from None
-            dropped[refused.reason] += 1
+                key = _series_key(sample)
+                if key is None:
+                    raise refused from None
+                bad.setdefault(key, refused.reason)
+            else:
+                dropped[refused.reason] += 1
+    if bad:  # a distribution without one of its samples would be wrong
+        dropped.update(bad[key] for sample in samples if (key := _series_key(sample)) in bad)
+        whole = [_series_key(sample) not in bad for sample in kept]
+        lines = dict(itertools.compress(lines.items(), whole))
+        kept = list(itertools.compress(kept, whole))
+        if not kept:
+            raise RefusedError(next(iter(bad.values())))
     names = frozenset({name, *expected, *([f"{name}_created"] if kind.least == 0.0 else [])})
-    texts = _texts(metric, kind, lines, buckets_alone=buckets_alone)
+    texts = _texts(metric, kind, lines, kept)
     return Written(texts, len(lines), names, dropped, metric, kept)
 
 
+def _without_falling_sums(metric: Metric) -> Sequence[Sample]:
+    """Return the samples of a histogram without sums that may fall, because observations below zero are possible."""
+    try:
+        negative = any(float(sample.labels.get("le", 0)) < 0.0 for sample in metric.samples)
+    except ValueError:
+        raise RefusedError("labels") from None
+    if not negative:
+        return metric.samples
+    return [sample for sample in metric.samples if sample.name != f"{metric.name}_sum"]
+
+
 def _texts(
-    metric: Metric, kind: TypeRules, lines: Mapping[str, str], *, buckets_alone: bool
+    metric: Metric, kind: TypeRules, lines: Mapping[str, str], samples: Sequence[Sample]
 ) -> Mapping[Format, str]:
     name, type_, body = metric.name, metric.type, "".join(lines.values())
     # A lone surrogate in a help text costs a character, not the family.
@@ -161,13 +175,31 @@ def _texts(
     has_unit = metric.unit and name.endswith(f"_{metric.unit}") and type_ not in ("info", "stateset")
     unit = f"# UNIT {name} {metric.unit}\n" if has_unit else ""
     strict = body
-    if buckets_alone:
-        strict = "".join([line for line in lines.values() if line.startswith(f"{name}_bucket")])
+    if type_ == "histogram":
+        keys = {
+            part: [_series_key(sample) for sample in samples if sample.name == f"{name}_{part}"]
+            for part in ("count", "sum")
+        }
+        if len(keys["count"]) != len(keys["sum"]):
+            complete = {*keys["count"]} & {*keys["sum"]}
+            strict = "".join(
+                line
+                for line, sample in zip(lines.values(), samples, strict=True)
+                if sample.name == f"{name}_bucket" or _series_key(sample) in complete
+            )
     shown, quoted = name + kind.suffix, text.replace('"', r"\"")
     return {
         Format.TEXT: f"# HELP {shown} {text}\n# TYPE {shown} {kind.text}\n{body}",
         Format.OPENMETRICS: f"# HELP {name} {quoted}\n# TYPE {name} {type_}\n{unit}{strict}",
     }
+
+
+def _series_key(sample: Sample) -> _SeriesKey | None:
+    """Return the labels of a distribution; None if the labels cannot be compared."""
+    try:
+        return frozenset([each for each in sample.labels.items() if each[0] not in {"le", "quantile"}])
+    except (AttributeError, TypeError):
+        return None
 
 
 def _sorted_labels(keys: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,47 @@
+"""Names in a feed file that no honest writer makes, from the file to the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from exposition_support import read
+from feed_support import new_identity, new_recording, publish_once
+
+from exporter.exposition.negotiation import Format
+from exporter.exposition.page import Page
+from exporter.feed.reader import FeedReader
+from exporter.feed.writer import FeedWriter
+from exporter.ledger.collector import JobCollector
+from exporter.ledger.state.store import StateStore
+from exporter.recording.values import Recording
+
+HONEST = (("rank", "0"), ("run", "honest"))
+
+
+def total(directory: Path, form: Format) -> float | None:
+    """Return the total of the honest run on a page."""
+    page = Page()
+    page.publish("feed", JobCollector(FeedReader(directory), StateStore(directory)).collect())
+    return read(page.render(form), form).get(("train_stat0_count", HONEST))
+
+
+@pytest.mark.parametrize("form", [Format.TEXT, Format.OPENMETRICS])
+@pytest.mark.parametrize("run", ["x" * 4096, "\N{GRINNING FACE}" * 256], ids=["characters", "bytes"])
+def test_a_run_name_of_any_length_removes_no_total_of_another_run(
+    tmp_path: Path, run: str, form: Format
+) -> None:
+    publish_once(tmp_path, run="honest")
+    publish_once(tmp_path, run=run)
+
+    assert total(tmp_path, form) == 1
+
+
+def test_a_run_with_negative_samples_removes_no_total_of_another_run(tmp_path: Path) -> None:
+    publish_once(tmp_path, run="honest")
+    negative = Recording(tuple([each.replace(sum=None) for each in new_recording().stats]))
+    writer = FeedWriter(tmp_path, new_identity(run="negative"))
+    writer.publish(negative)
+    writer.close()
+
+    assert total(tmp_path, Format.OPENMETRICS) == 1
