@@ -121,7 +121,7 @@ class OverdueRank:
 
 @dataclass(frozen=True, slots=True)
 class OverdueRun:
-    """A hung or stalled run."""
+    """Hung or stalled run."""
 
     run: str
     state: Literal["hung", "stalled", "observed"]  # observed: a user requested the examination

@@ -35,7 +35,7 @@ KEPT_SECONDS = 60.0
 
 @dataclass(slots=True, eq=False)
 class RankTotals:
-    """A rank in memory."""
+    """Rank in memory."""
 
     key: RankKey
     slots: dict[int, WorkerSlot] = field(default_factory=dict)

@@ -352,7 +352,7 @@ def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> No
 
 
 def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, array: Any) -> None:
-    """A first call without an array succeeds with the number."""
+    """Fill the driver's samples; a first call without an array returns their number."""
     reading, seconds, length = SAMPLES.get(number(kind), ("", 1.0, 0))
     if not reading or not asked.maybe("sample_buffers"):
         raise RefusedError("not_supported")

@@ -27,7 +27,7 @@ Problems = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A number that moves with the load, or a counter that grows with it."""
+    """Number that follows the load, or a counter that grows with the load."""
 
     idle: float = 0.0
     busy: float | None = None
@@ -35,7 +35,7 @@ class Signal:
     bits: Literal[16, 32, 64] | None = None
 
     def problems(self) -> Problems:
-        """Whether the parts fit together."""
+        """Yield parts that do not fit together."""
         if self.bits is not None and self.counter_from is None:
             yield "bits", "only a counter has a width; add counter_from"
 
@@ -56,7 +56,7 @@ _NONE = Readings()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of the load's cycle."""
+    """Part of the load's cycle."""
 
     seconds: Duration
     level: Ratio
@@ -72,7 +72,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A compute instance of a divided GPU (MIG)."""
+    """Compute instance of a divided GPU (MIG)."""
 
     gi: Annotated[int, Range(0, 14)]
     profile: str
@@ -82,7 +82,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process that holds the GPU."""
+    """Process that holds the GPU."""
 
     pid: Annotated[int, Range(1, 0xFFFFFFFF)]
     memory: Annotated[int, Range(0)] | None = None
@@ -91,7 +91,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A kind of GPU."""
+    """Model of a GPU."""
 
     name: str
     architecture: Literal[tuple(ARCHITECTURES.values())]  # type: ignore[valid-type]  # made from a table
@@ -107,7 +107,7 @@ class Model:
     processes: tuple[Process, ...] = ()
 
     def problems(self) -> Problems:
-        """Whether names and ids can be."""
+        """Yield invalid ids."""
         yield from _number_keys(self)
 
 
@@ -160,7 +160,7 @@ class TimelineEntry:
 
 @dataclass(frozen=True, slots=True)
 class MachineDescription:
-    """A machine with, or without, NVIDIA's GPUs."""
+    """Machine with or without NVIDIA GPUs."""
 
     description: str = ""
     library: bool = True

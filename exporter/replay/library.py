@@ -1,4 +1,4 @@
-"""A replayed machine in the place of NVIDIA's library.
+"""Replay library in place of NVIDIA's library.
 
 Used in the NVML child of a sidecar that replays: an object assigned to `pynvml.nvmlLib`, on which pynvml looks functions up
 by their C names, so that the rest of pynvml is unchanged. Faults of the timeline apply first, then the function runs.
@@ -67,7 +67,7 @@ COST_KEYS = frozenset(
 
 
 class Clock:
-    """The time of a replay: the machine's."""
+    """Clock of a replay: the machine's time."""
 
     def now(self) -> float:
         """Monotonic seconds."""

@@ -21,7 +21,7 @@ _WORDS = {"nan": nan, "infinity": inf}
 
 
 class Load:
-    """How busy a GPU is, from 0 to 1: steps that repeat, with a ripple on them, and that run `shift` seconds ahead."""
+    """Load of a GPU, from 0 to 1: repeated steps with a ripple, `shift` seconds ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift: float) -> None:
         self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
@@ -30,7 +30,7 @@ class Load:
         self._shift = shift
 
     def at(self, moment: float) -> float:
-        """The load at a moment."""
+        """Return the load at a time."""
         place = (moment + self._shift) % self._cycle
         ends = accumulate(seconds for seconds, _ in self._steps)
         found = (step[1] for end, step in zip(ends, self._steps, strict=True) if place < end)
@@ -39,7 +39,7 @@ class Load:
         return float(min(max(level + ripple, 0.0), 1.0))
 
     def total(self, moment: float) -> float:
-        """The load added up over the seconds since the beginning."""
+        """Return the integral of the load over the seconds since the start."""
         return self._until(moment + self._shift) - self._until(self._shift)
 
     def _until(self, moment: float) -> float:
@@ -77,7 +77,7 @@ class Readings:
         return total % (1 << value["bits"]) if value["bits"] else total
 
     def mean(self, name: str, begin: float, end: float) -> float | None:
-        """The mean of a level between two moments; of a counter the number at the end."""
+        """Return the mean of a level between two times; for a counter the number at the end."""
         _, value = self._current(name, end)
         if not isinstance(value, dict) or value["counter_from"] is not None:
             return self.at(name, end)
@@ -136,7 +136,7 @@ class ReplayedGpu:
         return self._listed("mig", moment) if self.readings.at("mig_mode", moment) == 1 else []
 
     def processes(self, moment: float) -> list[dict[str, Any]]:
-        """The processes that compute on it."""
+        """Return the compute processes of the GPU."""
         return self._listed("processes", moment)
 
     def _listed(self, name: str, moment: float) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ class ReplayedGpu:
 
 
 class ReplayedMachine:
-    """The machine."""
+    """Replayed machine with GPUs and a timeline."""
 
     def __init__(self, description: dict[str, Any]) -> None:
         self.description = description  # see `description.MachineDescription.plain`
@@ -156,7 +156,7 @@ class ReplayedMachine:
         self.gpus = [ReplayedGpu(place, each, self.faults) for place, each in enumerate(description["gpus"])]
 
     def driver(self, moment: float) -> str:
-        """The version of the driver that is loaded."""
+        """Return the version of the loaded driver."""
         version: str = self.description["driver"]
         for fault in self.faults:
             if fault.entry["driver"] is not None and fault.at <= moment:

@@ -1,8 +1,7 @@
-"""The public training API: blocks, metrics and run metadata.
+"""Public training API: blocks, metrics and run metadata.
 
 Used on the job's threads. The body of a block always runs, and its exceptions pass through unchanged. No call raises,
 unless the job requests errors, and no call waits for a GPU: a later call collects the value of a tensor.
-the job chose it, and none waits for a GPU: the value of a tensor arrives with a later call.
 """
 
 from __future__ import annotations
@@ -409,7 +408,7 @@ def checkpoint_saved(
     Args:
         step: The step that was saved.
         kind: sync, async or local.
-        ok: Whether the save succeeded.
+        ok: True if the save succeeded.
         seconds: The time until the save was safe.
         bytes: The size of the checkpoint.
         blocking_seconds: The part of the time in which the save blocked the training.

@@ -53,7 +53,7 @@ class TracingTimestamp:
 
     @classmethod
     def now(cls) -> TracingTimestamp:
-        """Take both clocks."""
+        """Return the present time of both clocks."""
         return cls(time.time(), time.perf_counter())
 
     @classmethod

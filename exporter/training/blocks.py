@@ -2,7 +2,6 @@
 
 On the main thread a hot block updates the clock inline; all other cases (asyncio tasks, observers, other threads,
 blocks left out of order) take the slow path.
-threads, blocks left in another order) takes the slow path.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ MOST_THREADS = 64
 
 
 class HotBlock(StackEntry, InertSpan):
-    """A block of a phase that is entered in each step; reusable, and a decorator."""
+    """Block of a phase that is entered in each step; reusable, and a decorator."""
 
     __slots__ = ("kind", "twins", "observed", "began", "thread")
 
@@ -208,17 +207,17 @@ class HotBlock(StackEntry, InertSpan):
 
     @property
     def name(self) -> str:
-        """The name of the block's span."""
+        """Name of the block's span."""
         return self.kind.span_name
 
     @property
     def active(self) -> bool:
-        """Whether the block is open."""
+        """True if the block is open."""
         return self.is_open
 
     @property
     def span(self) -> Span | None:
-        """The span of the open block; None without an observer."""
+        """Span of the open block; None without an observer."""
         return None if self.observed is None else self.observed.span
 
     def __reduce__(self) -> tuple[Callable[..., HotBlock], tuple[str, str]]:
@@ -230,7 +229,7 @@ class HotBlock(StackEntry, InertSpan):
 
 
 class EvaluationBlock(HotBlock):
-    """A batch of a validation or a test."""
+    """Batch of a validation or test."""
 
     __slots__ = ()
 
@@ -385,7 +384,7 @@ class IterationBlock(HotBlock):
 
 
 class InferredIterationBlock(IterationBlock):
-    """A training iteration that a bridge has inferred."""
+    """Training iteration inferred by a bridge."""
 
     __slots__ = ()
 

@@ -80,7 +80,7 @@ class Work:
         return self._saves
 
     def commit(self, save: int, step: int | None) -> None:
-        """Note that a save has succeeded; ignored if a later save has succeeded before."""
+        """Record the success of a save; ignored if a later save has already succeeded."""
         if save > self._committed:
             self._committed = save
             self._keep([segment for segment in self._segments if segment.save >= save], step)
@@ -128,7 +128,7 @@ class Checkpoints:
         self.furthest: int | None = None  # the last step of this loop that is safe
 
     def begin(self, step: int, strategy: str, at: float, completed: int) -> Save:
-        """Note that a save begins."""
+        """Record the begin of a save."""
         save = Save(step, strategy, at, completed, self._work.save_begins())
         self.under_way.pop(step, None)
         self.under_way[step] = save
@@ -142,7 +142,7 @@ class Checkpoints:
         return self.under_way.get(step) if isinstance(step, int) else None
 
     def succeed(self, save: Save, at: float, wall: float) -> None:
-        """Note that a save has succeeded, at a monotonic time and the Unix time of the same moment."""
+        """Record the success of a save, at a monotonic time and the same Unix time."""
         self.under_way.pop(save.step, None)
         save.confirmed = True
         self._work.commit(save.number, save.completed)

@@ -31,7 +31,7 @@ class PhaseTotals:
     Attributes:
         bin_seconds: The seconds at the begin of the present bin of the history.
         cells: Durations by cell; None for a phase without a histogram.
-        is_entered: Whether a block of the phase was entered in this process.
+        is_entered: True after the first entry of the phase in this process.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class PhaseTotals:
 
 
 class StackEntry:
-    """A block on the clock's stack.
+    """Block on the clock's stack.
 
     Attributes:
         totals: The block's phase, or the phase of the surrounding block.
@@ -67,7 +67,7 @@ class StackEntry:
         is_nested: True inside a block of the same phase, or without a phase.
         mark: Seconds of the phase at the entry.
         task: The asyncio task that entered the block, or None.
-        lexical: Whether a context manager has entered it.
+        lexical: True for a block entered by a context manager.
     """
 
     __slots__ = ("totals", "has_phase", "is_nested", "mark", "task", "lexical", "is_open")

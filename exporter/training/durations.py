@@ -17,7 +17,7 @@ _BY_BOUND = {bound: bucket_of(bound) for bound in PHASE_BUCKETS} | {
 CELLS = tuple(sorted(_BY_BOUND))
 """Upper bounds of the cells: all classic and native bucket bounds."""
 _BUCKETS = (LEAST, *(_BY_BOUND[bound] for bound in CELLS[1:]), BEYOND)
-"""The native bucket of each cell."""
+"""Native bucket of each cell."""
 
 
 def native_buckets(cells: list[int]) -> dict[int, int]:

@@ -32,12 +32,12 @@ class BlockKind:
 
     @property
     def begin(self) -> str:
-        """The callback that begins a block, otherwise the call."""
+        """Callback that begins a block, otherwise the call."""
         return f"on_{self.callbacks}_start" if self.callbacks else self.call
 
     @property
     def end(self) -> str:
-        """The callback that ends a block, otherwise the call."""
+        """Callback that ends a block, otherwise the call."""
         return f"on_{self.callbacks}_end" if self.callbacks else self.call
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ KINDS = (
     *(TRAINING_LOOP, TRAINING_ITERATION, VALIDATION_LOOP, VALIDATION_ITERATION, TESTING_LOOP),
     *(TESTING_ITERATION, CHECKPOINT_SAVE, *SHORT),
 )
-"""The standard kinds, without the inferred kinds."""
+"""Standard kinds, without the inferred kinds."""
 
 _BY_SPAN_NAME = {kind.span_name: kind for kind in KINDS} | {"checkpoint_save_async": CHECKPOINT_SAVE}
 _BY_PHASE = {str(kind.phase): kind for kind in SHORT}

@@ -16,7 +16,7 @@ from exporter.training.spans import Event, Span
 
 @dataclass(slots=True, eq=False)
 class ObservedBlock:
-    """A block with a span."""
+    """Block with a span."""
 
     kind: BlockKind
     span: Span

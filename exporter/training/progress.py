@@ -139,7 +139,7 @@ class Progress:
 
     @property
     def longest(self) -> float | None:
-        """The longest of the latest steps, without the first of all; None before."""
+        """Duration of the longest of the latest steps, without the first step; None before the second."""
         return max(list(self._recent)[-LONGEST_OF:], default=None)
 
     def publish(self, offset: float) -> None:

@@ -41,7 +41,7 @@ _SINGLE_IN_PROCESS = kinds.LOOPS | {kinds.APPLICATION}
 
 
 class OpenBlock(StackEntry):
-    """A rare block that is open."""
+    """Open rare block."""
 
     __slots__ = ("kind", "key", "observed", "policy", "thread", "is_logged", "is_ended")
 

@@ -47,7 +47,7 @@ PATIENCE_SECONDS = 1.0
 
 
 class OpenRareBlock(Protocol):
-    """A rare block that is open."""
+    """Open rare block."""
 
     kind: BlockKind
     observed: ObservedBlock
@@ -60,7 +60,7 @@ class OpenRareBlock(Protocol):
 
 
 class OpenHotBlock(Protocol):
-    """A hot block that a callback has begun."""
+    """Hot block begun by a callback."""
 
     kind: BlockKind
     is_open: bool
@@ -463,4 +463,4 @@ def is_inferred_iteration(entry: StackEntry) -> bool:
 
 
 TRAINING = TrainingRecording()
-"""The recorder of this process."""
+"""Training recorder of this process."""

@@ -33,7 +33,7 @@ class IterationEnded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStepEnded:
-    """A batch of a validation or a test."""
+    """Batch of a validation or test."""
 
     mode: str
     seconds: float | None
@@ -42,7 +42,7 @@ class EvaluationStepEnded:
 
 @dataclass(frozen=True, slots=True)
 class StepReported:
-    """A step that the job reports after its end."""
+    """Step that the job reports after the end of the step."""
 
     number: int | None
     seconds: float | None
@@ -53,7 +53,7 @@ class StepReported:
 
 @dataclass(frozen=True, slots=True)
 class LoopBegan:
-    """A training loop."""
+    """Begin of a training loop."""
 
     start: int
     target: int | None
@@ -83,7 +83,7 @@ class ApplicationEnded:
 
 @dataclass(frozen=True, slots=True)
 class SaveBegan:
-    """A save that the job begins; `key` identifies it."""
+    """Begin of a save; `key` identifies the save."""
 
     key: int
     call: str
@@ -104,7 +104,7 @@ class SaveEnded:
 
 @dataclass(frozen=True, slots=True)
 class SaveSucceeded:
-    """A save that is safe."""
+    """Confirmation of a save."""
 
     call: str
     step: object
@@ -114,7 +114,7 @@ class SaveSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class SaveReported:
-    """A save that the job reports after its end."""
+    """Save that the job reports after the end of the save."""
 
     step: object
     kind: object
@@ -136,7 +136,7 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class StepSkipped:
-    """A step that did not change the model."""
+    """Step that did not change the model."""
 
     reason: object
 
@@ -158,7 +158,7 @@ class BackgroundEnded:
 
 @dataclass(frozen=True, slots=True)
 class SpanEnded:
-    """A span that is no phase."""
+    """End of a span without a phase."""
 
     name: str
     seconds: float

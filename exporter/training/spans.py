@@ -54,7 +54,7 @@ class Event:
 
     @property
     def name_str(self) -> str:
-        """The name's text."""
+        """Name as text."""
         return to_name(self.name)
 
     @classmethod
@@ -235,7 +235,7 @@ class Span:
 
     @property
     def name_str(self) -> str:
-        """The name's text."""
+        """Name as text."""
         return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
@@ -355,17 +355,17 @@ class InertSpan:
 
     @property
     def name(self) -> SpanName:
-        """The name of the span that would exist."""
+        """Empty name."""
         return ""
 
     @property
     def id(self) -> UUID:
-        """An id that no record has."""
+        """Nil id, which no record has."""
         return NO_ID
 
     @property
     def active(self) -> bool:
-        """Whether the block is open."""
+        """True if the block is open."""
         return False
 
     def add_event(self, event: Event) -> Event:

@@ -20,7 +20,7 @@ import exporter
 from exporter.collectors.gpu.nvml import MessageReader, encode
 
 CHILD = "exporter.collectors.gpu.nvml.child"
-"""The module that the child runs."""
+"""Module of the child process."""
 
 _STDERR_BYTES = 2000
 
@@ -100,7 +100,7 @@ class NvmlChild:
         self.wait(0.2)
 
     def ended(self) -> bool:
-        """Return whether the child has ended."""
+        """Return True if the child has exited."""
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> None:

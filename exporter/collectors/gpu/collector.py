@@ -53,7 +53,7 @@ class GpuCollector:
         on_change: Called when NVML or a GPU is lost or returns, on a thread of the collector; must not block.
         on_sample: Called after each pass of the child, on a thread of the collector; must not wait.
         counts_energy: Returns False if a different exporter counts the GPU energy of this machine.
-        detached: Whether to start without loading NVML.
+        detached: True to start without loading NVML.
     """
 
     name = "gpu"

@@ -20,11 +20,11 @@ _MOST_DOUBTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterRule:
-    """How to read a raw counter."""
+    """Interpretation of a raw counter."""
 
     scale: float = 1.0  # the family's unit per raw unit
     most_per_second: float | None = None  # fastest possible rate in the family's unit; None for no limit
-    from_zero: bool = False  # whether the total starts at 0 and not at the raw counter's value
+    from_zero: bool = False  # True if the total starts at 0 and not at the raw counter's value
     of_process: bool = False  # True for counters of the NVML child, which start at 0 in each child
 
 
@@ -38,7 +38,7 @@ class RawReading:
 
 @dataclass(slots=True)
 class MonotonicCounter:
-    """A total that never falls."""
+    """Total that never falls."""
 
     rule: CounterRule
     total: float = 0  # in the raw unit

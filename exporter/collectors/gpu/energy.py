@@ -78,7 +78,7 @@ class GpuEnergy:
 
     @property
     def register_joules(self) -> float | None:
-        """The card's counter, carried on to the last reading by the integral; None without a counter."""
+        """The card's counter, extended by the integral to the last reading; None without a counter."""
         raw = None if self._counter is None else self._counter.raw
         return None if raw is None else raw * _RULE.scale + self._integral - self._integral_at_base
 
@@ -161,7 +161,7 @@ class GpuEnergy:
         )
 
     def is_current(self, now: float) -> bool:
-        """Return whether the last readings are recent enough to publish the total."""
+        """Return True if the last readings are recent enough to publish the total."""
         recent = now - self.at < self.outage_seconds / 4 or now - self._counter_at < self.outage_seconds
         return bool(self.joules) and recent
 

@@ -15,7 +15,7 @@ GPU = ("gpu", "uuid")
 """Labels of every family of a GPU."""
 
 CHILD_COUNTER = CounterRule(of_process=True)
-"""A sum since the NVML child started."""
+"""Rule of sums since the start of the NVML child."""
 DRIVER_COUNTER = CounterRule()
 # A counter of seconds cannot run faster than the clock; a faster counter is a different metric under the same id.
 NANOSECONDS = CounterRule(scale=1e-9, most_per_second=1.0)
@@ -28,7 +28,7 @@ _GPM = "Absent before Hopper, on a divided GPU (MIG) and where the option gpu.gp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingSource:
-    """A reading that fills a family."""
+    """Reading that sets a family's values."""
 
     reading: str  # name in the messages of the NVML child
     rule: CounterRule | None = None  # how a counter is read; None for a gauge
@@ -40,7 +40,7 @@ class GpuFamily:
 
     spec: FamilySpec  # labels: `gpu`, `uuid`, then the reading's labels
     sources: tuple[ReadingSource, ...]
-    by_link: bool = False  # whether the first label of a reading is an NVLink, over which the family sums
+    by_link: bool = False  # True if the first label of a reading is an NVLink, over which the family sums
     rare: frozenset[str] = frozenset()  # values of the last label that are omitted if 0
 
 

@@ -24,7 +24,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """A compute instance of a divided GPU; None for a reading that is not available."""
+    """Compute instance of a divided GPU; None for an unavailable reading."""
 
     uuid: str
     gi: int  # GPU instance

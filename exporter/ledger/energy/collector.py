@@ -72,7 +72,7 @@ class _ShareKey:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A run in memory."""
+    """Run in memory."""
 
     state: StateRecord[RunRecord]
     counters: RunEnergy

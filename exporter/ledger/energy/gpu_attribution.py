@@ -37,7 +37,7 @@ class GpuSlice:
 
 @dataclass(slots=True)
 class _Holder:
-    """A process that holds the GPU."""
+    """Process that holds the GPU."""
 
     pid: int
     begin: float

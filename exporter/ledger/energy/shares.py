@@ -22,7 +22,7 @@ from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, Ru
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A run's part of a device's energy, from 0 to 1, and the method that found it."""
+    """Share of a run in a device's energy, from 0 to 1, with the method."""
 
     run: str
     method: str

@@ -15,7 +15,7 @@ MAX_NUMBERS = 8192
 
 @dataclass(frozen=True, slots=True)
 class PhaseInterval:
-    """A phase of a main thread, on the monotonic clock."""
+    """Interval of a main thread's phase, on the monotonic clock."""
 
     begin: float
     end: float

@@ -1,4 +1,4 @@
-"""How processes end: the evidence, the rule that decides, and the reason of an interruption.
+"""Exit evidence of processes: the decision about outcomes, and the reason of an interruption.
 
 The rule, in this order:
 

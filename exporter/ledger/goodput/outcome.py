@@ -18,7 +18,7 @@ class EvidenceSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a process ended."""
+    """Outcome of an exited process."""
 
     source: EvidenceSource
     completed: bool

@@ -1,4 +1,4 @@
-"""The NVML child: the only process that loads NVIDIA's library.
+"""NVML child: the only process that loads NVIDIA's library.
 
 Started by the sidecar in a fresh interpreter (`child_process`), never by a fork. Options and commands arrive on standard input,
 messages are written to standard output. Threads: the main thread makes all NVML calls; an event thread waits for events; a

@@ -65,7 +65,7 @@ class LibraryDownError(DownError):
 
 
 class NvmlDevice:
-    """A GPU with a handle.
+    """GPU with an NVML handle.
 
     Args:
         library: The library of the sampling thread.

@@ -86,7 +86,7 @@ class GpmMetrics:
         self._supported = False
 
     def supported(self) -> bool:
-        """Return whether the GPU has performance counters that can be sampled."""
+        """Return True if the GPU has performance counters that can be sampled."""
         device = self._device
         if self._asked_at is None or device.now - self._asked_at >= _SUPPORT_SECONDS:
             self._asked_at = device.now
@@ -169,7 +169,7 @@ class Gpm:
         self._enabled = enabled
 
     def counts_busy_seconds(self) -> bool:
-        """Return whether the driver's utilization samples, which cost more, are not needed."""
+        """Return True if the driver's utilization samples, which cost more, are not needed."""
         return self._enabled and self._metrics.supported()
 
     def read(self, out: PassReadings, *, nvlink: bool) -> None:

@@ -33,7 +33,7 @@ CODES: dict[str, int] = {
 _NAMES = {code: name for name, code in CODES.items()} | {SUCCESS: "success"}
 
 GARBAGE = "garbage"
-"""The error of a call that succeeded with an impossible result; not a code of NVML's."""
+"""Error of a call that succeeded with an impossible result; not an NVML code."""
 
 UNSUPPORTED = frozenset(
     {
@@ -62,7 +62,7 @@ def name_of(code: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallUnderWay:
-    """A call that has not returned."""
+    """Call in progress."""
 
     name: str  # pynvml's function
     gpu: int | None  # NVML's index; None for a call on no GPU
@@ -70,7 +70,7 @@ class CallUnderWay:
 
 
 class CallFailedError(Exception):
-    """A call that returned no value."""
+    """Failed call."""
 
     def __init__(self, call: str, error: str) -> None:
         super().__init__(f"{call}: {error}")

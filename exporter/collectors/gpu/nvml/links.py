@@ -40,7 +40,7 @@ _OVER_ALL_LINKS = {38: "crc_flit", 45: "crc_data", 160: "ecc"}
 
 _ERRORS = {161: "replay", 162: "recovery", 163: "crc"}
 _ERRORS_OF_OLD_DRIVERS = {52: "replay", 59: "recovery"}
-"""The same as sums."""
+"""Error fields of old drivers, as sums over the links."""
 
 _ERRORS_FIFTH = {
     206: "malformed_packet",
@@ -60,8 +60,8 @@ class NvLinks:
     """NVLinks of a GPU."""
 
     def __init__(self, device: NvmlDevice) -> None:
-        self.present = False  # whether the GPU has any
-        self.counted = False  # whether the links count their traffic themselves
+        self.present = False  # True if the GPU has links
+        self.counted = False  # True if the links have traffic counters
         self._device = device
         self._active: list[int] = []
 

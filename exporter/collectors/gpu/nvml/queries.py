@@ -48,7 +48,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderCall:
-    """The call of drivers that lack the present one."""
+    """Call for drivers without the present call."""
 
     call: str
     arguments: tuple[int, ...] = ()
@@ -76,7 +76,7 @@ class DriverRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldQuery:
-    """A field value of a whole GPU."""
+    """Field value of a whole GPU."""
 
     tier: Tier
     field: int  # NVML's id

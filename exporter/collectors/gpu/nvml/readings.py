@@ -13,7 +13,7 @@ from typing import Any
 Labels = tuple[str, ...]
 
 ENERGY = "energy_millijoules"
-"""The card's counter, which the sidecar does not treat as other counters."""
+"""The card's energy counter, which the sidecar treats separately."""
 
 
 @dataclass(slots=True)

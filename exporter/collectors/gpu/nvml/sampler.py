@@ -61,7 +61,7 @@ class AttachedGpu:
     ) -> None:
         self.device = device
         self.mig = Mig(device)
-        self.identified = False  # whether the sidecar has the GPU's identity
+        self.identified = False  # True after the identity was sent to the sidecar
         self._options = options
         self._tiers = tiers
         self._periods = {tier: _period(tier, options) for tier in Tier}
@@ -124,7 +124,7 @@ class AttachedGpu:
 
 @dataclass(slots=True)
 class Slot:
-    """A place in NVML's list of GPUs."""
+    """Place in NVML's list of GPUs."""
 
     index: int  # NVML's
     number: int  # the job's number; NVML's index if unknown
@@ -133,7 +133,7 @@ class Slot:
     failures: int = 0  # failed attempts since the loss
     retry_at: float = 0.0  # time of the next attempt
     attached: AttachedGpu | None = None  # None if the GPU is down
-    selected: bool = False  # whether the GPU is watched
+    selected: bool = False  # True if the GPU is watched
 
 
 class NvmlSampler:

@@ -17,7 +17,7 @@ Convert = Callable[[Any], Any]
 
 
 class GarbageError(ValueError):
-    """A number that cannot be right."""
+    """Number outside the possible range."""
 
 
 def bounded(least: float, most: float, convert: Convert = lambda number: number) -> Convert:
