@@ -1,7 +1,7 @@
 """Patching of other libraries: hooks around functions and methods, and hooks after an import. No hook raises into the job.
 
-Used in the training process. The patched function receives the arguments as they were given, and its caller receives the
-result or the exception, whatever happens in a hook. The wrappers' frames are removed from tracebacks.
+Used in the training process. The patched function receives the unchanged arguments, and the caller receives the result
+or the exception even if a hook fails. The wrappers' frames are removed from tracebacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Around = Generator[None, tuple[Any, "BaseException | None"], None]
 Hook = Callable[..., "Around | None"]
 """Called with the arguments of the call; returns None to skip the part after the call."""
 Before = Callable[..., Any]
-"""Hook of a frequent call: called with the call's arguments before it; returns a token, or None to skip `After`."""
+"""Hook before a frequent call, called with the call's arguments; returns a token, or None to skip `After`."""
 After = Callable[[Any, Any, "BaseException | None"], None]
 """Called after the call with the token of `Before`, the result and the exception."""
 
@@ -50,7 +50,7 @@ def log_failure(hook: Callable[..., object], error: Exception) -> None:
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
-    """Put a generator hook around a rarely called method. Does nothing if the method is patched already.
+    """Put a generator hook around a rarely called method. A patched method stays unchanged.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -70,7 +70,7 @@ def patch(owner: Any, name: str, hook: Hook) -> None:
 
 
 def patch_frequent(owner: Any, name: str, before: Before, after: After) -> None:
-    """Put two plain functions around a method that is called in every step. Does nothing if the method is patched.
+    """Put two plain functions around a method that is called in every step. A patched method stays unchanged.
 
     Raises:
         AttributeError: The owner has no such method.
@@ -112,7 +112,7 @@ def _call_after(after: After, token: Any, result: Any, error: BaseException | No
 
 
 def patch_existing(owner: Any, names: Sequence[str], hook: Hook) -> None:
-    """Patch those of the methods that this version of the library has."""
+    """Patch the methods that exist in this version of the library."""
     for name in names:
         if callable(getattr(owner, name, None)):
             patch(owner, name, hook)
@@ -130,10 +130,10 @@ def version_of(package: str) -> str | None:
 
 
 def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
-    """Call a hook with a module: now if the module is loaded, else after its import. Errors in the hook are logged.
+    """Call a hook with a module: now if the module is loaded, otherwise after the import. Errors in the hook are logged.
 
-    Nothing is imported for the hook. A finder at the front of `sys.meta_path` holds the names of expected modules; any other
-    import costs one look-up. The finder is removed when no module is expected any more.
+    The hook causes no import. A finder at the front of `sys.meta_path` holds the names of expected modules; an
+    unrelated import costs a look-up. The finder is removed when no module is expected any more.
     """
     module = sys.modules.get(name)
     if module is not None and not _is_initializing(module):
@@ -168,7 +168,7 @@ class _Finder:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
-                with suppress(AttributeError):  # there is no loader, or the loader cannot be changed
+                with suppress(AttributeError):  # no loader, or an immutable loader
                     self._watch(spec.loader)
                 return spec
         return None
@@ -184,7 +184,7 @@ class _Finder:
         # The finder stays in `sys.meta_path`, over which the import system iterates at this moment.
 
     def _watch(self, loader: Any) -> None:
-        """Let the loader, which was made for this import, call the hooks once; the module sees the loader unchanged."""
+        """Make the loader of this import call the hooks once; the module sees the loader unchanged."""
         execute = loader.exec_module
 
         def watched(module: ModuleType) -> None:

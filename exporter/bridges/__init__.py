@@ -1,7 +1,7 @@
-"""Bridges: what other libraries do in the job, recorded without a change to the job; see docs/bridges.md.
+"""Bridges to training libraries, which record a job without changes to the job; see docs/bridges.md.
 
-Used in the training process and in torchrun's agent. A bridge costs nothing before its library is loaded, never raises,
-takes no lock on the job's path and writes nothing to its output.
+Used in the training process and in torchrun's agent. A bridge is free before the library is loaded, never raises,
+acquires no lock on the job's path and never writes to the job's output.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _requested: set[str] = set()
 
 
 def install(*names: str) -> tuple[str, ...]:
-    """Install these bridges, or all of `exporter_auto.BRIDGES`; calling again is harmless.
+    """Install these bridges, or all of `exporter_auto.BRIDGES`; a repeated call is harmless.
 
     A bridge to a library that is not loaded yet is installed when the job imports the library.
 
     Returns:
-        The names of all bridges that have been requested so far and have not failed.
+        The names of all requested bridges that have not failed.
 
     Raises:
-        ValueError: There is no bridge of that name.
+        ValueError: No bridge has this name.
     """
     unknown = [name for name in names if name not in BRIDGES]
     if unknown:

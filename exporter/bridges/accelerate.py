@@ -1,6 +1,6 @@
-"""The bridge to Hugging Face Accelerate: its job's own loop, what it leaves to the Accelerator, and what it logs.
+"""Bridge to Hugging Face Accelerate: the job's loop, the Accelerator's calls and the logged values.
 
-Used in the training process. The loop is reported as one without a framework (`exporter.bridges.torch_loop`).
+Used in the training process. The loop is inferred (`exporter.bridges.torch_loop`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from exporter.patching import Around, version_of, when_imported
 VALIDATION_LOSSES = ("eval_loss", "eval/loss", "val_loss", "val/loss", "validation_loss", "valid_loss")
 GRADIENT_NORMS = ("grad_norm", "train/grad_norm", "gradient_norm")
 LEARNING_RATES = ("learning_rate", "lr", "train/lr", "train/learning_rate")
-"""Names under which jobs log what is meant; the loss of the training is known better, from each step."""
+"""Names under which jobs log a value; the training loss is read from each step instead."""
 
 
 def install() -> None:
@@ -42,7 +42,7 @@ def _made(source: Any, accelerator: Any, *_args: Any, **_kwargs: Any) -> Around:
     _, error = yield
     if error is not None:
         return
-    source.batches.ahead = 1  # so that its loaders know the last one
+    source.batches.ahead = 1  # loaders of Accelerate detect the last batch by fetching ahead
     set_rank(int(accelerator.process_index))
     training.describe(
         framework="accelerate",

@@ -1,4 +1,4 @@
-"""Batch sizes: samples and tokens of a batch, read from the shapes of its tensors."""
+"""Batch sizes: samples and tokens of a batch, read from tensor shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _DEEPEST = 4
 
 
 def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
-    """Return the samples and the tokens of a batch; None if its shapes do not show them.
+    """Return the samples and the tokens of a batch; None if the shapes do not show the numbers.
 
-    Tokens are known of a batch with two-dimensional `input_ids`.
+    Tokens are counted only in a batch with two-dimensional `input_ids`.
     """
     try:
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -24,7 +24,7 @@ def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
 
 
 def _samples(batch: Any, depth: int) -> int | None:
-    """Return the length of the first tensor in a batch, or else of a list in it."""
+    """Return the length of the first tensor in a batch, otherwise of the innermost list."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

@@ -1,4 +1,4 @@
-"""Checkpoints: what a saved object contains, and saves that another thread completes."""
+"""Checkpoints: contents of saved objects, and saves completed on a background thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_VALUES = 64
 
 
 def holds_optimizer(saved: Any, depth: int = 3) -> bool:
-    """Return True if a dictionary, or a dictionary in it, is an optimizer's state."""
+    """Return True if a dictionary, or a nested dictionary, is an optimizer's state."""
     if not isinstance(saved, Mapping):
         return False
     if "param_groups" in saved and "state" in saved:
@@ -38,11 +38,11 @@ def steps_made(state: Any) -> int:
 
 @dataclass(slots=True)
 class AsyncSave:
-    """Checkpoint that another thread writes while the training continues."""
+    """Checkpoint written on a background thread during training."""
 
     step: int
     began: float = field(default_factory=monotonic)
-    blocking_seconds: float | None = None  # None while the training waits
+    blocking_seconds: float | None = None  # None during the blocking part
 
     def returned(self) -> None:
         """Note that the training continues."""

@@ -1,6 +1,6 @@
 """Bridge to torch's allocator of GPU memory.
 
-Used in the training process. A thread reads the allocator's numbers; nothing waits for the GPU, and no peak is reset.
+Used in the training process. A thread reads the allocator's numbers; the thread never waits for the GPU and resets no peak.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ COUNTS: Mapping[str, str] = {
 }
 
 Device = tuple[str, str]
-"""The job's number of a GPU, and its UUID; `unknown` where torch does not tell that."""
+"""The job's index of a GPU and the GPU's UUID, which is `unknown` in older versions of torch."""
 
 
 class CudaMemory:
-    """Turns what the allocator says into families; `read` gives its numbers of each device that the process uses."""
+    """Families of the allocator's statistics; `read` returns the statistics of each device in use."""
 
     def __init__(self, read: Callable[[], Mapping[Device, Mapping[str, Any]]]) -> None:
         self._read = read
@@ -54,12 +54,12 @@ class CudaMemory:
                     metric("counter", family, labels=labels)(now - before if now >= before else now)
 
     def forget(self) -> None:
-        """In a forked child: what was counted so far is the parent's, and CUDA is not the child's."""
+        """In a forked child: discard the parent's counts; a forked child cannot use CUDA."""
         self._before.clear()
 
 
 def install() -> None:
-    """Look at the allocator from time to time. Raises ImportError: There is no torch."""
+    """Poll the allocator every five seconds; raises ImportError if torch is not installed."""
     torch: Any = import_module("torch")
     if hasattr(torch._C, "_cuda_memoryStats"):  # noqa: SLF001  # else it is a torch without CUDA
         memory = CudaMemory(lambda: _read_memory(torch))
@@ -71,10 +71,10 @@ def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
     for index in range(MOST_DEVICES if torch.cuda.is_initialized() else 0):
         try:
             stats = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # the public one asks CUDA for the device
-        except RuntimeError:  # there are no more devices
+        except RuntimeError:  # index after the last device
             break
         if stats["reserved_bytes"]["all"]["peak"] or stats["num_ooms"]:
-            # In NVML's spelling; torch has it since 2.4. The public function counts devices by NVML.
+            # NVML's form of the UUID, available since torch 2.4. The public function indexes devices as NVML does.
             uuid = getattr(torch.cuda._get_device_properties(index), "uuid", None)  # noqa: SLF001
             found[str(index), "unknown" if uuid is None else f"GPU-{uuid}"] = stats
     return found

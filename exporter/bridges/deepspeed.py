@@ -1,7 +1,7 @@
 """Bridge to DeepSpeed's engine: steps, losses, norms, learning rates, loss scales, skipped steps and checkpoints.
 
 Used in the training process. The rest of the loop is inferred (`exporter.bridges.torch_loop`). The optimizers inside the
-engine's step, of which ZeRO may call one for each group of parameters, are a part of that step.
+engine's step are a part of that step; ZeRO may call an optimizer for each group of parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def install() -> None:
 
 def _watch(module: ModuleType) -> None:
     engine = module.DeepSpeedEngine
-    # `step()` and the pipeline's `train_batch()` call this one method when gradients are complete.
+    # `step()` and the pipeline's `train_batch()` call this method when gradients are complete.
     patch_frequent(engine, "_take_model_step", _step_begins, _step_ends)
     patch_frequent(engine, "backward", _backward_begins, _nothing)
     plain_torch.watch(engine, "__init__", _engine_made)

@@ -1,4 +1,4 @@
-"""Bridge to torchelastic: metrics and events of torchrun's agent and of its workers."""
+"""Bridge to torchelastic: metrics and events of torchrun's agent and workers."""
 
 from __future__ import annotations
 

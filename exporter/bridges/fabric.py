@@ -1,6 +1,6 @@
-"""The bridge to Lightning Fabric, of `lightning.fabric` and `lightning_fabric`: a callback, and its job's own loop.
+"""Bridge to Lightning Fabric, of `lightning.fabric` and `lightning_fabric`: a callback and an inferred loop.
 
-Used in the training process. The loop is reported as one without a framework (`exporter.bridges.torch_loop`).
+Used in the training process. The loop is inferred (`exporter.bridges.torch_loop`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PACKAGES = ("lightning.fabric", "lightning_fabric")
 
 
 class _FabricCallback:
-    """Tells which Fabric there is."""
+    """Callback that records the rank, version and precision of Fabric."""
 
     @never_raises
     def on_after_setup(self, fabric: Any, **_module: Any) -> None:
@@ -34,9 +34,9 @@ class _FabricCallback:
 
 
 def callback(package: str | None = None) -> Any:
-    """Make a callback for Fabric, of one of its packages or of those that are loaded.
+    """Return a callback for Fabric, of a named package or of the loaded packages.
 
-    Raises ImportError: It is not installed.
+    Raises ImportError if the package is not installed.
     """
     plain_torch.install()
     for each in PACKAGES:

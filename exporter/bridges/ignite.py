@@ -1,7 +1,7 @@
-"""Bridge to PyTorch Ignite: epochs of its trainer, validations of its other engines, batches of any iterable.
+"""Bridge to PyTorch Ignite: epochs of the trainer, validations of other engines, batches of any iterable.
 
-Used in the training process. Steps and losses are inferred (`exporter.bridges.torch_loop`). An engine that runs in a
-handler of another engine validates.
+Used in the training process. Steps and losses are inferred (`exporter.bridges.torch_loop`). An engine that runs in an
+engine's handler validates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The bridge to Keras 3: a callback for `fit` and `evaluate`.
+"""Bridge to Keras 3: a callback for `fit` and `evaluate`.
 
-Used in the training process, on the thread that trains; with the torch backend. Batches are seen by the function that Keras
-makes for one, patched while the model is trained: with hooks for batches, Keras would wait for the device after each.
+Used in the training process, on the thread that trains; with the torch backend. Batches are recorded by patching the batch
+function that Keras compiles for a model: with batch hooks in a callback, Keras would wait for the device after each batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def callback() -> Any:
 
 
 def install() -> None:
-    """Put one into every list of callbacks, from when Keras is imported."""
+    """Add a callback to every list of callbacks after the import of Keras."""
     when_imported("keras.src.models.model", lambda module: _watch_models(module.Model))
     when_imported(
         "keras.src.callbacks.callback_list", lambda module: patch(module.CallbackList, "__init__", _list_made)
@@ -41,25 +41,25 @@ def _list_made(callbacks: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 
 def _watch_models(model: Any) -> None:
-    """Bracket what no callback tells: the calls, which may fail, and saves, which hold the optimizer's state."""
+    """Patch the methods without callbacks: `fit` and `evaluate`, which may raise, and saves."""
     patch(model, "fit", _call)
     patch(model, "evaluate", _call)
     patch_existing(model, ("save", "save_weights"), _save)
 
 
 class _FitSource(Source):
-    """Tells of one call of a model; methods `on_…` are Keras' own hooks, without logs that nobody reads."""
+    """Source of a call of a model; methods `on_…` are Keras' hooks, without the unused logs."""
 
     strength = Strength.LEADING
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.tracker = LoopTracker()
-        self._functions: dict[str, Any] = {}  # of the model, as they were before they were patched
+        self._functions: dict[str, Any] = {}  # original functions of the model
 
     @property
     def step(self) -> int:
-        """Steps that the optimizer has made; read from its device, so only where a loop begins and at saves."""
+        """Steps of the optimizer; read from the device, so only at the start of a loop and at saves."""
         iterations = getattr(getattr(self.model, "optimizer", None), "iterations", None)
         return 0 if iterations is None else int(iterations)
 
@@ -92,7 +92,7 @@ class _FitSource(Source):
         self.tracker.end(Level.LOOP)
 
     def on_test_begin(self, *_: Any) -> None:
-        """A validation within `fit`, or an evaluation of its own, begins."""
+        """Begin a validation within `fit`, or a separate evaluation."""
         self.tracker.discard_iteration()
         self.tracker.begin_evaluation(self._mode)
         self._patch("test_function", self._test_batch)
@@ -139,8 +139,8 @@ class _FitSource(Source):
         self.tracker.end(Level.BATCH, error)
 
 
-def _told(name: str) -> Callable[..., None]:
-    """Make a hook that tells the source of its model's call; `on_…_begin` makes the first one."""
+def _forwarding(name: str) -> Callable[..., None]:
+    """Return a hook that informs the source of the model's call; `on_…_begin` creates the source."""
 
     @never_raises
     def hook(self: _Hooks, *given: Any, **named: Any) -> None:
@@ -153,29 +153,29 @@ def _told(name: str) -> Callable[..., None]:
             getattr(source, name)(self.params or {}, *given, *named.values())
             goes_on = source.tracker.is_open(Level.LOOP) or source.tracker.is_open(Level.EVALUATION)
             if not goes_on and not _is_called(self.model):
-                source.release(None)  # no end of a call will be seen
+                source.release(None)  # the end of the call is not reported
 
     return hook
 
 
 class _Hooks:
-    """What Keras calls."""
+    """Methods that Keras calls."""
 
     model: Any
     params: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be made anew where it is sent to."""
+        """Pickle as a new callback: the receiving process creates a callback without state."""
         return callback, ()
 
 
 for _name in vars(_FitSource):
     if _name.startswith("on_"):
-        setattr(_Hooks, _name, _told(_name))
+        setattr(_Hooks, _name, _forwarding(_name))
 
 _calls: list[Any] = []
-"""The models of the calls whose begin was seen. A method that is patched while the arguments of the first call are made
-does not see that call."""
+"""Models with a patched call in progress. A method patched during the evaluation of the first call's arguments misses that
+call."""
 
 
 def _is_called(model: Any) -> bool:
@@ -183,7 +183,7 @@ def _is_called(model: Any) -> bool:
 
 
 def _source_of(model: Any) -> _FitSource | None:
-    """Return what tells of a model's call; another model's call of which nobody saw the end is over."""
+    """Return the source of a model's call, or None; closes an older model's call whose end was not reported."""
     source = ACTIVE.source
     if isinstance(source, _FitSource) and source.model is not model and not _is_called(source.model):
         source.release(Discarded())

@@ -8,14 +8,14 @@ from weakref import WeakSet, ref
 
 
 def _nobody() -> None:
-    """Stand for the reference to a leader where there is none."""
+    """Return None, as the reference to a missing leader."""
 
 
 class LeadingOptimizer:
-    """The first optimizer that steps ends the loop's steps; the others, as in a GAN, belong to them.
+    """Optimizer whose steps end the loop's steps: the first that steps. Other optimizers, as in a GAN, count as parts.
 
-    If the leader no longer steps, another optimizer replaces it after its second step. A new optimizer that steps after
-    new data begins another loop and leads it.
+    If the leader no longer steps, an optimizer replaces the leader after two steps. A new optimizer that steps after
+    new data begins a new loop as the leader.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LeadingOptimizer:
         return True
 
     def trains(self, module: Any) -> bool:
-        """Return True if a module holds most of the parameters that one of the optimizers changes."""
+        """Return True if a module holds most of the parameters of an optimizer."""
         held = {id(parameter) for parameter in module.parameters()} if self._known else None
         if not held:
             return False
@@ -69,7 +69,7 @@ def _groups(optimizer: Any) -> Any:
 
 
 def learning_rate(optimizer: Any) -> float | None:
-    """Return the learning rate of the first parameter group; None if it is not a number of the host."""
+    """Return the learning rate of the first parameter group; None if the rate is not a number on the host."""
     groups = _groups(optimizer)
     rate = groups[0].get("lr") if groups else None
     return rate if type(rate) is float or type(rate) is int else None

@@ -1,7 +1,7 @@
-"""The bridge to PyTorch Lightning: a callback for the Trainer of `lightning` and of `pytorch_lightning`.
+"""Bridge to PyTorch Lightning: a callback for the Trainer of `lightning` and of `pytorch_lightning`.
 
-Used in the training process. An iteration is an optimizer step, from the fetch of its first batch on; in manual optimization
-it is a batch: what several optimizers mean to each other is known to the job alone.
+Used in the training process. An iteration is an optimizer step, from the fetch of the first batch on. In manual optimization
+an iteration is a batch, because only the job knows the relation of several optimizers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from exporter.patching import Around, never_raises, patch, patch_existing, versi
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 _handed_over: deque[AsyncSave] = deque()
-"""What a thread of Lightning's is to write, in order."""
+"""Checkpoints queued for Lightning's writer thread, in order."""
 
 
 def callback(package: str | None = None) -> Any:
-    """Make a callback for a Trainer, of one of its packages; None for the one that is loaded, or else is installed.
+    """Return a callback for a Trainer of a package; None selects the loaded package, then the installed package.
 
     Raises ImportError: Lightning is not installed.
     """
@@ -58,7 +58,7 @@ def _part(phase: str) -> Callable[..., None]:
 
 
 class LightningCallback(Source):
-    """Reports a Trainer, from `setup` of one of its functions to its end; methods `on_…` are Lightning's own hooks."""
+    """Source of a Trainer, from `setup` of an entry point to the end; methods `on_…` are Lightning's hooks."""
 
     strength = Strength.LEADING
     trainer: Any = None
@@ -66,7 +66,7 @@ class LightningCallback(Source):
     records_sanity_check = False  # True: the sanity check is a validation, as in one-logger
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be made anew there: a Trainer is sent to the processes that it starts."""
+        """Pickle as a new callback: a Trainer is pickled for its child processes."""
         return callback, (self.package,)
 
     @never_raises
@@ -93,7 +93,7 @@ class LightningCallback(Source):
 
     @property
     def step(self) -> int:
-        """Optimizer steps so far, those of earlier processes included; in manual optimization, batches."""
+        """Optimizer steps including steps of earlier processes; in manual optimization, batches."""
         if self._manual:
             return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         return int(self.trainer.global_step)
@@ -106,7 +106,7 @@ class LightningCallback(Source):
 
     def optimizer_ends(self, *_optimizer: Any) -> None:
         """End the phase of an optimizer's step."""
-        # In manual optimization anything may come next.
+        # In manual optimization the next phase is unknown.
         self.part_of_batch("forward" if self._manual else None)
 
     on_after_backward = optimizer_ends
@@ -132,7 +132,7 @@ class LightningCallback(Source):
         self.tracker.end_all()
 
     def on_exception(self, error: BaseException) -> None:
-        """An exception ends whatever is open; a step that is made stays made, if only a callback failed after it."""
+        """Close all open blocks after an exception; a completed step counts even if a later callback fails."""
         self._in_batch = self._in_batch and self._manual
         self._turn_ends()
         self.tracker.end_all(error)
@@ -143,20 +143,20 @@ class LightningCallback(Source):
         training.record(epoch=int(self.trainer.current_epoch))
 
     def on_train_epoch_end(self) -> None:
-        """Perhaps amid a batch: Lightning leaves its end out when the module gives the epoch up."""
+        """End the epoch, possibly within a batch: Lightning omits the batch's end if the module stops the epoch."""
         self._in_batch = False
         self._turns_end()
         training.record(epoch=int(self.trainer.current_epoch) + 1)
 
     def batch_is_awaited(self) -> None:
-        """A batch is asked for: one turn ends there, and the next one begins."""
+        """End the previous batch and begin the fetch of the next."""
         if not self._in_batch:
             self._turn_ends()
             self._turn_begins()
         self.tracker.phase("data_loading")
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """A batch has been brought to its device, or the module will fetch it itself."""
+        """End the fetch: the batch is on the device, or the module fetches the batch."""
         if self._batches_in_turn:
             self._turn_ends()
         self._turn_begins()
@@ -174,7 +174,7 @@ class LightningCallback(Source):
         training.record(learning_rate=optimizers[0].param_groups[0].get("lr") if optimizers else None)
 
     def _loss(self, outputs: Any) -> Any:
-        """Return the loss of a batch; in automatic optimization Lightning has divided it by the accumulated batches."""
+        """Return the loss of a batch; Lightning divides the loss by the accumulated batches in automatic optimization."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         batches = int(self.trainer.accumulate_grad_batches)
         return loss if loss is None or self._manual or batches == 1 else loss * batches
@@ -185,7 +185,7 @@ class LightningCallback(Source):
             self.tracker.begin_iteration()
 
     def _turn_ends(self) -> None:
-        """Close the iteration if its optimizer step is made; else more batches belong to it."""
+        """Close the iteration after an optimizer step; without a step, the iteration continues with more batches."""
         if self._in_batch or not self.tracker.is_open(Level.ITERATION):
             return
         if not self._batches_in_turn:
@@ -221,7 +221,7 @@ class LightningCallback(Source):
 
     def on_validation_batch_start(self, *_: Any, mode: str = "validation") -> None:
         """Begin a batch of a validation or a test."""
-        self.tracker.end(Level.BATCH)  # Lightning does not report the end of every one
+        self.tracker.end(Level.BATCH)  # Lightning does not report the end of every batch
         if not self._ignores_evaluation():
             self.tracker.begin_batch(mode)
 
@@ -244,10 +244,10 @@ class LightningCallback(Source):
     # Checkpoints ------------------------------------------------------------------------------------------------
 
     def checkpoint(self, *, whole: bool) -> Around:
-        """A checkpoint is written, or handed over to be written; only from a whole one can the job go on."""
+        """Record a checkpoint that is written or queued; only a whole checkpoint can resume the job."""
         self._turn_ends()
         checkpoint_io = self.trainer.strategy.checkpoint_io
-        writer = getattr(checkpoint_io, "checkpoint_io", None)  # to which an AsyncCheckpointIO hands it over
+        writer = getattr(checkpoint_io, "checkpoint_io", None)  # writer behind an AsyncCheckpointIO
         at_once = not whole or writer is None or not hasattr(checkpoint_io, "_executor")
         self.tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
@@ -258,7 +258,7 @@ class LightningCallback(Source):
         self.tracker.end(Level.SAVE, error)
         save.returned()
         if error is not None and save in _handed_over:
-            _handed_over.remove(save)  # nothing is written, or what was written before has failed
+            _handed_over.remove(save)  # the save was skipped, or an earlier write failed
             save.report(ok=False)
 
 
@@ -272,7 +272,7 @@ def _written(*_args: Any, **_kwargs: Any) -> Around:
 
 
 def _while_active(method: Callable[..., None]) -> Callable[..., None]:
-    """Make a hook of Lightning's; the method gets what comes after the Trainer and the module."""
+    """Return a hook of Lightning; the method receives the arguments after the Trainer and the module."""
 
     @never_raises
     def hook(self: LightningCallback, _trainer: Any, _module: Any, *given: Any, **named: Any) -> None:
@@ -286,7 +286,7 @@ for _name in [each for each in vars(LightningCallback) if each.startswith("on_")
     setattr(LightningCallback, _name, _while_active(getattr(LightningCallback, _name)))
 
 
-# What no hook reports: saves as a whole, the reading of a checkpoint, and fetches -------------------------------
+# Patched methods without a hook: saves as a whole, the reading of a checkpoint, and fetches ---------------------
 
 
 @never_raises
@@ -294,20 +294,20 @@ def _watch(package: str) -> None:
     patch(import_module(package).Trainer, "save_checkpoint", _save)
     connectors = import_module(f"{package}.trainer.connectors.checkpoint_connector")
     loops = import_module(f"{package}.loops.training_epoch_loop")
-    # Strategies override what is public.
+    # Strategies override the public methods.
     patch_existing(connectors._CheckpointConnector, ("_restore_modules_and_callbacks",), _load)  # noqa: SLF001
     patch_existing(loops._TrainingEpochLoop, ("_on_before_fetch",), _fetch_begins)  # noqa: SLF001  # no hook reports it
     patch_existing(loops._TrainingEpochLoop, ("_on_after_fetch",), _fetch_ends)  # noqa: SLF001  # likewise
 
 
 def _active(trainer: Any) -> LightningCallback | None:
-    """Return the callback of a Trainer while it reports."""
+    """Return the active callback of a Trainer, or None."""
     source = ACTIVE.source
     return source if isinstance(source, LightningCallback) and source.trainer is trainer else None
 
 
 def _save(trainer: Any, _path: Any = None, weights_only: Any = False, *_args: Any, **kwargs: Any) -> Around:
-    """A save, which may come after the Trainer's run too, if no other source is active then."""
+    """Record a save; after the end of the Trainer's run only if no other source is active."""
     active = _active(trainer)
     ours = (
         each for each in trainer.callbacks if isinstance(each, LightningCallback) and each.trainer is trainer
@@ -333,7 +333,7 @@ def _fetch_begins(loop: Any) -> None:
 
 
 def _fetch_ends(loop: Any) -> Around:
-    """The batch is there; where the module itself has asked for it, the module goes on."""
+    """End the fetch; if the module fetched the batch, the module's phase resumes."""
     yield
     source = _active(loop.trainer)
     if source is not None:

@@ -1,7 +1,7 @@
-"""Loop tracker: opens and closes blocks of `exporter.training` according to what hooks see of a training loop.
+"""Loop tracker: opens and closes blocks of `exporter.training` according to the hooks on a training loop.
 
 Used in the training process, on the thread that trains. Hooks miss some begins and ends, for example when an exception
-passes or an epoch is cut short. The tracker therefore keeps the open blocks, and the end of a block closes those inside it.
+passes or an epoch is cut short. The tracker therefore stores the open blocks, and the end of a block closes the inner blocks.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class _OpenBlock:
 
 
 class Discarded(GeneratorExit):
-    """Exception that ends a block as if it had not begun: an iteration without a step, a loop whose end was not seen."""
+    """Exception that discards a block: an iteration without a step, or a loop whose end was not reported."""
 
 
 class LoopTracker:
     """Open blocks of one training, closed in order whatever the order of the calls.
 
-    An inferred loop gives way to blocks that the job enters itself.
+    An inferred loop yields to blocks of the job.
     """
 
     def __init__(self, *, inferred: bool = False) -> None:
@@ -64,13 +64,13 @@ class LoopTracker:
         return False
 
     def begin(self, level: Level, block: AbstractContextManager[Any]) -> None:
-        """Enter a block inside the open ones; the phase before it ends."""
+        """Enter a block inside the open blocks; the previous phase ends."""
         self._end_phase()
         block.__enter__()
         self._open.append(_OpenBlock(level, block))
 
     def end(self, level: Level, error: BaseException | None = None) -> None:
-        """Close the innermost block of this level and the blocks inside it; does nothing if there is none."""
+        """Close the innermost block of this level and all inner blocks, if open."""
         if self.is_open(level):
             while self._close(error) is not level:
                 pass
@@ -82,7 +82,7 @@ class LoopTracker:
         self._end_phase(error)
 
     def phase(self, name: str | None) -> None:
-        """Begin a phase and end the one before it; None ends it only."""
+        """End the previous phase and begin a new phase unless the argument is None."""
         if name == self._phase_name:
             return
         before, self._phase, self._phase_name = self._phase, None, name
@@ -108,7 +108,7 @@ class LoopTracker:
         self.begin(Level.LOOP, self._loop(step, None, target))
 
     def begin_iteration(self) -> None:
-        """Begin an iteration unless one is open."""
+        """Begin an iteration unless an iteration is open."""
         if not self.is_open(Level.ITERATION):
             self.begin(Level.ITERATION, self._iteration)
 

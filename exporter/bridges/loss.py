@@ -1,7 +1,7 @@
 """Loss of a step: found from the tensors at which the step's backward passes begin.
 
 A job scales its loss before the backward pass: by 1/n for n accumulated batches, by the share of a microbatch, by a factor
-against underflow. Factors are read from the graph. If they do not show which number is the job's loss, none is published.
+against underflow. Factors are read from the graph. No loss is published if the factors do not identify the job's loss.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 DEVICE_SECONDS = 0.1
-"""Interval in which one number is taken from a device: each takes a copy there."""
+"""Minimum interval of reads from a device: each read is a copy on the device."""
 _DEEPEST = 8
 _SCALE = 2.0
 """A constant factor from here on is a scale against underflow, and the product is not the job's loss."""
@@ -30,7 +30,7 @@ _UNCHANGED = frozenset(
         "ViewBackward0",
     }
 )
-"""Nodes of torch's graph that do not change the value of one number."""
+"""Nodes of torch's graph that do not change a scalar."""
 _READ = _SCALING | _UNCHANGED
 
 
@@ -53,14 +53,14 @@ class SampledTensors:
 
 @dataclass(slots=True)
 class _Pass:
-    """A backward pass: the number at which it begins, and the constant factors of that number, the last one first."""
+    """A backward pass: the scalar at the root, and the constant factors of the scalar, last factor first."""
 
     value: Any
     factors: Sequence[float] = ()
 
 
 class StepLoss:
-    """The loss of one step of the optimizer."""
+    """The loss of a step of the optimizer."""
 
     def __init__(self) -> None:
         self._sampled = SampledTensors()
@@ -110,7 +110,7 @@ class StepLoss:
         self._passes.append(_Pass(value, () if value is None else _factors(loss)))
 
     def take(self) -> Any:
-        """Return the loss of the step, None if it is not known; and begin with the next passes."""
+        """Return the loss of the step, or None if unknown; later passes belong to the next step."""
         passes, batches, is_known = self._passes, self._batches, self._is_known
         if not passes:
             return None
@@ -170,7 +170,7 @@ def _factors(loss: Any) -> Sequence[float]:
 
 
 def readable(value: Any) -> Any:
-    """Return the number in a tensor, or the tensor itself on a GPU; None if reading would wait or it has several."""
+    """Return the number in a tensor, or the tensor itself on a GPU; None if reading would wait or the tensor has several."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value

@@ -1,7 +1,7 @@
-"""The bridge to torch.monitor: its events, and the windows of its Stats, which become what docs/torchelastic.md says.
+"""Bridge to torch.monitor: events and windows of Stats; docs/torchelastic.md lists the families.
 
-Used in the training process. torch calls handlers under locks of its own, where a handler in Python can make two threads
-wait for each other forever: so the handler is `deque.append`, and a thread of the bridge takes the events out.
+Used in the training process. torch calls handlers under torch's locks, where a handler in Python can deadlock two
+threads. The handler is therefore `deque.append`, and a thread of the bridge drains the events.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from exporter.recording.stat import Stat, metric
 
 UNNAMED = "unnamed"
 QUEUE_EVENTS = 1 << 22
-"""Events that may wait, 8 bytes each: what torch can log in a second."""
+"""Capacity of the queue, 8 bytes per event: as many events as torch can log in a second."""
 SLICE_EVENTS = 1 << 15
-"""Events taken out at once, in about a millisecond."""
-MOST_TOLD = 1 << 12
-"""Events of one slice that handlers and `recent` are told of: the first; all of them count."""
+"""Events drained per slice, in about a millisecond."""
+MOST_DELIVERED = 1 << 12
+"""First events of a slice, which handlers and `recent` receive; all events are counted."""
 MOST_SERIES = 1000
-"""Numbers of Stats that are recorded; beyond them they are passed over, and counted."""
+"""Maximum number of recorded series; values of further series are dropped and counted."""
 
 _WINDOWED = {"mean", "min", "max", "value"}
 _COUNTED = {"count": "samples", "sum": "added"}
 
 
 class MonitorBridge:
-    """Takes the events of torch.monitor out of a queue; those of the name `stat_event` are windows of Stats."""
+    """Queue of torch.monitor's events; events named `stat_event` are windows of Stats."""
 
     def __init__(self, event_class: Any, stat_event: str) -> None:
-        # The getter of C++, whatever a subclass makes of the attribute.
+        # The getter in C++: a subclass may override the attribute.
         self._name_of: Callable[[Any], str] = event_class.name.fget
         self._stat_event = stat_event
-        self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # what torch's handler appends to
+        self.queue: deque[Any] = deque(maxlen=QUEUE_EVENTS)  # filled by torch's handler
         self._series: dict[str, Callable[[float], None] | None] = {}
         self._lost = metric("counter", "training.torch_monitor.overflows")
         self._refused = metric("counter", "training.torch_monitor.refused")
 
     def look(self) -> None:
-        """Take out what is in the queue, and go on while it fills."""
+        """Drain the queue in slices, until less than a full slice waits."""
         while waiting := len(self.queue):
             if waiting == QUEUE_EVENTS:
                 self._lost(1)
-            # Half of a flood in one call into C, which nobody interrupts: the threads that log have the other turns.
+            # Half of a flood in an uninterrupted call into C; the logging threads run in between.
             size = min(waiting, max(SLICE_EVENTS, waiting // 2))
             self._record(list(starmap(self.queue.popleft, repeat((), size))))
             if waiting < SLICE_EVENTS:
@@ -63,14 +63,14 @@ class MonitorBridge:
         except Exception:  # noqa: BLE001  # C++ may log what is no UTF-8
             self._refused(len(part))
             return
-        for name, number in Counter(names[MOST_TOLD:]).items():
+        for name, number in Counter(names[MOST_DELIVERED:]).items():
             kind = EVENTS.kind(name or UNNAMED, "info")
             if kind.enabled:
                 kind.counter.add(number)
                 kind.counted.last = time()
                 if kind.routes:
                     kind.suppressed["rate_limit"].add(number)
-        for name, event in zip(names[:MOST_TOLD], part, strict=False):
+        for name, event in zip(names[:MOST_DELIVERED], part, strict=False):
             raw = _raw(name, event)
             kind = EVENTS.kind(raw.type, "info")
             if kind.enabled:
@@ -104,7 +104,7 @@ def _raw(name: str, event: Any) -> RawEvent:
 
 
 def _series(key: str) -> Callable[[float], None] | None:
-    """What takes the values of one number of a Stat; None when its name cannot be used."""
+    """Return the function that records a value of a Stat; None if the name is invalid."""
     name, _, aggregation = key.rpartition(".")
     named = metric_name(None, name)
     if named is None or aggregation not in _WINDOWED | _COUNTED.keys():

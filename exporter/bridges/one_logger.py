@@ -30,9 +30,9 @@ _INITIALIZATIONS = frozenset(
     {kinds.DISTRIBUTED_INIT, kinds.DATALOADER_INIT, kinds.MODEL_INIT, kinds.OPTIMIZER_INIT}
 )
 _SETUP = _INITIALIZATIONS | {kinds.APPLICATION}
-"""Kinds that belong to the job, and not to its training."""
+"""Kinds that belong to the job, not to the training."""
 _FREQUENT = kinds.STEPS | frozenset(kinds.SHORT)
-"""Kinds recorded by blocks; the others are recorded by callbacks, which take a time."""
+"""Kinds recorded by blocks; all other kinds are recorded by callbacks with a time."""
 
 
 @dataclass(slots=True)

@@ -23,10 +23,10 @@ class PendingBatch:
 
 
 class PendingBatches:
-    """Pending batches of each thread: which thread trains is known only from its first backward pass."""
+    """Pending batches of each thread: the first backward pass shows which thread trains."""
 
     def __init__(self) -> None:
-        self.ahead = 0  # batches that a loader fetches before it returns the one before
+        self.ahead = 0  # batches that a loader fetches ahead
         self.is_exhausted = False
         self._by_thread: dict[int, deque[PendingBatch]] = {}
 
@@ -50,7 +50,7 @@ class PendingBatches:
         return batches[-1] if batches else None
 
     def remove(self, batch: PendingBatch) -> None:
-        """Drop one batch of this thread."""
+        """Drop a batch of this thread."""
         self._by_thread[get_ident()].remove(batch)
 
     def next(self) -> PendingBatch | None:

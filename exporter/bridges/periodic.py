@@ -1,6 +1,6 @@
-"""Looking again and again at what does not call by itself, on a thread of its own, and once more when the process ends.
+"""Periodic polling on a separate thread, with a last poll at the end of the process.
 
-Used in the training process by bridges. A look that hangs costs the further ones, and nothing else.
+Used in the training process by bridges. A poll that hangs prevents only later polls of the same object.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from exporter.recording.recorder import RECORDER
 from exporter.recording.worker import Worker
 
 LAST = object()
-"""Item of the worker that stands for the last look."""
+"""Item of the worker that marks the last poll."""
 
 
 class Periodic:
-    """Takes a look every so many seconds, at the times of the recording thread.
+    """Poll at an interval, at the times of the recording thread.
 
-    `after_fork` is called in a forked child; `at_exit` before the last look. They begin with the first thing that is recorded; now, where `wake`.
+    Polls start with the first recorded value, or at once with `wake`. `after_fork` is called in a forked child, `at_exit`
+    before the last poll.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class Periodic:
         RECORDER.attach(self, start=wake)
 
     def restart(self) -> None:
-        """Go on with a thread that has not hung."""
+        """Replace a hung thread."""
         self._worker = Worker(self._run_item, name=self._name, bound=1)
         self._worker.start()
 
     def tick(self) -> None:
-        """Look, if it is time and the last look is over."""
+        """Poll, if a poll is due and the previous poll has returned."""
         now = monotonic()
         if now >= self._due and self._worker.busy_since is None:
             self._due = now + self._seconds
@@ -55,11 +56,11 @@ class Periodic:
         self._look()
 
     def finish(self) -> Callable[[float, str], object]:
-        """Start the last look; returns the function that waits for it."""
+        """Start the last poll; returns the function that waits for it."""
         self._worker.put(LAST)
         return self._worker.finish()
 
     def after_fork(self) -> None:
-        """Begin anew."""
+        """Discard the state of the parent and start a thread."""
         self._forget()
         self.restart()

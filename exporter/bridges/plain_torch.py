@@ -16,7 +16,7 @@ def install() -> None:
     """Report the job's own loop whenever no other source does.
 
     Raises:
-        ImportError: There is no torch.
+        ImportError: torch is not installed.
     """
     torch_hooks.install()
     if isinstance(ACTIVE.fallback, LoopSource):
@@ -29,13 +29,13 @@ def install() -> None:
 
 
 def active_loop() -> LoopSource | None:
-    """Return the source if it is active and the job does not report its loop itself."""
+    """Return the source if active, unless the job reports the training loop."""
     source = ACTIVE.source
     return source if isinstance(source, LoopSource) and source.is_reporting else None
 
 
 def watch(owner: Any, name: str, hook: Callable[..., Around | None]) -> None:
-    """Patch a class's method if this version has it; the hook receives the active source and the arguments."""
+    """Patch a method if this version's class defines the method; the hook receives the active source and the arguments."""
 
     def watched(*args: Any, **kwargs: Any) -> Around | None:
         source = active_loop()

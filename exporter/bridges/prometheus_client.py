@@ -1,7 +1,8 @@
-"""The bridge from prometheus_client: the job's own metrics, by the feed, under its run and rank.
+"""Bridge from prometheus_client: the job's metrics in the feed, with run and rank.
 
-Used in the training process, where the job has loaded that library. A thread of the bridge asks every collector again and
-again, and at exit. One that raises costs itself that look; one that hangs is left alone from then on, and its gauges go.
+Used in the training process, where the job has loaded that library. A thread of the bridge polls every collector
+periodically and at exit. An exception skips a poll of the collector. A collector that hangs is no longer polled, and the
+gauges are removed.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from exporter.recording.values import Aggregation
 LOOK_SECONDS = 5.0
 HANGS_SECONDS = 10.0
 MOST_SERIES = 2000
-"""Of one process; those beyond it are left out, which is said once."""
+"""Maximum number of series of a process; further series are dropped and logged once."""
 _SIDECARS = ("python_", "process_")
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
-"""Kind, name without the suffix of its kind, and labels."""
+"""Kind, name without the kind's suffix, and labels."""
 
 
 class _Series:
-    """One series, and the totals that the job's own library keeps of it."""
+    """A series, and the totals in the job's library."""
 
     def __init__(self, state: StatState, *, forked: bool) -> None:
         self._state = state
@@ -51,23 +52,23 @@ class _Series:
         """Show the increase of totals: a count, a sum and the cumulated buckets."""
         before, self._last = self._last, now
         if before is None:
-            self._base = now if self._forked else (0.0,) * len(now)  # what was counted so far is the parent's
+            self._base = now if self._forked else (0.0,) * len(now)  # earlier counts are the parent's
         elif self._state.kept is None:
-            self._base = before  # the recording has begun anew, under another identity
+            self._base = before  # the recording restarted with a new identity
         elif any(map(lt, now, before)):
-            self._base = tuple(map(sub, self._base, before))  # the job has begun its counter anew
+            self._base = tuple(map(sub, self._base, before))  # the job has reset the counter
         number, total, *buckets = map(sub, now, self._base)
         counts = tuple(map(int, buckets))
         number = max(number, total > 0)  # a counter has none
         self._state.keep(int(number), total if isfinite(total) and total >= 0 else None, counts)
 
     def forget(self) -> None:
-        """Begin anew, in a forked child."""
+        """Restart in a forked child."""
         self._last, self._forked = None, True
 
 
 class Registries(Periodic):
-    """Asks the collectors of the job's registries."""
+    """Poller of the collectors of the job's registries."""
 
     def __init__(self) -> None:
         self._registries: list[Any] = []
@@ -81,12 +82,12 @@ class Registries(Periodic):
         )
 
     def add(self, registry: Any) -> None:
-        """Ask one more registry from now on; again is harmless."""
+        """Add a registry to the poll; a repeated call is harmless."""
         if not any(each is registry for each in self._registries):
             self._registries.append(registry)
 
     def tick(self) -> None:
-        """Look, if it is time; leave a collector alone that hangs."""
+        """Poll if due; stop polling a collector that hangs."""
         asked = self._asked
         if asked is not None and monotonic() - asked[1] > HANGS_SECONDS:
             self._leave(asked[0])
@@ -94,14 +95,14 @@ class Registries(Periodic):
             super().tick()
 
     def _begin_anew(self) -> None:
-        """In a forked child: what was counted so far is the parent's."""
+        """In a forked child: discard the parent's counts."""
         self._forked, self._asked = True, None
         for series in self._series.values():
             if series is not None:
                 series.forget()
 
     def look(self) -> None:
-        """Ask every collector once."""
+        """Poll every collector once."""
         for registry in list(self._registries):
             collectors = list(getattr(registry, "_collector_to_names", None) or (registry,))
             for collector in collectors:
@@ -109,7 +110,7 @@ class Registries(Periodic):
                     return
 
     def _ask(self, collector: Any) -> bool:
-        """Ask one; False where it has hung meanwhile, so that another thread goes on."""
+        """Poll a collector; returns False if the poll hung and a new thread has continued."""
         self._asked = asked = (id(collector), monotonic())
         gauges: set[Key] = set()
         try:
@@ -175,7 +176,7 @@ class Registries(Periodic):
                 series.count(number, part.get("sum", 0.0), *[part[bound] for bound in bounds])
 
     def _of(self, key: Key, text: str, bounds: Iterable[float] = ()) -> _Series | None:
-        """Return a series, made when it is met first; None of one whose name or labels cannot be recorded."""
+        """Return a series, created on first use; None if the name or labels are invalid."""
         if key not in self._series:
             if len(self._series) >= MOST_SERIES:
                 told = f"only {MOST_SERIES} series of prometheus_client are exported"
@@ -196,7 +197,7 @@ class Registries(Periodic):
         except DefinitionError as error:
             log_once(f"prometheus_client {name}", f"{name} of prometheus_client is not exported: {error}")
             return None
-        state.own = True  # a helper that counts something is no rank for it
+        state.own = True  # a helper process with a counter does not become a rank
         return _Series(state, forked=self._forked)
 
 

@@ -1,7 +1,7 @@
-"""Sources: the bridges that can report a training, the choice of the one that does, and the work at the end of the process.
+"""Sources: bridges that report a training, the choice of the active source, and the work at exit.
 
-Used in the training process. A Lightning job steps torch's optimizers and reads torch's loaders, so that two bridges see
-each of its steps. One source is active at a time; a stronger one replaces a weaker one.
+Used in the training process. A Lightning job steps torch's optimizers and reads torch's loaders, so two bridges observe
+each step. A single source is active at a time; a stronger source replaces a weaker source.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from exporter.recording.recorder import RECORDER
 
 
 class Strength(IntEnum):
-    """How much a source knows about the training."""
+    """Precedence of a source."""
 
     WATCHING = 0  # which torch functions the job calls
-    INSTRUMENTED = 1  # what the job reports to another library
+    INSTRUMENTED = 1  # reports of the job to a library
     LEADING = 2  # each step of the framework's own loop
 
 
@@ -34,19 +34,19 @@ class Source:
     """A bridge that can report the training, and is called by the hooks on torch.
 
     Methods that a source does not define are ignored. Those marked * are called in every step, before and after a call of
-    torch; the second is called only if the first returns something other than None:
+    torch; the second is called only if the first does not return None:
 
         fetch_begins(loader)* fetch_ends(loader, batch, error)*    a batch is fetched from an iterator of a loader
         iterator_made(loader, error)    a loader has made an iterator; `fetch_begins(loader)` was called before
         backward_begins(tensors)* backward_ends(token, error)*     a backward pass begins at some tensors
-        optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer makes a step; no end if the step raises
+        optimizer_begins(optimizer)* optimizer_ends(optimizer)*    an optimizer steps; no end if the step raises
         optimizer_skipped(optimizer)    a gradient scaler has left out the optimizer's step
-        optimizer_loaded(state)         an optimizer has loaded its state
-        loss_is(loss)                   a library is about to scale the loss, or to divide it by the accumulated batches
+        optimizer_loaded(state)         an optimizer has loaded a state
+        loss_is(loss)                   a library is about to scale or divide the loss for accumulation
         gradient_norm_is(norm)          gradients have been clipped
         evaluates(module)               a module has been set to evaluation mode
-        trains(module)                  a module has been set to training mode, while the source `is_evaluating`
-        save(saved, at_once=)           generator around a call that writes; if not at once, its result is a future
+        trains(module)                  a module was set to training mode, and the source `is_evaluating`
+        save(saved, at_once=)           generator around a call that writes; the result is a future unless `at_once`
         yields()                        a stronger source begins: close what is open
         exits(error)                    the process ends, perhaps by an exception
     """
@@ -63,7 +63,7 @@ class Source:
 
 
 class ActiveSource:
-    """The source that reports: `NOBODY` while none does, the fallback while no other source does."""
+    """The active source: the fallback if no other source is active, `NOBODY` without a fallback."""
 
     def __init__(self) -> None:
         self.source = self.fallback = NOBODY
@@ -75,7 +75,7 @@ class ActiveSource:
             self.source = source
 
     def take(self, source: Source) -> bool:
-        """Activate a source unless another one of at least its strength is active; return True if it is active now."""
+        """Activate a source unless an equally strong source is active; return True if the source is active now."""
         before = self.source
         if before is source:
             return True
@@ -86,7 +86,7 @@ class ActiveSource:
         return True
 
     def release(self, source: Source) -> None:
-        """Deactivate a source; does nothing if the source is not active."""
+        """Deactivate a source; without effect on an inactive source."""
         if self.source is source:
             self.source = self.fallback
 
@@ -97,7 +97,7 @@ ACTIVE = ActiveSource()
 
 
 class ExitHooks:
-    """Work at the end of the process: the fallback is informed, and the application that a bridge has begun ends."""
+    """Work at the end of the process: inform the fallback, and end the application of a bridge."""
 
     def __init__(self) -> None:
         self._began = self._registered = False
@@ -111,13 +111,13 @@ class ExitHooks:
                 training.on_app_start()
 
     def register(self) -> None:
-        """Register for the end of the process; calling again is harmless."""
+        """Register for the end of the process; a repeated call is harmless."""
         if not self._registered:
             self._registered = True
-            # Registered after the recorder's function and hence called before it: what is recorded here is published.
+            # Registered after the recorder's function and hence called earlier: these records are published.
             atexit.register(self._run)
             self._finalize()
-            # A forked child of multiprocessing clears its finalizers.
+            # A forked child of multiprocessing clears the finalizers.
             util.register_after_fork(self, ExitHooks._finalize)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._forget)
@@ -130,9 +130,9 @@ class ExitHooks:
 
     @never_raises
     def _run(self) -> None:
-        # In a child of multiprocessing the exception is still passing; mostly it is `SystemExit` with a status.
+        # In a child of multiprocessing the exception is still propagating, usually a `SystemExit` with a status.
         error = sys.exc_info()[1]
-        if error is None and not hasattr(sys, "ps1"):  # an exception at a prompt has ended nothing
+        if error is None and not hasattr(sys, "ps1"):  # an exception at a prompt does not end the process
             error = getattr(sys, "last_value", None)
         if isinstance(error, SystemExit) and not error.code:
             error = None

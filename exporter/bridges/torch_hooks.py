@@ -1,6 +1,6 @@
 """Hooks on torch that call the active source: batches, backward passes, optimizer steps, modes of modules, saves.
 
-Used in the training process, on the thread that makes the call. Nothing is read from a device, and nothing is done while
+Used in the training process, on the thread that makes the call. The hooks read no device, and are inactive when
 torch compiles or captures.
 """
 
@@ -30,7 +30,7 @@ from exporter.patching import (
 )
 
 SCALE_SECONDS = 1.0
-"""Interval in which the loss scale is recorded: it changes every few thousand steps, or at a skipped step."""
+"""Interval in which the loss scale is recorded: the scale changes every few thousand steps, or at a skipped step."""
 
 
 class _Seen:
@@ -39,16 +39,16 @@ class _Seen:
     installed = False
     optimizer_hooks: tuple[Any, ...] = ()
     optimizer_made = False
-    optimizer_steps = 0  # begun
+    optimizer_steps = 0  # started
     next_scale = 0.0
     compiling: ClassVar[list[Any]] = []
 
 
 def install() -> None:
-    """Install the hooks on torch; calling again is harmless.
+    """Install the hooks on torch; a repeated call is harmless.
 
     Raises:
-        ImportError: There is no torch.
+        ImportError: torch is not installed.
         AttributeError: This version of torch lacks a patched function.
     """
     if _Seen.installed:
@@ -84,7 +84,7 @@ def install() -> None:
 
 
 def optimizer_exists() -> bool:
-    """Return True if an optimizer of torch was made since the hooks were installed."""
+    """Return True if an optimizer of torch was constructed since the hooks were installed."""
     return _Seen.optimizer_made
 
 
@@ -227,7 +227,7 @@ def _watch_process_group(module: ModuleType) -> None:
 def _save(saved: Any = None, *_args: Any, **kwargs: Any) -> Around | None:
     saved = kwargs.get("obj", saved)
     if type(saved).__name__.endswith("Storage"):
-        return None  # torch pickles a tensor so to send it to another process
+        return None  # torch pickles a tensor for a child process
     around: Around | None = ACTIVE.source.save(saved, at_once=True)
     return around
 

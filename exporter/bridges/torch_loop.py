@@ -1,7 +1,7 @@
 """Inferred training loop: steps, validations and checkpoints of a loop without a framework, as a state machine.
 
-Used in the training process, on the thread that trains. docs/bridges.md describes from what each is inferred. A job that
-reports its loop itself, or uses a framework with a bridge of its own, is left to them.
+Used in the training process, on the thread that trains. docs/bridges.md describes the rules. The source is inactive
+if the job reports the loop or uses a framework with a bridge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from exporter.recording.notices import log_once
 from exporter.training.recorder import TRAINING
 
 UNSEEN_SECONDS = 10.0
-"""Backward passes without a step of any optimizer for so long are reported in the log."""
+"""Time of backward passes without a step of any optimizer after which the log reports an unseen optimizer."""
 UNSEEN = """backward passes, but no step of a torch optimizer, in the first 10 s: the training is not recorded. Add:
     from exporter import training
     training.step()                                     # after each step of the optimizer
@@ -35,9 +35,9 @@ UNSEEN = """backward passes, but no step of a torch optimizer, in the first 10 s
 
 
 class LoopState(Enum):
-    """State of the inferred loop. The phase of a state is open as long as the state lasts.
+    """State of the inferred loop. The phase of a state is open during the state.
 
-    From READY on, an iteration is open; before it, only an iteration that has had a backward pass and not its step yet.
+    From READY on, an iteration is open; before READY, only an iteration with a backward pass and without a step.
     """
 
     INSTRUMENTED = ("the job reports its loop itself", None)
@@ -61,7 +61,7 @@ _BETWEEN = (LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED)
 
 
 class LoopSource(Source):
-    """Source of loops without a framework; with `EXPORTER_AUTO=1` it yields to a job that reports its loop itself."""
+    """Source of loops without a framework; with `EXPORTER_AUTO=1` the source yields to reports of the job."""
 
     def __init__(self) -> None:
         self._defers = os.environ.get("EXPORTER_AUTO") == "1"
@@ -82,18 +82,18 @@ class LoopSource(Source):
         self._loss = StepLoss()
         self._has_worked = False  # the open iteration had a backward pass or an optimizer
         self.is_evaluating = False  # the trained model is in evaluation mode
-        self.counts_epochs = True  # False if a library knows its epochs
+        self.counts_epochs = True  # False if a library reports epochs
         self._start = self._steps = self._epochs = self._steps_at_epoch = 0
         self._first_backward: float | None = None
 
     @property
     def step(self) -> int:
-        """Steps so far, those of earlier processes included if they are known."""
+        """Steps including known steps of earlier processes."""
         return self._start + self._steps
 
     @property
     def steps(self) -> int:
-        """Steps that were seen in this process."""
+        """Steps in this process."""
         return self._steps
 
     @property
@@ -106,7 +106,7 @@ class LoopSource(Source):
         return self.is_reporting
 
     def yields(self) -> None:
-        """Discard what is open, because a stronger source begins."""
+        """Discard the open blocks, because a stronger source begins."""
         if self._tracker is not None:
             self._tracker.end(Level.EVALUATION)
             self._tracker.end_all(Discarded())
@@ -115,7 +115,7 @@ class LoopSource(Source):
     # Threads and states -----------------------------------------------------------------------------------------
 
     def _here(self, *, trains: bool = False) -> LoopTracker | None:
-        """Return the tracker on the thread that trains; the first thread that makes a backward pass is that thread."""
+        """Return the tracker on the thread that trains; the first thread with a backward pass."""
         if self._thread == get_ident() and self._tracker is not None:  # the usual case
             if self._defers and TRAINING.job_is_instrumented and self._state not in _SILENT:
                 self._silence(self._tracker, LoopState.INSTRUMENTED)
@@ -162,7 +162,7 @@ class LoopSource(Source):
             tracker.begin_iteration()
 
     def _pause(self, tracker: LoopTracker) -> None:
-        """Leave the iteration: it continues later if it had a backward pass, and is discarded otherwise."""
+        """Leave the iteration: continue later after a backward pass, otherwise discard."""
         self._stepping = None
         if not self._has_worked:
             tracker.discard_iteration()
@@ -178,7 +178,7 @@ class LoopSource(Source):
             return loader  # perhaps on the thread that will train
         tracker = self._here()
         if tracker is None or self._fetching is not None:
-            return None  # a fetch inside a fetch is a part of it
+            return None  # a nested fetch is a part of the outer fetch
         self._fetching = loader
         if self.is_evaluating:
             self._end_batch(tracker, loader)
@@ -196,7 +196,7 @@ class LoopSource(Source):
         return loader
 
     def iterator_made(self, loader: Any, _error: BaseException | None) -> None:
-        """End the time in which a loader makes an iterator."""
+        """End the phase in which a loader creates an iterator."""
         if self._fetching is loader:
             self._fetching = None
             if self._state is LoopState.FETCHING and self._tracker is not None:
@@ -207,7 +207,7 @@ class LoopSource(Source):
                 self._tracker.phase(None)
 
     def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
-        """Keep the batch until it is trained on; an exhausted loader ends the epoch or the validation."""
+        """Store the batch until the backward pass; an exhausted loader ends the epoch or the validation."""
         if self._fetching is not loader:
             if self._thread is None and error is None:
                 self.batches.add(loader, batch)
@@ -247,7 +247,7 @@ class LoopSource(Source):
     # Evaluation -------------------------------------------------------------------------------------------------
 
     def evaluates(self, module: Any) -> None:
-        """Begin a validation if the trained model is set to evaluation mode, and not a part of it or another model."""
+        """Begin a validation if the trained model is set to evaluation mode, not for a submodule or a different model."""
         if self.is_evaluating:
             return
         tracker = self._here()
@@ -272,7 +272,7 @@ class LoopSource(Source):
             self._end_evaluation(tracker, error)
 
     def validation_batch_begins(self) -> None:
-        """Begin a batch of the validation unless the hooks on torch's loaders have seen the batch."""
+        """Begin a batch of the validation unless the hooks on torch's loaders have recorded the batch."""
         tracker = self._here()
         if tracker is not None and self._state is LoopState.EVALUATING and not tracker.is_open(Level.BATCH):
             tracker.begin_batch()
@@ -298,7 +298,7 @@ class LoopSource(Source):
             self._state = LoopState.EVALUATING
 
     def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
-        """End a batch of the validation. The first one may have been fetched before `eval()`: by the same iterator."""
+        """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
         claimed, self._claimed = self._claimed, None
         is_ours = claimed is None or claimed.loader == id(loader)
         tracker.end(Level.BATCH, None if is_ours else Discarded())
@@ -319,7 +319,7 @@ class LoopSource(Source):
     # Steps ------------------------------------------------------------------------------------------------------
 
     def loss_is(self, loss: Any) -> None:
-        """Take the loss of the next backward pass, which a library is about to scale."""
+        """Record the loss of the next backward pass before a library scales the loss."""
         tracker = self._here(trains=True)
         if tracker is not None:
             if self._state in _BETWEEN:
@@ -368,7 +368,7 @@ class LoopSource(Source):
             self.forget()
         tracker = self._here(trains=True)
         if tracker is None or (self._state is LoopState.OPTIMIZER and self._stepping is not optimizer):
-            return  # a step inside another optimizer's step is a part of it
+            return  # a nested step is a part of the outer optimizer's step
         self._optimizers.begins(optimizer, has_new_data=self._has_new_data)
         self._enter(tracker, LoopState.OPTIMIZER)
         self._has_worked = True
@@ -400,7 +400,7 @@ class LoopSource(Source):
             self._has_worked = False
 
     def optimizer_loaded(self, state: Any) -> None:
-        """Take the number of steps that an earlier process has made."""
+        """Restore the number of steps of an earlier process."""
         self.resumes_at(steps_made(state))
 
     def resumes_at(self, step: int) -> None:
@@ -415,7 +415,7 @@ class LoopSource(Source):
         return self.checkpoint(whole=holds_optimizer(saved), at_once=at_once)
 
     def checkpoint(self, *, whole: bool, at_once: bool = True) -> Around:
-        """Record a checkpoint if the training has begun; only from a whole one can the job resume."""
+        """Record a checkpoint if the training has begun; only a whole checkpoint can resume the job."""
         tracker = self._tracker
         if tracker is None or self._thread != get_ident():
             return
@@ -445,12 +445,12 @@ class LoopSource(Source):
 
     @never_raises
     def exits(self, error: BaseException | None) -> None:
-        """Close what is open at the end of the process."""
+        """Close the open blocks at the end of the process."""
         tracker = self._tracker
         if tracker is None:
             return
         if self._thread not in {None, get_ident()}:
-            # The blocks of another thread cannot be closed from here. If the thread has ended, so has its loop.
+            # Blocks of other threads cannot be closed from here. A terminated thread has left the loop.
             runs = any(thread.ident == self._thread for thread in threading.enumerate())
             if error is None and not runs and tracker.is_open(Level.LOOP):
                 training.on_train_end()

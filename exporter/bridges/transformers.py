@@ -1,7 +1,7 @@
-"""The bridge to Hugging Face Transformers: a callback for its Trainer.
+"""Bridge to Hugging Face Transformers: a callback for its Trainer.
 
 Used in the training process. Callbacks do not report where a fetch, a save or an evaluation begins, nor that training has
-failed: for these the Trainer's methods are patched. Where a version or a subclass has others, the callbacks remain.
+failed, so the Trainer's methods are patched. Versions and subclasses without these methods are recorded by callbacks only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def callback(name: str = "ExporterCallback") -> Any:
 
 
 def install() -> None:
-    """Give one to every Trainer, from when transformers' Trainer is imported."""
+    """Add a callback to every Trainer after the import of transformers' Trainer."""
     when_imported("transformers.trainer", _add_to_defaults)
 
 
 def _add_to_defaults(trainer_module: ModuleType) -> None:
-    # Another class than the one of `callback()`: transformers warns of two of the same.
+    # Not the class of `callback()`: transformers warns about two callbacks of the same class.
     trainer_module.DEFAULT_CALLBACKS.append(_class(trainer_module, "ExporterAutoCallback"))
 
 
@@ -50,20 +50,20 @@ def _class(trainer_module: Any, name: str) -> type[Any]:
 
 
 class _Callback(Source):
-    """Reports a Trainer while it trains, evaluates or predicts; methods `on_…` are its own hooks, of which each gets the state."""
+    """Source of a Trainer that trains, evaluates or predicts; methods `on_…` are hooks, which receive the Trainer's state."""
 
     strength = Strength.LEADING
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be made anew where it is sent to."""
+        """Pickle as a new callback: the receiving process creates a callback without state."""
         return callback, (type(self).__name__,)
 
     def begins(self) -> bool:
-        """Begin to report a Trainer, unless another source is active."""
+        """Begin to report a Trainer, unless a source is active."""
         if ACTIVE.source is self or not ACTIVE.take(self):
             return False
         self.tracker = LoopTracker()
-        self._batches_are_seen = False  # the work on each, and not only what is logged
+        self._batches_are_seen = False  # True if each batch is recorded and not only the logs
         self._norms_are_seen = False  # since gradients are clipped, before they are logged
         self._in_batch = False
         self._loss: Any = None
@@ -109,7 +109,7 @@ class _Callback(Source):
         ACTIVE.release(self)
 
     def _record_epoch(self, state: Any) -> None:
-        training.record(epoch=int((state.epoch or 0.0) + 0.001))  # a thousandth of one is rounding
+        training.record(epoch=int((state.epoch or 0.0) + 0.001))  # tolerance for rounding
 
     def on_epoch_end(self, state: Any) -> None:
         self.tracker.discard_iteration()  # perhaps amid a turn
@@ -127,21 +127,21 @@ class _Callback(Source):
         self.tracker.phase(None)
 
     def on_step_end(self, _state: Any) -> None:
-        """An optimizer step is made; what it logs, evaluates and saves comes after it."""
+        """End an optimizer step; logs, evaluations and saves follow."""
         if self._loss is not None:
             self.tracker.record("loss", self._loss)
             self._loss = None
         self.tracker.end(Level.ITERATION)
 
     def on_prediction_step(self, _state: Any) -> None:
-        """A batch is evaluated; it took the time since the one before, the waiting for it included."""
+        """Record an evaluated batch with the time since the previous batch, including the fetch."""
         before, self._evaluated_at = self._evaluated_at, monotonic()
         seconds = self._evaluated_at - before if self.tracker.is_open(Level.EVALUATION) else None
         training.step(mode=self._mode, seconds=seconds)
 
     @never_raises
     def on_log(self, *_args_state_and_control: Any, logs: Any = None, **_others: Any) -> None:
-        """Take numbers that the Trainer has computed anyway."""
+        """Record the numbers in the Trainer's log."""
         if ACTIVE.source is not self or not logs:
             return
         if "eval_loss" in logs:
@@ -153,7 +153,7 @@ class _Callback(Source):
         training.record(learning_rate=logs.get("learning_rate"))
 
     def fetches(self, *_args: Any, **_kwargs: Any) -> Around:
-        """All batches of a turn are asked for; there may be none any more."""
+        """Fetch all batches of a step; the list is empty at the end of an epoch."""
         self.tracker.discard_iteration()
         self.tracker.begin_iteration()
         self.tracker.phase("data_loading")
@@ -166,7 +166,7 @@ class _Callback(Source):
     def works(
         self, _trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **given: Any
     ) -> Around:
-        """The work on one batch; it returns this batch's share of the step's loss."""
+        """Record the work on a batch; the call returns the batch's share of the step's loss."""
         self._batches_are_seen = self._in_batch = True
         self.tracker.begin_iteration()
         self.tracker.phase("forward")
@@ -210,7 +210,7 @@ def _active() -> _Callback | None:
 
 
 def _begun(trainer: Any) -> _Callback | None:
-    """Return the callback of a Trainer that has begun to report it; None where another source does."""
+    """Return the active callback of a Trainer; None if a different source is active."""
     ours = (each for each in trainer.callback_handler.callbacks if isinstance(each, _Callback))
     return next((each for each in ours if each.begins()), None)
 
@@ -224,7 +224,7 @@ def _call(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
 
 
 def _within(name: str) -> Hook:
-    """Make a hook of a method that the source which is active has for a call; it gets the call's arguments."""
+    """Return a hook that calls a method of the active source with the call's arguments."""
 
     def hook(*args: Any, **kwargs: Any) -> Around | None:
         source = _active()
@@ -249,7 +249,7 @@ def _evaluation_of(mode: str) -> Hook:
 
 
 def _flops(model: Any, *, recomputed: bool) -> dict[str, Any]:
-    """FLOPs of a token as transformers itself counts them; nothing for a model of which that would not be true."""
+    """FLOPs per token by transformers' formula; empty for models to which the formula does not apply."""
     if getattr(model, "main_input_name", "") != "input_ids":
         return {}
     if not all(parameter.requires_grad for parameter in model.parameters()):

@@ -1,7 +1,7 @@
-"""YAML text into dataclasses: every problem at once, each with its file:line:column; and dataclasses into YAML.
+"""YAML loader: text to dataclasses, with all problems as file:line:column; and dataclasses to YAML.
 
-A mapping is laid over the *default value of its field*, key by key. A dataclass with a method
-`problems() -> Iterable[tuple[field, message]]` is asked whether its fields fit together.
+A mapping overrides the *default value of the field*, key by key. A dataclass may have a method
+`problems() -> Iterable[tuple[field, message]]`, which checks the combination of fields.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from exporter.config.options import (
 from exporter.errors import ConfigurationError, Problem
 
 MAX_BYTES = 256 * 1024
-"""Size limit of one file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""
+"""Size limit of a file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""
 
 MAX_DEPTH = 32
-"""Nested mappings and lists of one file; the configuration has five levels."""
+"""Limit of nested mappings and lists in a file; the configuration has five levels."""
 
 _T = TypeVar("_T")
-_BAD: Any = object()  # what a conversion gives that has reported a problem
+_BAD: Any = object()  # result of a conversion that reported a problem
 _START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
-    """Make an instance of a dataclass from the YAML text of a source; "" gives the defaults. Raises ConfigurationError."""
+    """Return a dataclass instance from the YAML text of a source; the defaults for "". Raises ConfigurationError."""
     if len(text) > MAX_BYTES:
         raise ConfigurationError([Problem(source, None, None, f"larger than {MAX_BYTES >> 10} KiB")])
     if isinstance(text, bytes):
@@ -68,7 +68,7 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
 
 
 def load_file(path: str | Path, cls: type[_T]) -> _T:
-    """Read a file and `load` it; raises ConfigurationError also where it cannot be read."""
+    """Read and `load` a file; raises ConfigurationError, also for an unreadable file."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -88,7 +88,7 @@ def parse(text: str, source: str, hint: Any) -> Any:
 
 
 def plain(hint: Any, value: Any) -> Any:
-    """A value as YAML and JSON hold it, without secrets."""
+    """Return a value as plain YAML or JSON data, without secrets."""
     base, _ = unwrap(hint)
     notation = mark_of(hint, Notation)
     if value is None:
@@ -120,7 +120,7 @@ def dump(instance: Any) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean "…"?` where a known word is near, else the list of them."""
+    """Return `did you mean "…"?` for a similar known word, otherwise the list of known words."""
     words = list(known)
     near = difflib.get_close_matches(word[:100], words, 1, 0.6)
     if near:
@@ -129,7 +129,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def expectation(hint: Any) -> str:
-    """What a type allows, in words."""
+    """Describe the allowed values of a type."""
     base, _ = unwrap(hint)
     if is_union(base):
         return " or ".join(expectation(member) for member in get_args(base))
@@ -145,7 +145,7 @@ def expectation(hint: Any) -> str:
 
 
 def limits(hint: Any) -> str:
-    """The range of a type in words, as it is written in a file; "" without one."""
+    """Describe the range of a type in the notation of the file; "" for an unlimited type."""
     notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
     shown: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
     if bounds.minimum is not None and bounds.maximum is not None:
@@ -156,7 +156,7 @@ def limits(hint: Any) -> str:
 
 
 def choices(base: Any) -> dict[Any, Any]:
-    """The values of a closed set by what is written; empty for an open type."""
+    """Return the values of a closed set by their notation; empty for an open type."""
     if get_origin(base) is Literal:
         return {text: text for text in get_args(base)}
     if isinstance(base, type) and issubclass(base, enum.Enum):
@@ -170,7 +170,7 @@ class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node; raises MarkedYAMLError for an alias and beyond the largest depth."""
+        """Compose a node; raises MarkedYAMLError for an alias and for an excessive depth."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML leaves it out
         mark = event.start_mark
         if type(event) is yaml.AliasEvent:
@@ -197,7 +197,7 @@ def _compose(text: str, source: str) -> yaml.Node | None:
         message = ", ".join(part for part in (error.context, error.problem) if part)
         problem = _problem(source, error.problem_mark or error.context_mark, message)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        # PyYAML lets through what chr() says about "\UFFFFFFFF" and int() about %YAML 1.999….
+        # PyYAML does not convert the errors of chr() for "\UFFFFFFFF" and int() for %YAML 1.999….
         problem = _problem(source, None, f"not YAML: {error}")
     raise ConfigurationError([problem])
 
@@ -208,7 +208,7 @@ def _problem(source: str, mark: Any, message: str) -> Problem:
 
 
 class _Conversion:
-    """One file on its way from nodes to values; collects problems instead of raising the first."""
+    """Conversion of a file from nodes to values; collects problems instead of raising the first."""
 
     def __init__(self, source: str) -> None:
         self.problems: list[Problem] = []
@@ -295,7 +295,7 @@ class _Conversion:
                 self._unknown(key, inner, known)
             else:
                 values[text] = self.convert(child, get_args(unwrap(hint)[0])[1], inner, REQUIRED)
-        return values  # with bad values in it where there was a problem; then nobody uses it
+        return values  # after a problem with bad values inside; the caller then raises
 
     def _entries(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """A mapping's entries by the key's text; reports duplicates, and keys that are no text."""
@@ -340,7 +340,7 @@ class _Conversion:
         return _BAD if len(self.problems) > before else made
 
     def _value(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
-        """A scalar as PyYAML reads it; a text for what is none of these, such as a date."""
+        """Return a scalar as PyYAML reads the scalar; other types, such as dates, remain text."""
         text: str = node.value
         try:
             value = self._constructor.construct_object(node)
@@ -353,11 +353,11 @@ class _Conversion:
         return value if value is None or isinstance(value, bool | int | float) else text
 
     def _value_as(self, node: yaml.ScalarNode, hint: Any) -> Any:
-        """A scalar as a type, `_BAD` where it is of another."""
+        """Convert a scalar to a type; returns `_BAD` for a different type."""
         (base, _), notation, value = unwrap(hint), mark_of(hint, Notation), self._value(node)
         allowed = choices(base)
         if notation is not None:
-            # Not a number or a word such as true, which its author did not mean as a text.
+            # Reject an unquoted number or a word such as true: the author did not intend a text.
             if base is str and not isinstance(value, str):
                 return _BAD
             try:
@@ -405,7 +405,7 @@ def _join(path: str, key: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """Text in double quotes, shortened; nothing in it can act on a terminal or a log."""
+    """Return text in double quotes, shortened, with control characters escaped for terminals and logs."""
     return f'"{_printable(text if len(text) <= 60 else text[:59] + "…")}"'
 
 

@@ -1,4 +1,4 @@
-"""What a configuration file may hold: the options of a dataclass, and the ways of writing their values."""
+"""Options of configuration files: dataclass fields with documentation, and notations of values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _T = TypeVar("_T")
 class Notation:
     """A way of writing a value as text; `parse(format(value)) == value`."""
 
-    expected: str  # what is allowed, in words, with an article
+    expected: str  # allowed values in words, with an article
     pattern: str  # of the whole text, in the dialect of JSON Schema
     convert: Callable[[str], Any] = str  # raises ValueError
     format: Callable[[Any], str] = str
 
     def parse(self, text: str) -> Any:
-        """Text into value; raises ValueError where it is not written so."""
+        """Parse a text; raises ValueError for an invalid notation."""
         if re.fullmatch(self.pattern, text) is None:
             raise ValueError(text)
         return self.convert(text)
@@ -45,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that a mapping may have: each one's default, a dataclass instance, which also is its type; and its help."""
+    """Allowed keys of a mapping: for each key a help text and a dataclass instance, the default and type of the value."""
 
     defaults: Mapping[str, Any]
     help: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -97,13 +97,13 @@ _Default = enum.Enum("_Default", "REQUIRED UNCHANGED")
 REQUIRED: Any = _Default.REQUIRED
 """The default of an option that has none."""
 UNCHANGED: Any = _Default.UNCHANGED
-"""What is not mentioned; the value None means *without* (a time limit, say)."""
+"""Marker of a missing default or example; the value None means *without*, such as without a time limit."""
 
 
 def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = False) -> Any:
-    """The field of a dataclass, with its documentation; `REQUIRED` stands for no default and for no example.
+    """Return a documented dataclass field; `REQUIRED` means no default or no example.
 
-    An example is shown where the default shows nothing; `restart`: a change takes effect only when the process starts.
+    The example replaces an empty default in the documentation. With `restart`, a change takes effect at the next start.
     """
     given = {} if default is REQUIRED else {"default": default}
     return dataclasses.field(**given, metadata={"help": help, "example": example, "restart": restart})
@@ -111,11 +111,11 @@ def option(default: Any, help: str, *, example: Any = REQUIRED, restart: bool = 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key of a mapping, as its dataclass defines it; see `option`."""
+    """Key of a mapping, as defined by the dataclass; see `option`."""
 
     key: str  # as written in YAML
     name: str  # the dataclass's field
-    hint: Any  # its type, with annotations
+    hint: Any  # type with annotations
     default: Any
     help: str
     example: Any = REQUIRED
@@ -140,7 +140,7 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its annotations, and the annotations."""
+    """Return a type without annotations, and the annotations."""
     if get_origin(hint) is Annotated:
         base, *marks = get_args(hint)
         return base, tuple(marks)
@@ -148,7 +148,7 @@ def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def mark_of(hint: Any, kind: type[_T]) -> _T | None:
-    """A type's annotation of a kind; None where it has none."""
+    """Return the annotation of a kind, or None."""
     return next((mark for mark in unwrap(hint)[1] if isinstance(mark, kind)), None)
 
 

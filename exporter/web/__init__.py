@@ -1,1 +1,1 @@
-"""HTTP behind a connection guard: `server` accepts, `connection` talks, `routes` answers, `workers` make it."""
+"""Web server of the sidecar: listener, connections and their guard, routes, worker threads, TLS and passwords."""

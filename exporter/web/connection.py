@@ -1,6 +1,6 @@
 """Connections of the web server: handshake, requests, responses and close, each with a deadline.
 
-One task per connection on the server's loop, ended by cancellation. Faults of peers are counted, never logged.
+Each connection is a task on the server's loop, stopped by cancellation. Faults of peers are counted, never logged.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ServerState:
     config: WebConfigFile
     router: Router
     counts: Counts = field(default_factory=Counts)
-    closing: bool = False  # the server stops; every response is the last of its connection
-    defective: bool = False  # an internal error ended a connection, and was logged
+    closing: bool = False  # the server stops; every response closes the connection
+    defective: bool = False  # an internal error closed a connection and was logged
 
 
 class Connection:
-    """One accepted, non-blocking socket, closed at the end of the connection."""
+    """Accepted, non-blocking socket, closed at the end of the connection."""
 
     state: ConnectionState | None = None  # written by the guard; None after the end
     body = b""  # the response body being sent
@@ -63,7 +63,7 @@ class Connection:
             self.task.cancel()
 
     def evict(self) -> None:
-        """End the connection to make room for another one."""
+        """Close the connection to make room for a new connection."""
         self.end("evicted")
 
     def _enter(
@@ -114,7 +114,7 @@ class Connection:
                 break
             if self._http.begun:
                 self._enter(ConnectionState.INCOMPLETE, limits.head_seconds, "head_timeout")
-                await asyncio.sleep(0)  # a peer that pipelines requests must not block the others
+                await asyncio.sleep(0)  # a peer that pipelines requests must not block other peers
             else:
                 self._enter(ConnectionState.IDLE, limits.idle_seconds)
         if wire is not None:
@@ -144,20 +144,20 @@ class Connection:
         self._server.guard.progress(self)
 
     async def _read(self, wire: Wire) -> Request | None:
-        """Return the next request; None if the peer has closed its side."""
+        """Return the next request; None if the peer has closed the connection."""
         while (request := self._http.request()) is None:
             data = await wire.read(self._server.limits.head_bytes)
             if not data:
                 if self._http.begun:
                     self._server.counts.errors["truncated"] += 1
                 return None
-            if self.state is ConnectionState.IDLE:  # from the first bytes of a head, its rest has a deadline
+            if self.state is ConnectionState.IDLE:  # the first bytes of a head start a deadline
                 self._enter(ConnectionState.INCOMPLETE, self._server.limits.head_seconds, "head_timeout")
             self._http.feed(data)
         return request
 
     async def _exchange(self, wire: Wire, request: Request) -> bool:
-        """Respond to one request; returns False if the connection is to be closed."""
+        """Respond to a request; returns False if the connection must be closed."""
         began = self._loop.time()
         self._enter(ConnectionState.RUNNING)
         response = await self._server.router.respond(request, self._peer)

@@ -86,12 +86,15 @@ class Scrapers:
             times = self._times.pop(client, ())
             self._times[client] = (*times, now)[-REMEMBERED_SCRAPES:]
             if len(self._times) > MAX_CLIENTS:
-                # Clients with one scrape are dropped first: user agents are free, and must not displace a scraper.
+                # Clients with a single scrape are dropped first: arbitrary user agents must not displace a scraper.
                 once = (key for key, seen in self._times.items() if len(seen) == 1)
                 del self._times[next(once, next(iter(self._times)))]
 
     def next_expected(self, now: float) -> float | None:
-        """Return the monotonic time of the next scrape of a regular client; None without one, or if it is an interval late."""
+        """Return the monotonic time of the next scrape of a regular client.
+
+        Returns None without a regular client, or if the scrape is an interval late.
+        """
         with self._lock:
             seen = list(self._times.values())
         due = []

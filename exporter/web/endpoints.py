@@ -25,7 +25,7 @@ Readiness = Callable[[], str | None]
 
 
 class Endpoint(Protocol):
-    """A path and its handler."""
+    """Path and handler."""
 
     @property
     def path(self) -> str:
@@ -36,7 +36,7 @@ class Endpoint(Protocol):
         """The allowed methods."""
 
     async def respond(self, request: Request, deadline: float) -> Response:
-        """Return the response before a time of the loop's clock; LateError and BusyError become 503, others 500."""
+        """Return the response before a time of the loop's clock; LateError and BusyError become 503, all other exceptions 500."""
 
     def stop(self) -> None:
         """Let the endpoint's worker threads end."""
@@ -52,7 +52,7 @@ class Content:
 
 
 class DocumentEndpoint:
-    """A document that is made on a worker thread for each request, such as the status page."""
+    """Document rendered on a worker thread for each request, such as the status page."""
 
     methods = READ_METHODS
 
@@ -75,7 +75,7 @@ class DocumentEndpoint:
 
 
 class MetricsEndpoint:
-    """`/metrics`: `render` makes the page on a worker thread, for the families of `name[]` or for all."""
+    """`/metrics`: `render` runs on a worker thread, for the families of `name[]` or for all."""
 
     methods = READ_METHODS
 
@@ -120,7 +120,7 @@ class MetricsEndpoint:
 
 
 class HealthEndpoint:
-    """`/-/healthy`: 200 while the server's loop runs."""
+    """`/-/healthy`: 200 as long as the server's loop runs."""
 
     path = "/-/healthy"
     methods = READ_METHODS
@@ -152,7 +152,7 @@ class ReadinessEndpoint:
 
 
 class ReloadEndpoint:
-    """`/-/reload`: `reload` reads the configuration again, or raises ConfigurationError and changes nothing."""
+    """`/-/reload`: `reload` applies the new configuration, or raises ConfigurationError without a change."""
 
     path = "/-/reload"
     methods = ("POST", "PUT")

@@ -15,26 +15,26 @@ class ConnectionState(enum.Enum):
 
     INCOMPLETE = "incomplete"  # TLS handshake or head missing
     IDLE = "idle"  # between two requests, or closing
-    RUNNING = "running"  # the response is being made
+    RUNNING = "running"  # the response is being rendered
     WRITING = "writing"
 
 
 class Guarded(Protocol):
-    """A connection as the guard sees it."""
+    """Interface of a guarded connection."""
 
     state: ConnectionState | None
     body: bytes
 
     def evict(self) -> None:
-        """End the connection, because another one needs the room."""
+        """Close the connection to make room."""
 
 
 class ConnectionGuard:
     """All connections of a server.
 
-    If there is no room for a new connection, the guard evicts the response whose peer has read nothing for the longest
-    time, else the oldest incomplete connection, else the oldest idle one; never a response that is being made or read. A
-    flood therefore displaces only itself: a scraper sends its head at once, and reads the response at once.
+    If there is no room for a new connection, the guard evicts the response with the longest time since the last
+    read of the peer, then the oldest incomplete connection, then the oldest idle connection, but never a response that is
+    being rendered or read. A flood therefore displaces only the flood: a scraper sends a head and reads the response at once.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -42,7 +42,7 @@ class ConnectionGuard:
         room = limits.connections if files == resource.RLIM_INFINITY else max(16, files - limits.spare_files)
         self.capacity = min(limits.connections, room)
         self._limits = limits
-        # A dict keeps the order of insertion: the first member of a state has been in the state for the longest time.
+        # A dict preserves the order of insertion: the first connection of a state is the oldest.
         self._members: dict[ConnectionState, dict[Guarded, float]] = {state: {} for state in ConnectionState}
 
     def members(self, *states: ConnectionState) -> list[Guarded]:
@@ -50,11 +50,11 @@ class ConnectionGuard:
         return [member for state in states or ConnectionState for member in self._members[state].copy()]
 
     def make_room(self) -> bool:
-        """Return True if there is room for another connection, after an eviction if necessary."""
+        """Return True if a new connection fits, after an eviction if necessary."""
         return sum(map(len, self._members.values())) < self.capacity or self.evict()
 
     def move(self, member: Guarded, state: ConnectionState | None) -> None:
-        """Record that a connection has changed its state; None means closed."""
+        """Record the new state of a connection; None means closed."""
         if member.state is not None:
             del self._members[member.state][member]
         member.state, member.body = state, b""
@@ -62,11 +62,11 @@ class ConnectionGuard:
             self._members[state][member] = time.monotonic()
 
     def begin_writing(self, member: Guarded, body: bytes) -> None:
-        """Record that a connection sends a response, and evict the oldest writers while all bodies are too large."""
+        """Record that a connection sends a response, and evict the oldest writers until the bodies fit."""
         self.move(member, ConnectionState.WRITING)
         member.body = body
         for oldest in self.members(ConnectionState.WRITING):
-            # A body that several connections send is one object and counts once.
+            # A body sent by several connections is a shared object and counts once.
             bodies = {id(each.body): len(each.body) for each in self._members[ConnectionState.WRITING]}
             if oldest is member or sum(bodies.values()) <= self._limits.bytes_in_flight:
                 return
@@ -79,7 +79,7 @@ class ConnectionGuard:
             writing[member] = time.monotonic()
 
     def evict(self) -> bool:
-        """End the connection with the lowest priority; returns False if all responses are being made or read."""
+        """Close the connection with the lowest priority; returns False if all responses are being rendered or read."""
         stalled = time.monotonic() - self._limits.stalled_seconds
         for state in (ConnectionState.WRITING, ConnectionState.INCOMPLETE, ConnectionState.IDLE):
             for member, since in self._members[state].items():

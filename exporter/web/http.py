@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: bytes to requests, responses to bytes. h11 parses; the limits are the exporter's."""
+"""HTTP/1.1 of a connection: bytes to requests, responses to bytes. h11 parses; the limits are the exporter's."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ _ORIGIN = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one peer and of all peers together.
+    """Limits per peer and in total.
 
-    Times are deadlines of a whole phase, never of one read: a peer that sends a byte a second gains nothing.
+    Times are deadlines of a whole phase, not of a single read, so slow peers cannot extend a deadline.
     """
 
-    head_seconds: float = 5.0  # TLS handshake and first head; a later head from its first byte
+    head_seconds: float = 5.0  # TLS handshake and first head; for later heads from the first byte
     head_bytes: int = 16 * 1024
     head_lines: int = 64
     idle_seconds: float = 75.0  # from a response to the first byte of the next head
-    render_seconds: float = 9.5  # from the end of a head until the response is made, passwords included
+    render_seconds: float = (
+        9.5  # from the end of a head to the rendered response, including the password check
+    )
     scrape_timeout_offset_seconds: float = 0.5  # subtracted from Prometheus's scrape timeout
     write_seconds: float = 10.0  # until the kernel has accepted a whole response
     stalled_seconds: float = 0.3  # without progress, before a response can be evicted for a new connection
-    room_seconds: float = 4.0  # a new connection waits this long for room
+    room_seconds: float = 4.0  # wait of a new connection for room
     farewell_seconds: float = 1.0  # for discarding a peer's input after the last response
     farewell_bytes: int = 4 * 1024 * 1024
     drain_seconds: float = 8.0  # for running responses when the server stops
     connections: int = 512  # fewer if the limit of open files is low
     spare_files: int = 64  # descriptors left to the rest of the process
     backlog: int = 1024
-    accept_pause_seconds: float = 0.05  # after a failed accept, so that the loop does not spin
-    file_check_seconds: float = 1.0  # interval of checks of web.config.yml and its files
+    accept_pause_seconds: float = 0.05  # after a failed accept, to prevent a busy loop
+    file_check_seconds: float = 1.0  # interval of checks of web.config.yml and the referenced files
     passwords_waiting: int = 256  # password checks of all peers
     passwords_waiting_per_peer: int = 64
     bytes_in_flight: int = (
         32 * 1024 * 1024
-    )  # distinct bodies being sent; beyond, the oldest writers are closed
+    )  # distinct bodies being sent; above the limit, the oldest writers are closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Response:
 def text_response(
     status: int, message: str, headers: Mapping[str, str] | None = None, *, close: bool = False
 ) -> Response:
-    """Return a response with one line of plain text."""
+    """Return a response with a line of plain text."""
     return Response(status, f"{message}\n".encode("utf-8", "replace"), headers=headers or {}, close=close)
 
 
@@ -92,7 +94,7 @@ class MalformedError(Exception):
 
 
 class HttpConnection:
-    """Requests and responses of one connection, one after the other."""
+    """Sequence of requests and responses of a connection."""
 
     def __init__(self, *, head_bytes: int, head_lines: int) -> None:
         self._head_bytes = head_bytes
@@ -115,7 +117,7 @@ class HttpConnection:
             self._parser.receive_data(data)
 
     def request(self) -> Request | None:
-        """Return the request when its head is complete; raises MalformedError."""
+        """Return the request after a complete head; raises MalformedError."""
         if not self.begun:
             return None
         try:
@@ -131,7 +133,7 @@ class HttpConnection:
         self._method = event.method
         if event.http_version not in (b"1.0", b"1.1"):
             raise MalformedError(400, "this server speaks HTTP/1.0 and HTTP/1.1")
-        if len(event.headers) >= self._head_lines:  # the request line is one more
+        if len(event.headers) >= self._head_lines:  # plus the request line
             raise MalformedError(431, f"more than {self._head_lines} lines of header")
         if has_body:
             raise MalformedError(413, "a request must not have a body")
@@ -148,9 +150,9 @@ class HttpConnection:
         return MalformedError(400, "this is not an HTTP request")
 
     def respond(self, response: Response, *, close: bool) -> tuple[list[bytes], bool]:
-        """Return the response as bytes, in parts, and whether another request may follow on the connection.
+        """Return the response as bytes, in parts, and True if the connection stays open for a further request.
 
-        The head is written here and not by h11, which takes as long for this as for parsing the request.
+        The head is written here because writing with h11 is as slow as parsing the request.
         """
         persistent = not (close or response.close) and self._parser.their_state is h11.DONE
         fields = {

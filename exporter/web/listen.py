@@ -53,7 +53,7 @@ def bind(address: Address, backlog: int) -> socket.socket:
                 (host, address.port), family=family, backlog=backlog, dualstack_ipv6=both
             )
         else:
-            # As in Go's net.Listen, one address of a name is used, IPv4 first.
+            # As in Go's net.Listen, a single address of a name is used, IPv4 first.
             candidates = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
             family, _, _, _, place = min(candidates, key=lambda each: each[0] != socket.AF_INET)
             listener = socket.create_server(place, family=family, backlog=backlog)

@@ -22,8 +22,8 @@ _UNKNOWN_USER_HASH = "$2y${cost:02d}$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd0
 class Passwords:
     """Password checks; correct passwords are remembered until the user's hash changes.
 
-    Equal requests share one check. The number of waiting checks is limited, in total and per address. Addresses with a
-    correct password have a thread of their own: password guesses of other addresses never delay their checks.
+    Equal requests share a check. The number of waiting checks is limited, in total and per address. Addresses with a
+    correct password have a separate thread: password guesses of other addresses never delay their checks.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -41,16 +41,16 @@ class Passwords:
     ) -> bool:
         """Return True if the header field has a correct password; `deadline` is a time of the loop's clock.
 
-        Raises BusyError behind too many other checks, and LateError.
+        Raises BusyError if too many checks are queued, and LateError.
         """
         user, password = _credentials(authorization)
         if not password or len(password) > MAX_PASSWORD_BYTES or b"\0" in password:
             return False
         known = users.get(user)
-        # An unknown user costs as much as a known user; otherwise the response time would tell them apart.
+        # Unknown and valid users cost the same; otherwise the response time would reveal valid users.
         highest_cost = max(int(value.split("$")[2]) for value in users.values())
         expected = known or _UNKNOWN_USER_HASH.format(cost=highest_cost)
-        # The plain password is not kept in memory, and the key is useless without the salt.
+        # The plain password is not stored in memory, and the key is useless without the salt.
         words = f"{user}\0{expected}\0".encode() + password
         key = hashlib.blake2b(words, key=self._salt, digest_size=32).digest()
         if key in self._correct:

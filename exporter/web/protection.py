@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """State of a file, which changes with its content."""
+    """Signature of a file, which changes with the content."""
 
     modified_ns: int
     inode: int
@@ -39,7 +39,7 @@ Signatures = Mapping[Path, Signature | None]
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """One version of the file, ready for use."""
+    """Loaded version of the file."""
 
     config: WebConfig = field(default_factory=WebConfig)
     tls: ServerTls | None = None
@@ -47,7 +47,7 @@ class Protection:
 
 
 class WebConfigFile:
-    """The web configuration file; `failure` says why the present version is not in force. Raises ConfigurationError."""
+    """The web configuration file; `failure` is the reason why the present version is not in force. Raises ConfigurationError."""
 
     def __init__(self, path: Path | None, limits: Limits) -> None:
         self.failure = ""
@@ -70,7 +70,7 @@ class WebConfigFile:
         if path is not None and time.monotonic() >= self._next_check:
             self._next_check = float(
                 "inf"
-            )  # a hung network share delays one request, by at most the patience
+            )  # a hung network share delays a single request, by at most the patience
             deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
             with contextlib.suppress(LateError):
                 await self._workers.run(path, lambda: self._check_file(path), deadline)
@@ -83,7 +83,7 @@ class WebConfigFile:
     def _check_file(self, path: Path) -> None:
         failure, old = "", self._current
         try:
-            # A failed load is tried again at each check, because not every failure is in the files.
+            # A failed load is retried at each check, because not every failure is in the files.
             if _signatures(*old.files) != old.files:
                 self._current = load_protection(path, old)
                 _log.info("web configuration reloaded: %s", path)
@@ -96,11 +96,11 @@ class WebConfigFile:
 
 
 def load_protection(path: Path, old: Protection | None = None) -> Protection:
-    """Load the file with its certificates and keys; raises ConfigurationError.
+    """Load the file, certificates and keys; raises ConfigurationError.
 
     A version that removes a protection of `old` is refused.
     """
-    # Each signature is taken before the file is read: a change in between is seen at the next check.
+    # Each signature is computed before the file is read: the next check detects a change in between.
     signatures = _signatures(path)
     config = load_web_config(path)
     problem = ""

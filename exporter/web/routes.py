@@ -55,7 +55,7 @@ class Router:
         self._passwords.stop()
 
     def _budget_seconds(self, request: Request) -> float:
-        """Return the time for a response: less than Prometheus waits, so that Prometheus receives the reason."""
+        """Return the time for a response: below Prometheus' timeout, because Prometheus then receives the reason."""
         try:
             timeout = float(request.header("x-prometheus-scrape-timeout-seconds") or "nan")
         except ValueError:

@@ -1,6 +1,6 @@
-"""The web server: binds, accepts, and stops without dropping a response; one thread with an asyncio loop.
+"""Web server: binds, accepts, and stops without dropping a response, on a thread with an asyncio loop.
 
-Connections are accepted one at a time and not by `asyncio.start_server`, which accepts the whole backlog at once, pauses
+Connections are accepted individually and not by `asyncio.start_server`, which accepts the whole backlog at once, pauses
 for a second at every lack of descriptors, and hides connections from any limit during the TLS handshake.
 """
 
@@ -87,7 +87,7 @@ class Server:
 
     def stop(self) -> None:
         """Refuse new connections, finish responses within `drain_seconds`, then end; idempotent, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._wake()
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(self._limits.drain_seconds + 2.0)
@@ -166,7 +166,7 @@ class Server:
     async def _wait_for_room(self) -> bool:
         """Wait until a response is complete or stalled; returns False after `room_seconds`.
 
-        Connections that come meanwhile wait in the kernel's backlog.
+        New connections wait in the kernel's backlog.
         """
         deadline = time.monotonic() + self._limits.room_seconds
         while time.monotonic() < deadline:

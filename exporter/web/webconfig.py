@@ -1,7 +1,7 @@
 """`web.config.yml`: the file for TLS, passwords and headers, in exporter-toolkit's format.
 
 Used in the sidecar, at the start and whenever the file has changed. Deviations, all on the side of refusing: client
-certificates are always verified, because Python's ssl cannot ask for one without that, so every `client_auth_type` but
+certificates are always verified, because Python's ssl always verifies a requested certificate; every `client_auth_type` but
 `NoClientCert` needs a CA; TLS 1.0 and 1.1, `curve_preferences`, `rate_limit`, and certificates inside the file are not
 offered; `http2: true` is noted in the log, and clients are offered HTTP/1.1; `tls_server_config` needs a certificate.
 
@@ -28,7 +28,7 @@ _BCRYPT = Notation(
     r"^\$2[aby]\$(0[4-9]|1[0-8])\$[./A-Za-z0-9]{53}$",
 )
 BcryptHash = Annotated[str, Hidden(), _BCRYPT]
-"""`$2y$10$…`; above cost 18 one check would take minutes."""
+"""`$2y$10$…`; above cost 18 a check would last minutes."""
 
 TlsVersion = Literal["TLS12", "TLS13"]
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -40,7 +40,7 @@ CLIENT_AUTH_TYPES: Mapping[str, ssl.VerifyMode] = {
         ("RequireAnyClientCert", "RequireClientCert", "RequireAndVerifyClientCert"), ssl.CERT_REQUIRED
     ),
 }
-# exporter-toolkit takes these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
+# exporter-toolkit accepts these of Go's names. For TLS 1.3 (None) both Go and OpenSSL always offer all three.
 _TLS13_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 _CIPHERS = {
     "AES_128_CBC_SHA": "AES128-SHA",
@@ -72,16 +72,16 @@ class TlsServerConfig:
 
     @property
     def verify_mode(self) -> ssl.VerifyMode:
-        """What is asked of a client."""
+        """Verification of client certificates."""
         return CLIENT_AUTH_TYPES.get(self.client_auth_type, ssl.CERT_NONE)
 
     @property
     def files(self) -> list[Path]:
-        """The files that are named."""
+        """The configured files."""
         return [name for name in (self.cert_file, self.key_file, self.client_ca_file) if name is not None]
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """(field, message) of what is unknown or does not fit together."""
+        """Return (field, message) of unknown and conflicting values."""
         if self.client_auth_type not in CLIENT_AUTH_TYPES:
             known = ", ".join(filter(None, CLIENT_AUTH_TYPES))
             yield "client_auth_type", f"{self.client_auth_type} is not one of {known}"
@@ -109,7 +109,7 @@ def _header(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HttpHeaders:
-    """The header fields that may be added; "" leaves one out."""
+    """Additional header fields of responses; "" omits the field."""
 
     strict_transport_security: str = _header("Strict-Transport-Security")
     x_content_type_options: Literal["", "nosniff"] = _header("X-Content-Type-Options")
@@ -160,18 +160,18 @@ def load_web_config(path: Path) -> WebConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """What new connections are to agree on."""
+    """TLS settings of new connections."""
 
     context: ssl.SSLContext
-    allowed_names: frozenset[str]  # of which a client's certificate must have one; empty allows all
+    allowed_names: frozenset[str]  # a client's certificate must have a listed name; empty allows all
 
     def admits(self, names: frozenset[str]) -> bool:
-        """Whether a verified client certificate with these alternative names may pass."""
+        """Return True if a verified client certificate with these alternative names is allowed."""
         return not self.allowed_names or not self.allowed_names.isdisjoint(map(_normal, names))
 
 
 def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
-    """Load certificates and keys, and set the rules, as `source` says; raises ConfigurationError."""
+    """Return the TLS settings of the file `source`, with certificates and keys; raises ConfigurationError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     problems: list[Problem] = []
 
@@ -195,7 +195,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
             context.set_ciphers(":".join(suites))
     with step("cert_file"):
         certificate, key = (_readable(source.parent / file) for file in (config.cert_file, config.key_file))
-        # The password: OpenSSL would ask for that of an encrypted key on the terminal, and wait.
+        # With a password, OpenSSL does not prompt on the terminal for an encrypted key.
         context.load_cert_chain(certificate, key, password="")
     context.verify_mode = config.verify_mode
     if config.client_ca_file is not None:
@@ -207,7 +207,7 @@ def make_tls(config: TlsServerConfig, source: Path) -> ServerTls:
 
 
 def _readable(path: Path) -> Path:
-    """The path, if it can be opened; OpenSSL's own message names neither file nor reason."""
+    """Return the path if readable; OpenSSL's message contains neither file nor reason."""
     try:
         path.open("rb").close()
     except OSError as error:

@@ -18,8 +18,8 @@ class Wire:
     """A connected, non-blocking socket; the owner closes the socket.
 
     No method has a time limit. `write` returns when the kernel has accepted all bytes, and calls `progress` after each
-    chunk, so a peer that does not read is noticed and no response is copied. asyncio's TLS transport instead buffers a
-    response of any size and reports it as written, so no write could have a deadline.
+    chunk. Peers that do not read are therefore detected, and no response is copied. asyncio's TLS transport instead buffers a
+    response of any size and reports success, so no write could have a deadline.
     """
 
     def __init__(self, sock: socket.socket, progress: Callable[[], None] = lambda: None) -> None:
@@ -28,13 +28,13 @@ class Wire:
         self._loop = asyncio.get_running_loop()
 
     async def read(self, size: int) -> bytes:
-        """Return received bytes, at most `size`; b"" after the peer has closed its side."""
+        """Return received bytes, at most `size`; b"" after the peer has closed the connection."""
         data = await self._loop.sock_recv(self._sock, size)
-        await asyncio.sleep(0)  # a peer that sends without end must not block the others
+        await asyncio.sleep(0)  # a peer that sends without end must not block other peers
         return data
 
     async def write(self, parts: Sequence[bytes]) -> None:
-        """Send all parts; a small response is one segment, a large body is not copied."""
+        """Send all parts; a small response is a single segment, a large body is not copied."""
         if sum(map(len, parts)) <= CHUNK_BYTES:
             await self._send(b"".join(parts))
             return
@@ -82,7 +82,7 @@ class TlsWire(Wire):
         try:
             return await self._drive(lambda: self._tls.read(size))
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return b""  # with or without close_notify: HTTP knows whether a message is complete
+            return b""  # with or without close_notify: HTTP detects incomplete messages
 
     async def finish(self, most: int) -> None:
         """Send close_notify, then finish as `Wire.finish`."""

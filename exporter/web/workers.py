@@ -1,6 +1,6 @@
-"""Worker threads of the web server: work that would block the loop, with one result for equal requests.
+"""Worker threads of the web server: work that would block the loop, with a shared result for equal requests.
 
-Not a `ThreadPoolExecutor`, whose threads are joined at exit: one hung render would keep the process alive.
+Not a `ThreadPoolExecutor`, because the threads are joined at exit and a hung render would prevent the exit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class LateError(Exception):
-    """Work that missed its deadline; work that has begun continues, and a later request joins it."""
+    """Work that missed its deadline; started work continues, and a later request joins the work."""
 
 
 class BusyError(Exception):
-    """Work that was refused because too much other work is waiting."""
+    """Work that was refused because too many jobs are queued."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,7 @@ class Workers:
         self._started = self._idle = 0
         self._max_waiting = max_waiting
         self._jobs: dict[Hashable, _Job] = {}  # requested and not done
-        self._waiting: dict[Hashable, _Job] = {}  # requested and not begun
+        self._waiting: dict[Hashable, _Job] = {}  # requested and not started
         self._begun: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
@@ -57,7 +57,7 @@ class Workers:
         job.waiters += 1
         try:
             self._begin()
-            # A late or cancelled request leaves the job to the others: `wait` never cancels the future.
+            # A late or cancelled request leaves the job running for other requests: `wait` never cancels the future.
             timeout = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait([job.result], timeout=timeout)
         finally:
@@ -95,7 +95,7 @@ class Workers:
                 error = RuntimeError(f"{type(raised).__name__}: {raised}")
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 job.result.get_loop().call_soon_threadsafe(self._finish, job, result, error)
-            del job, result, error  # hold no page while waiting for the next job
+            del job, result, error  # do not hold a page between jobs
 
     def _finish(self, job: _Job, result: object, error: Exception | None) -> None:
         self._idle += 1
