@@ -1,1 +1,1 @@
-"""The status page: `readings` of families and of the last hour, `view` of them, `document` made of `elements`."""
+"""Status page: families and history (`readings`), content (`view`, `concerns`), sections, HTML (`templates`)."""

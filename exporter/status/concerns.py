@@ -22,7 +22,7 @@ NEAR_LIMIT_CELSIUS = 5.0
 RECENT_SECONDS = 600.0
 """Window of the alerts on NaN, failed saves and ECC errors: older events are not urgent."""
 XID_URGENT_SECONDS = 4200.0
-"""Window of the alert on critical Xids and the time for which the alert keeps firing."""
+"""Window of the alert on critical Xids plus the `keep_firing_for` of the alert."""
 CRITICAL_XIDS = frozenset((46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158))
 """Xids of the alert GpuXidCritical."""
 WARNING_XIDS = frozenset((94, *range(144, 150), 150))
@@ -62,10 +62,10 @@ def _of_ranks(seen: View) -> Iterator[Concern]:
             fastest = duration(run.fastest_seconds.get(rank.stage) if run else None)
             yield Concern(False, f"{name} is slow: {own} of own work per step, the fastest rank {fastest}")
         elif rank.condition == "ended" and rank.run in living and rank.rank:
-            yield Concern(True, f"{name} ended{updated} while other ranks run")
+            yield Concern(True, f"{name} ended{updated} before the other ranks")
         if rank.rivals:
             more = f"{rank.rivals:.0f} more processes train" if rank.rivals > 1 else "a second process trains"
-            yield Concern(True, f"{more} as {name}: choose another run name for one of the jobs")
+            yield Concern(True, f"{more} as {name}: choose a different run name for either job")
         usual, spent = run and run.save_seconds, rank.phase_seconds
         saves = rank.alive and rank.phase.startswith("checkpoint_save")
         if saves and usual and spent and spent > max(SLOW_SAVE_TIMES * usual, SLOW_SAVE_SECONDS):
@@ -142,7 +142,7 @@ def _of_gpus(seen: View) -> Iterator[Concern]:
             held = share(gpu.throttled_ratio)
             yield Concern(False, f"heat or power slowed {_name(seen, gpu)} for {held} of the last minute")
         elif margin is not None and margin < NEAR_LIMIT_CELSIUS:
-            yield Concern(False, f"{_name(seen, gpu)} is {margin:.0f} °C below its limit")
+            yield Concern(False, f"{_name(seen, gpu)} is {margin:.0f} °C below the limit")
 
 
 def _name(seen: View, gpu: Gpu) -> str:

@@ -17,12 +17,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from exporter.status.concerns import concerns
 from exporter.status.elements import COLOURS, HEIGHT, MOST_ROWS, WIDTH
 from exporter.status.numbers import duration, share
+from exporter.status.runs import run_section
 from exporter.status.sections import (
     collectors_fold,
     gpus_section,
     machine_section,
     ranks_section,
-    run_section,
     statistics_fold,
 )
 from exporter.status.view import View
@@ -48,7 +48,7 @@ def _assets() -> tuple[str, str, str]:
 
 @lru_cache(maxsize=1)
 def policy() -> str:
-    """Return the Content-Security-Policy: the page's own style, scripts and address, and nothing else."""
+    """Return the Content-Security-Policy: style, scripts and address of the page only."""
     style, *scripts = (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in _assets()
     )

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text of one style."""
+    """Text with a style."""
 
     text: str
     kind: str = ""  # good, warn, bad, dim, missing, code, remark, or "" for none
@@ -37,7 +37,7 @@ MISSING: Words = (Span(DASH, "missing"),)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number under its name."""
+    """A number with its name."""
 
     name: str
     words: Words
@@ -101,7 +101,7 @@ class Part:
 
 
 def words(text: str, kind: str = "") -> Words:
-    """Return text of one style; nothing for empty text."""
+    """Return text of a style; no span for empty text."""
     return (Span(text, kind),) if text else ()
 
 
@@ -111,12 +111,12 @@ def known(value: float | None, write: Callable[[float], str]) -> Words:
 
 
 def ago(at: float | None, now: float) -> Words:
-    """Return the time since a moment, or a dash if the moment is not known."""
+    """Return the time since `at`, or a dash if the time is not known."""
     return MISSING if at is None else words(age(at, now))
 
 
 def figure(name: str, value: Words, *notes: str) -> list[Figure]:
-    """Return a list of one figure, or an empty list if its value is not known."""
+    """Return a list with a figure, or an empty list if the value is not known."""
     return [] if value in {(), MISSING} and not notes else [Figure(name, value, notes)]
 
 
@@ -145,7 +145,7 @@ def plot(
     floor: float | None = None,
     latest: float | None = None,
 ) -> list[Plot]:
-    """Return a list of one plot, or an empty list if no line has two points with a number.
+    """Return a list with a plot, or an empty list if no line has two points with a number.
 
     Args:
         title: The title.
@@ -184,6 +184,15 @@ def plot(
             data=PlotData(unit, floor, tuple(drawn), (times, *rounded)),
         )
     ]
+
+
+def with_current(line: Line, value: float | None, now: float) -> Line:
+    """Return a line that ends with the current value, which the figure shows, too."""
+    return (
+        line
+        if value is None or not line
+        else [*(point for point in line if point[0] < now - 1), (now, value)]
+    )
 
 
 def _path(line: Line, now: float, seconds: float, low: float, high: float) -> str:

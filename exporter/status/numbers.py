@@ -24,7 +24,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(at: float, now: float) -> str:
-    """Return the time since a moment, such as "5.0 s ago"."""
+    """Return the time since `at`, such as "5.0 s ago"."""
     return f"{duration(max(0.0, now - at))} ago"
 
 

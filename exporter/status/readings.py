@@ -27,7 +27,7 @@ MOST_TRACKS = 400
 """Maximum number of tracks; a page shows far fewer."""
 
 HEAT = "thermal"
-"""Any heat; drivers before 575 report no other thermal reason. Later drivers report its parts as well."""
+"""Any heat; drivers before 575 report no other thermal reason. Later drivers also report the parts of heat."""
 HEAT_AND_POWER = frozenset({"hw_thermal", "sw_thermal", "hw_power_brake"})
 
 
@@ -59,7 +59,7 @@ _SOURCES = (
 
 Labels = Mapping[str, str]
 Track = tuple[str, ...]
-"""Name of a track (of `_SOURCES`, or steps, step seconds, phase, throttled) and its run, GPU or phase."""
+"""Name of a track (of `_SOURCES`, or steps, step seconds, phase, throttled) and the run, GPU or phase."""
 Line = Sequence[tuple[float, float | None]]
 """Numbers by Unix time, oldest first; None is a gap."""
 
@@ -160,7 +160,7 @@ class History:
         return [(at, value) for _, at, value, _ in self._points(track)]
 
     def rates(self, *track: str, per: str | None = None) -> Line:
-        """Return the growth between points, per second or per unit of another counter; a gap where the counter fell."""
+        """Return the growth between points, per second or per unit of the counter `per`; a gap where the counter fell."""
         spans = pairwise(self._points(track, per))
         return [(after[1], _rate(before, after)) for before, after in spans]
 
@@ -212,7 +212,7 @@ class History:
 
 
 _Point = tuple[float, float, float | None, float | None]
-"""Monotonic time, Unix time, the number, and the divisor of its growth."""
+"""Monotonic time, Unix time, the number, and the divisor of the growth."""
 
 
 def _grown(before: float | None, after: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""State of the exporter, its runs, ranks and GPUs, as the status page shows them.
+"""Content of the status page: exporter, runs, ranks and GPUs.
 
 An unknown number is None.
 """
@@ -20,7 +20,7 @@ STRAGGLER_RATIO = 0.75
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
 TROUBLES = {"silent": 0, "hangs": 1, "slow": 2}
-"""Conditions of a living process, in the order of the table."""
+"""Conditions of a process that is alive, in the order of the table."""
 _OF_RANKS = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated",
@@ -41,7 +41,7 @@ class StackFrame:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that wait at the same place, with the stack of one of these ranks."""
+    """Ranks that wait at the same place, with the stack of a rank."""
 
     title: str
     rank: int
@@ -65,14 +65,14 @@ class About:
     started: float
     now: float
     feed_directory: str
-    not_ready: str | None = None  # the reason, while scrapes are refused
+    not_ready: str | None = None  # the reason why scrapes are refused
     silent_jobs: Sequence[Job] = ()  # jobs of `run` without a feed
     hangs: Mapping[str, Hang] = field(default_factory=dict)  # by run
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run; its state is the label of `training_run_state`, "" if unknown."""
+    """A run; `state` is the label of `training_run_state`, "" if unknown."""
 
     name: str
     state: str
@@ -110,7 +110,7 @@ class Rank:
     phase_seconds: float | None = None  # duration of the phase at the last snapshot
     progress: float | None = None  # time of the last step
     compute_seconds: float | None = None  # own work in a step, without waits
-    rivals: float = 0.0  # other living processes with the same run and rank
+    rivals: float = 0.0  # further processes that are alive with the same run and rank
     condition: str = "unknown"  # unknown, ended, alive, or one of `TROUBLES`
 
     @property
@@ -131,7 +131,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The content of the page; ranks in trouble come first."""
+    """The content of the page; ranks in trouble are first."""
 
     about: About
     readings: Readings

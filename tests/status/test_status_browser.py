@@ -37,7 +37,9 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         yield opened
 
 
-def test_it_is_drawn_without_a_complaint_and_asks_nobody_else(tmp_path: Path, tab: Tab) -> None:
+def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
+    tmp_path: Path, tab: Tab
+) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running:
         wait_until(lambda: 'id="GPU power-"' in running.ask("/")[1], seconds=30)
         tab.open(f"http://{running.address}/")
@@ -85,7 +87,7 @@ def test_by_keyboard_every_table_can_be_reached_and_keeps_the_focus_over_a_renew
         assert tab.value("document.getElementById('live').closest('header') !== null")
 
 
-def test_without_script_it_says_the_same_and_renews_itself(tmp_path: Path, tab: Tab) -> None:
+def test_without_script_the_page_has_the_same_text_and_reloads(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running, rank(tmp_path, 3):
         wait_until(lambda: "alive" in running.ask("/")[1])
         tab.open(f"http://{running.address}/", script=False)
@@ -108,7 +110,7 @@ def test_the_death_of_a_rank_is_seen_without_a_reload(tmp_path: Path, tab: Tab) 
         assert tab.complaints == []
 
 
-def test_a_stopped_exporter_is_told_and_what_it_said_is_greyed(tmp_path: Path, tab: Tab) -> None:
+def test_a_stopped_exporter_is_reported_and_the_old_content_is_grey(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running:
         tab.open(f"http://{running.address}/")
         tab.wait_for("document.getElementById('live').textContent.startsWith('live')")
@@ -120,7 +122,7 @@ def test_a_stopped_exporter_is_told_and_what_it_said_is_greyed(tmp_path: Path, t
         tab.wait_for("!document.body.classList.contains('stale')", seconds=30)
 
 
-def test_what_the_page_could_be_made_to_run_is_stopped_by_its_policy(tmp_path: Path, tab: Tab) -> None:
+def test_the_policy_blocks_injected_scripts_images_and_styles(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running:
         tab.open(f"http://{running.address}/")
         tab.value(

@@ -156,7 +156,7 @@ GAPS: Rows = {
 }
 NO_JOB = "1.2.3|node7|ready|up 90 s|/dev/shm/x|No job has recorded anything yet|GPUs No GPU."
 PLACE = "model llama|step 250 of 1,000|25 %|2.0 s|about 25 min left|90 %|data_stall 60 s|steps per second 2"
-NOTHING_SAVED = "goodput 0 % nothing is saved yet|; 85 % if saved"
+NOTHING_SAVED = "goodput, committed 0 % no save yet|; 85 % if saved"
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ NOTHING_SAVED = "goodput 0 % nothing is saved yet|; 85 % if saved"
         pytest.param(
             UNSAVED | {"training_checkpoint_last_success_timestamp_seconds": of(NOW - 5)},
             None,
-            "goodput 0 %",
-            "nothing is saved yet",
+            "goodput, committed 0 %",
+            "no save yet",
             id="after the first save",
         ),
         pytest.param(
@@ -234,7 +234,7 @@ SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (ENDED, ["rank 1 of night ended 2.0 s ago while other ranks run"]),
+        (ENDED, ["rank 1 of night ended 2.0 s ago before the other ranks"]),
         (ALL_ENDED, []),
         (STUCK, ["rank 0 of night is alive but has not reported for 60 s: stopped or blocked"]),
         (silent_since(5000), []),  # only the ledger decides
@@ -246,7 +246,7 @@ SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank
         (saving(29.0), []),
         (
             {"training_rank_conflicts": of(1.0, rank="0")},
-            ["a second process trains as rank 0 of night: choose another run name for one of the jobs"],
+            ["a second process trains as rank 0 of night: choose a different run name for either job"],
         ),
     ],
 )
@@ -391,15 +391,15 @@ def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
     since = {"training_run_state_since_timestamp_seconds": of(NOW - 600)}
     words = page(JOB | {"training_run_state": ended} | since, past=PAST).words
 
-    assert "night finished since 10 min" in words
-    assert "goodput 90 %" in words
+    assert "night finished 10 min ago" in words
+    assert "goodput, committed 90 %" in words
     assert not [each for each in ("loss 2.5", "steps per second", "step time", "left at") if each in words]
 
 
 def test_saves_without_a_time_are_saves() -> None:
     rows = UNSAVED | {"training_checkpoints_total": of(14.0, kind="sync", result="ok")}
 
-    assert "nothing is saved yet" not in page(rows).words
+    assert "no save yet" not in page(rows).words
 
 
 def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> None:
@@ -414,7 +414,7 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
     words = page(rows, past=noted(3, tokens)).words
 
     assert "tokens per second (this node) 100 energy (this node) 50 J" in words
-    assert "Rank 0 runs on another node" in words
+    assert "Rank 0 runs on a different node" in words
 
 
 def test_figure_and_plot_of_the_processors_agree() -> None:

@@ -1,0 +1,175 @@
+"""Section of a run on the status page: state, position, numbers, phases, plots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exporter.status.elements import (
+    Figure,
+    Part,
+    Plot,
+    Span,
+    Words,
+    ago,
+    figure,
+    known,
+    parts,
+    plot,
+    with_current,
+    words,
+)
+from exporter.status.numbers import age, duration, energy, grams, number, share
+from exporter.status.readings import Line
+from exporter.status.view import Run, View
+
+_CAUSES = 3
+_STATES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The position of a run between first and last step."""
+
+    text: str
+    done: float | None  # share of the steps; None if the target is not known
+
+
+@dataclass(frozen=True, slots=True)
+class RunSection:
+    """A run."""
+
+    name: str
+    badges: Words
+    facts: tuple[tuple[str, str], ...]
+    position: Position | None
+    remark: str
+    figures: list[Figure]
+    phases_title: str
+    phases: list[Part]
+    plots: list[Plot]
+
+
+def run_section(seen: View, run: Run) -> RunSection:
+    """Return the section of a run; rates and losses only if steps end now."""
+    readings, now, name = seen.readings, seen.about.now, run.name
+    info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
+    attempt = readings.value("training_attempt", run=name)
+    badges = [Span(run.state, _STATES.get(run.state, "good"))] if run.state else []
+    if run.state and run.since is not None:
+        ago_text = age(run.since, now)
+        badges.append(Span(ago_text if run.ended else f"for {ago_text.removesuffix(' ago')}", "dim"))
+    if attempt is not None and attempt > 1:
+        badges.append(Span(f"attempt {attempt:.0f}", "warn"))
+    remark = ""
+    if run.is_partial and not run.has_rank_zero:
+        remark = "Rank 0 runs on a different node: the status page there shows steps, loss and saves."
+    return RunSection(
+        name=name,
+        badges=tuple(badges),
+        facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
+        position=_position(seen, run),
+        remark=remark,
+        figures=_run_figures(seen, run),
+        phases_title=f"last minute of all ranks{' of this node' if run.is_partial else ''}",
+        phases=[] if run.ended else parts(run.phases),
+        plots=_run_plots(seen, run),
+    )
+
+
+def _step_seconds(seen: View, run: Run) -> float | None:
+    return seen.past.recent("step seconds", run.name, per="steps") if run.steps_now else None
+
+
+def _tokens_per_second(seen: View, run: Run) -> float | None:
+    return seen.past.recent("tokens", run.name) if run.steps_now else None
+
+
+def _loss(seen: View, run: Run) -> float | None:
+    return seen.readings.value("training_loss", run=run.name, mode="train") if run.steps_now else None
+
+
+def _run_figures(seen: View, run: Run) -> list[Figure]:
+    readings, past, now, name = seen.readings, seen.past, seen.about.now, run.name
+    here = " (this node)" if run.is_partial else ""
+
+    def current(family: str) -> float | None:
+        return readings.value(family, run=name) if run.steps_now else None
+
+    nonfinite = readings.total("training_nonfinite_total", run=name)
+    saved = readings.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+    unsaved = None if run.ended else readings.value("training_uncommitted_seconds", run=name)
+    figures = [
+        *figure("step time", known(_step_seconds(seen, run), duration)),
+        *figure("steps per second", known(past.recent("steps", name) if run.steps_now else None, number)),
+        *figure("loss", known(_loss(seen, run), number)),
+        *figure("not finite", words(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
+        *figure(f"tokens per second{here}", known(_tokens_per_second(seen, run), number)),
+        *figure("gradient norm", known(current("training_grad_norm"), number)),
+        *figure("learning rate", known(current("training_learning_rate"), number)),
+        *_goodput(seen, run),
+        *figure("at risk, unsaved", known(unsaved, duration)),
+        *figure("last checkpoint", ago(saved, now)),
+        *figure("restarts", known(readings.total("training_restarts_total", run=name), number)),
+        *figure(f"energy{here}", known(readings.total("training_energy_joules_total", run=name), energy)),
+        *figure(f"CO2{here}", known(readings.total("training_carbon_grams_total", run=name), grams)),
+    ]
+    costs: dict[str, float] = {}
+    for labels, amount in readings.rows("training_cost_total", run=name):
+        costs[labels["currency"]] = costs.get(labels["currency"], 0.0) + amount
+    for currency, amount in costs.items():
+        figures += figure(f"cost{here}", words(f"{amount:,.2f} {currency}"))
+    losses = readings.rows("training_badput_seconds_total", run=name)
+    lost = sorted(((seconds, labels["cause"]) for labels, seconds in losses if seconds > 0), reverse=True)
+    notes = [f"{cause} {duration(seconds)}" for seconds, cause in lost[:_CAUSES]]
+    return figures + (figure("lost to", (), *notes) if notes else [])
+
+
+def _run_plots(seen: View, run: Run) -> list[Plot]:
+    past, now, name = seen.past, seen.about.now, run.name
+
+    def drawn(title: str, line: Line, latest: float | None, unit: str = "") -> list[Plot]:
+        if run.ended and run.since is not None:
+            line = [point for point in line if point[0] <= run.since]
+        return plot(title, {title: line}, unit, now, owner=name, latest=latest)
+
+    loss = _loss(seen, run)
+    rates = past.rates("step seconds", name, per="steps")
+    return [
+        *drawn("loss", with_current(past.levels("loss", name), loss, now), loss),
+        *drawn("step time", rates, _step_seconds(seen, run), "seconds"),
+        *drawn("tokens per second", past.rates("tokens", name), _tokens_per_second(seen, run)),
+    ]
+
+
+def _goodput(seen: View, run: Run) -> list[Figure]:
+    value = seen.readings.value
+    wall, productive = (
+        value(f"training_{each}_seconds_total", run=run.name) for each in ("wall", "productive")
+    )
+    if not wall or productive is None:
+        return []
+    last_save = value("training_checkpoint_last_success_timestamp_seconds", run=run.name)
+    saves = seen.readings.total("training_checkpoints_total", run=run.name, result="ok")
+    note = ""
+    if last_save is None and not saves and not productive and not run.ended:
+        note = "no save yet: work counts after a save or at a successful end"
+        unsaved = value("training_uncommitted_seconds", run=run.name) or 0.0
+        if unsaved and run.steps_now:
+            note += f"; {share((productive + unsaved) / wall)} if saved"
+    return figure("goodput, committed", words(share(productive / wall)), *([note] if note else []))
+
+
+def _position(seen: View, run: Run) -> Position | None:
+    step, target = (
+        seen.readings.value(family, run=run.name) for family in ("training_step", "training_step_target")
+    )
+    if step is None:
+        return None
+    if not target:
+        return Position(f"step {step:,.0f}", None)
+    done = min(max(step / target, 0.0), 1.0)
+    step_seconds = _step_seconds(seen, run)
+    left = ""
+    if step_seconds and step < target:
+        left = f" · about {duration((target - step) * step_seconds)} left at this pace"
+    return Position(f"step {step:,.0f} of {target:,.0f} · {share(done)}{left}", done)
