@@ -1,4 +1,4 @@
-"""`training-exporter assets --output DIR`: writes the dashboards, rules and examples that come with the package.
+"""`training-exporter assets --output DIR`: writes the dashboards, rules and examples of the package.
 
 They lie in `exporter/assets`, in the repository as links to where they are made. Standard library only.
 """
@@ -28,7 +28,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "assets"
 
 
 def main(arguments: Sequence[str], _environ: Mapping[str, str] = os.environ) -> int:
-    """Write the files; 1 when one of them is there with other content, and nothing was written. Raises ConfigurationError."""
+    """Write the files; returns 1 without a write if a file has different content. Raises ConfigurationError."""
     parser = Parser(f"{PROGRAM} assets", DESCRIPTION, " --output DIR")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="write to this directory")
     parser.add_argument("--force", action="store_true", help="overwrite files that have been changed")

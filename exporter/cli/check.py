@@ -1,6 +1,6 @@
-"""`training-exporter check [flags]`: checks everything between a training process and Prometheus.
+"""`training-exporter check [flags]`: checks the path from a training process to Prometheus.
 
-Each check has a thread and a deadline. Creates and changes nothing, and opens no device.
+Each check has a thread and a deadline. No check creates or changes files, or opens a device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", 
 WIDTH, INDENT = 110, " " * 5
 SMALL_FREE_BYTES = 4 << 20
 SHOWN_ENDED = 3
-"""Ended processes with a line of their own, the latest first; the others are counted."""
+"""Number of completed processes with a separate line, latest first; the rest is only counted."""
 # Record locks and renames on these depend on a server.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
@@ -75,7 +75,7 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def feed_directory(configuration: Configuration) -> Iterator[Finding]:
-    """Check that processes can hand over what they record."""
+    """Check that processes can write feed files."""
     path, subject = _feed(configuration), "feed directory"
     if not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
@@ -173,7 +173,7 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
 
 
 def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[Finding]:
-    """Report processes that train as the same rank; a process that is being replaced is gone a while later."""
+    """Report processes that train as the same rank; a second look excludes a process that is being replaced."""
     firsts: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(living, key=lambda each: each.started):
         if process.trains and time.time() - process.started >= RIVAL_SECONDS:
@@ -199,7 +199,7 @@ def state_directory(configuration: Configuration) -> Iterator[Finding]:
         else:
             remedy = "totals would restart from 0: give the exporter's user write access"
             yield Finding("FAIL", subject, f"{path} is not writable", remedy)
-    elif chosen is not None:  # else reported by the check of the feed directory
+    elif chosen is not None:  # otherwise reported by the check of the feed directory
         if os.access(path.parent, os.W_OK | os.X_OK) and not path.exists():
             yield ok(subject, f"{path} does not exist yet; the exporter creates it")
         else:
@@ -313,7 +313,7 @@ def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
 def _configuration(
     given: argparse.Namespace, environ: Mapping[str, str], made: list[Configuration]
 ) -> Iterator[Finding]:
-    """Check the configuration and append it to `made`."""
+    """Check the configuration and append the result to `made`."""
     try:
         made.append(resolve(given, environ))
     except ConfigurationError as error:
@@ -326,7 +326,7 @@ def _configuration(
 
 
 def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Finding]:
-    """Run all checks at once and return the findings in order; a missing answer is a finding, too."""
+    """Run all checks concurrently and return the findings in order; a missed deadline is also a finding."""
     answers: dict[str, queue.SimpleQueue[list[Finding]]] = {
         subject: queue.SimpleQueue() for subject in probes
     }

@@ -1,6 +1,6 @@
 """Child processes of `run`: the job with the inherited environment, the exporter's own programs with standard error only.
 
-A descriptor that an exporter's program kept open would hide the job's end from a reader of the job's output.
+A descriptor left open in an exporter process would hide the job's exit from a reader of the job's output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_EXECUTABLE = 126
 IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 LAUNCHER = Path(__file__).parents[2] / "training_exporter.py"
-"""Starts a program of this package even if the working directory or the path has another `exporter`."""
+"""Starts a program of this package even if the working directory or the path has an unrelated `exporter`."""
 
 FileAction = tuple[int, ...] | tuple[int, int, str, int, int]
 """File action in the form that `os.posix_spawn` requires."""
@@ -79,10 +79,10 @@ def closing_all_but(kept: Collection[int]) -> list[FileAction]:
 
 
 def end_as(wait_status: int) -> int:
-    """End by the signal that ended a process, without writing a core file.
+    """Terminate by the signal that terminated a process, without a core file.
 
-    A shell's loop stops at Ctrl-C only if its child was killed by SIGINT; exit status 130 does not stop the loop. Returns
-    the exit status if no signal ended the process, and in process 1, which cannot be ended by a signal.
+    A shell's loop stops at Ctrl-C only if the child was killed by SIGINT; exit status 130 does not stop the loop. Returns
+    the exit status after a normal exit, and in process 1, which signals cannot terminate.
     """
     if os.WIFSIGNALED(wait_status):
         number = os.WTERMSIG(wait_status)

@@ -1,4 +1,4 @@
-"""Command line of a job: its script, the run id of its rendezvous, and the rendezvous of a launch on several nodes."""
+"""Command line of a job: script, run id and rendezvous of a launch on several nodes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _PORTS = ("master-port", "main-process-port")
 
 @dataclass(frozen=True, slots=True)
 class JobCommand:
-    """The parts of a job's command line that name its run."""
+    """Parts of a job's command line that name the run."""
 
     script: str  # script, module or program
     run_id: str = ""  # torchrun's --rdzv-id; "" if none is chosen
-    rendezvous: str = ""  # address that the agents of several nodes share; "" for a launch on one node
+    rendezvous: str = ""  # address that the agents of several nodes share; "" for a launch on a single node
 
     @property
     def shared_name(self) -> str:
-        """Name that every agent of a launch on several nodes derives; "" for a launch on one node."""
+        """Name that every agent of a launch on several nodes derives; "" for a launch on a single node."""
         if not self.rendezvous:
             return ""
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", PurePath(self.script).stem)[:60].strip("-") or "python"
@@ -54,7 +54,7 @@ def parse_job_command(command: Sequence[str]) -> JobCommand:
 
 
 def _script(command: Sequence[str], options: dict[str, str]) -> str:
-    """Return the script, module or program; launcher options on the way there go into `options`."""
+    """Return the script, module or program; adds preceding launcher options to `options`."""
     words = iter(command)
     program = ""
     for word in words:

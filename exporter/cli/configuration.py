@@ -1,4 +1,4 @@
-"""The configuration: everything that can be set, from flags, environment, file and defaults; read anew at every reload.
+"""Configuration from flags, environment, file and defaults; read at the start and at every reload.
 
 A flag wins over the environment, that over the file. A relative path in a file is relative to the file.
 """
@@ -47,12 +47,12 @@ StatPattern = Annotated[
         "a pattern of a Stat's name: letters, digits, _ and ., with * and ? for any", r"^[A-Za-z0-9_.*?]+$"
     ),
 ]
-"""What `exporter.recording.definition.matches` understands; anything else could never match."""
+"""Pattern of `exporter.recording.definition.matches`; other texts could never match."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
-    """One background collector; its own options come after these."""
+    """Options of a background collector; the collector's specific options follow."""
 
     enabled: bool = option(REQUIRED, "Run this collector.")
     interval: Interval = option(REQUIRED, "Time from the start of one collection to the start of the next.")
@@ -75,7 +75,7 @@ class CollectorSettings:
             yield "deadline", message
 
     def own_options(self) -> dict[str, Any]:
-        """What the collector's factory is given."""
+        """Argument of the collector's factory."""
         own = fields(self)[len(fields(CollectorSettings)) :]
         return {each.name: getattr(self, each.name) for each in own}
 
@@ -88,7 +88,7 @@ _LISTS: Mapping[str, Any] = {
 
 
 def _settings(entry: CollectorEntry) -> CollectorSettings:
-    """A collector's defaults, of a class of its own where it has options of its own."""
+    """Return a collector's defaults, of a separate class for a collector with specific options."""
     own = [
         (each.name, bool if each.default is False else _LISTS[each.kind], option(each.default, each.help))
         for each in entry.settings
@@ -104,7 +104,7 @@ def _settings(entry: CollectorEntry) -> CollectorSettings:
     return made(True, entry.timing.interval, entry.timing.deadline)
 
 
-# Made once: a class made twice would have values that are never equal.
+# Cached: instances of two classes would never be equal.
 DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {
     entry.name: _settings(entry) for entry in (*CATALOGUE, EXTRA)
 }
@@ -113,7 +113,7 @@ COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in (*CATA
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Other settings for the Stats of a pattern; what it does not mention stays as the code says."""
+    """Overrides for the Stats of a pattern; missing keys leave the definition in the code unchanged."""
 
     match: StatPattern = option(
         REQUIRED,
@@ -139,7 +139,7 @@ class Rule:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Whether there is a window left, and the buckets make a histogram."""
+        """Check that a window remains and that the buckets form a histogram."""
         if self.window_seconds is None and self.window_samples is None:
             yield "window_samples", "a window needs a length, a number of samples or both, not null for both"
         if self.buckets is not UNCHANGED:
@@ -151,7 +151,7 @@ class Rule:
                 yield "buckets", "are given, but histogram is not among the aggregations"
 
     def as_override(self) -> dict[str, object]:
-        """The rule as JSON for the training processes: only what it mentions."""
+        """Return the rule as JSON for the training processes, without unset keys."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.aggregations is not UNCHANGED:
             values["aggregations"] = sorted(each.value for each in self.aggregations)
@@ -160,7 +160,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything that can be set; works as it is, without a file."""
+    """All settings; the defaults work without a file."""
 
     web: Web = option(Web(), "The HTTP server.")
     feed: Feed = option(Feed(), "Data from the training processes.")
@@ -222,7 +222,7 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
         if isinstance(value, list):
             changes[section][key] = tuple(take(flag, each, get_args(hints[key])[0]) for each in value)
         elif isinstance(value, str):
-            # No machine is replayed for "", whatever the file says.
+            # "" disables the replay even if the file enables a replay.
             nothing = flag == "--gpu.replay" and not value
             changes[section][key] = None if nothing else take(flag, value, hints[key])
         elif value is not None:
@@ -254,7 +254,7 @@ def _relative_to(directory: Path, configuration: Configuration) -> Configuration
 
 
 def _resolved(directory: Path, value: Any) -> Any:
-    """Return a value whose paths are absolute, in dataclasses, mappings and tuples too."""
+    """Return a value with absolute paths, also inside dataclasses, mappings and tuples."""
     if isinstance(value, Path):
         return directory / value
     if isinstance(value, tuple):

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     tls = web.config_file is not None and load_web_config(web.config_file).tls_server_config is not None
     given["web.listen_address"], urls = [], []
     for address in map(parse_address, web.listen_address):
-        # It is free, as is seen before anything is started; a port of 0 becomes the kernel's choice.
+        # A bind checks before the start that the port is free, and replaces port 0 by the kernel's choice.
         with bind(address, backlog=1) as listener:
             host, port = address.text.rpartition(":")[0], listener.getsockname()[1]
             given["web.listen_address"].append(f"{host}:{port}")
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     for path in (within or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
         _remove_old(path)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=within, ignore_cleanup_errors=True) as private:
-        # $EXPORTER_FEED_DIR is the user's own and stays free of made-up metrics.
+        # $EXPORTER_FEED_DIR belongs to the user and must not receive simulated metrics.
         feed = given["feed.dir"] = given["feed.dir"] or private
         try:
             check_directory(feed)
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         about = {"speed": speed, "checkpoint": f"{private}/checkpoint"}
         about |= {"url": urls[0], "replay": replay}
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(about))
-        # As the ranks would have it under torchrun, and without what the user has set for jobs.
+        # The environment of a rank under torchrun, without the user's settings for jobs.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
         environment |= {"EXPORTER_AUTO": "0", "EXPORTER_FLUSH_SECONDS": str(1.0 / speed)}
         sidecar = [*flags_of(flags), "--run.name=demo", "--run.linger=0s"]

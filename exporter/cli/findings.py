@@ -13,7 +13,7 @@ Status = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check: "warn" may be intended, "FAIL" keeps metrics from being shown."""
+    """Result of a check: "warn" may be intended, "FAIL" prevents metrics from being shown."""
 
     status: Status
     subject: str
@@ -35,5 +35,5 @@ def warn(subject: str, described: Described) -> Finding:
 
 
 def fail(subject: str, described: Described) -> Finding:
-    """Return a finding that keeps metrics from being shown."""
+    """Return a finding that prevents metrics from being shown."""
     return Finding("FAIL", subject, described.found, described.remedy)

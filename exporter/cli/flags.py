@@ -20,7 +20,7 @@ DEFAULT_ADDRESS = ":20909"
 FEED_DIRECTORY_VARIABLE = "EXPORTER_FEED_DIR"
 
 FAILED, REFUSED, JOINED = 1, 2, 3
-"""Exit statuses: failure; refused start; sidecar of `run` while another sidecar serves the directory."""
+"""Exit statuses: failure; refused start; sidecar of `run` in a directory with a running sidecar."""
 
 FLAGS: Mapping[str, tuple[str, str]] = {
     "--config.file": ("FILE", "read the configuration from this YAML file (default: none)"),
@@ -45,14 +45,14 @@ def say(line: str) -> None:
     """Write a line to standard error; errors are ignored."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            # One write, so that the job's output cannot split the line.
+            # A single write: the job's output cannot split the line.
             print(f"exporter: {line}\n", end="", file=sys.stderr, flush=True)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without its surprises: no abbreviations, one line per mistake.
+    """argparse without abbreviations, with a line per mistake.
 
-    Raises `ConfigurationError` where argparse would print its usage and exit.
+    Raises `ConfigurationError` where argparse would print the usage and exit.
     """
 
     def __init__(self, prog: str, description: str, arguments: str = "") -> None:
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         raise mistake("command line", message)
 
     def parse_flags(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line; raises ConfigurationError for what is unknown, incomplete or repeated."""
+        """Parse a command line; raises ConfigurationError for unknown, incomplete or repeated flags."""
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             raise ConfigurationError([self._unknown(argument) for argument in unknown])
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the sidecar's flags; `resolve` reads what they leave in the namespace."""
+    """Add the sidecar's flags; `resolve` reads the values from the namespace."""
     group = parser.add_argument_group("exporter")
     for flag, (metavar, text) in FLAGS.items():
         if metavar:

@@ -47,7 +47,7 @@ class Lingering:
         self._active = active
         self._linger_seconds = linger_seconds
         self._monotonic = monotonic
-        self._ended: float | None = None  # when the last launch was gone
+        self._ended: float | None = None  # when the last launch disappeared
         self._passes_wanted = 0
         self._due: float | None = None  # the awaited scrape; None until the page is final
 
@@ -64,7 +64,7 @@ class Lingering:
         due = self._sidecar.next_expected_scrape()
         if self._ended is None:
             self._ended = now
-            # The pass under way may have read a file before its last change; the next pass has not.
+            # The current pass may have read a file before the last change; the next pass reads all changes.
             self._passes_wanted = self._sidecar.feed_passes + 2
             if due is not None:
                 _log.debug("no job is left, waiting for the next scrape")

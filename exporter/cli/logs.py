@@ -1,4 +1,4 @@
-"""Logging of the sidecar: one line per record on standard error, as logfmt or JSON; facts are in `extra`.
+"""Logging of the sidecar: a line per record on standard error, as logfmt or JSON; facts are in `extra`.
 
 No logging thread waits: the standard library's queue listener writes from a bounded queue, and dropped records are counted.
 """
@@ -29,17 +29,17 @@ LEVELS: Mapping[Level, int] = {
     "debug": logging.DEBUG,
 }
 LONGEST_VALUE = 4000
-"""Characters of one value; longer values are cut. A traceback fits, a hostile label does not fill a disk."""
+"""Maximum characters of a value; longer values are cut. A traceback fits, a hostile label does not fill a disk."""
 QUEUED_LINES = 1000
 
-# Attributes of every LogRecord; others come from `extra`.
+# Attributes of every LogRecord; `extra` adds further attributes.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _TAKEN = frozenset({"time", "level", "source", "msg", "stack"})
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 
 
 class Formatter(logging.Formatter):
-    """Formatter of one line per record; hostile values are escaped and shortened, or replaced by their exception."""
+    """Formatter with a line per record; hostile values are escaped, shortened or replaced by the formatting exception."""
 
     def __init__(self, form: Form) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def _logfmt(value: Any) -> str:
         return json.dumps(value)
     if value and value.isprintable() and not any(c in ' ="\\' for c in value):
         return value
-    # logfmt's parsers undo JSON's escapes; beyond ASCII, printable characters stay.
+    # logfmt's parsers undo JSON's escapes; printable characters outside ASCII are unchanged.
     escaped = (c if c.isprintable() and c not in '"\\' else json.dumps(c)[1:-1] for c in value)
     return f'"{"".join(escaped)}"'
 
@@ -133,7 +133,7 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
         return logging.makeLogRecord({"msg": self.format(record), "levelno": record.levelno})
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record, or count it as dropped."""
+        """Queue a record, or count the record as dropped."""
         try:
             self.queue.put_nowait(record)
         except queue.Full:
@@ -160,11 +160,11 @@ class Logs:
         self._handler.setFormatter(Formatter(form))
 
     def finish(self, timeout_seconds: float = 1.0) -> None:
-        """Stop logging and write the queued lines; gives up after a while if standard error is blocked."""
+        """Stop logging and write the queued lines; returns after a timeout if standard error is blocked."""
         logging.getLogger().removeHandler(self._handler)
         logging.captureWarnings(capture=False)
         threading.excepthook = threading.__excepthook__
-        # `stop` waits for the listener without a limit, and puts its end mark into a queue that may be full.
+        # `stop` waits for the listener without a limit, and queues an end mark in a possibly full queue.
         stopping = threading.Thread(target=self._stop, name="exporter-log-stop", daemon=True)
         stopping.start()
         stopping.join(timeout_seconds)

@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         number = error.errno if isinstance(error, OSError) else None
         if number not in _SHORTAGES and not isinstance(error, MemoryError) and "new thread" not in str(error):
             raise
-        if number != errno.EPIPE:  # the reader of the pipe has ended
+        if number != errno.EPIPE:  # the reader of the pipe has exited
             say(
                 f"cannot go on: {str(error) or type(error).__name__}; see the limits of this process: ulimit -a"
             )
-        with contextlib.suppress(OSError, AttributeError):  # the rest of the buffer would fail again
+        with contextlib.suppress(OSError, AttributeError):  # flushing the rest of the buffer would also fail
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.unraisablehook = lambda _: None  # of half-made objects, such as asyncio's event loop
+        sys.unraisablehook = lambda _: None  # of partially constructed objects, such as asyncio's event loop
         return FAILED
     return status
 
@@ -108,7 +108,7 @@ def _serve(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _occupy_standard_descriptors() -> None:
-    """Open /dev/null where the process was started without a standard stream: the next file would take its number."""
+    """Open /dev/null for missing standard streams: the next opened file would reuse the descriptor."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

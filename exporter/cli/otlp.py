@@ -48,7 +48,7 @@ class _Cumulative:
 class StartTimes:
     """Start times of cumulative series, in nanoseconds.
 
-    A series of the first push starts with the exporter, a later one or one that fell at the push before.
+    A series of the first push starts with the exporter; new and reset series start at the previous push.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class StartTimes:
         self._before = now
 
     def of(self, name: str, labels: Mapping[str, str], value: float) -> int:
-        """Return the start time of a series with its present value."""
+        """Return the start time of a series with the present value."""
         key = (name, frozenset(labels.items()))
         known = self._series.get(key)
         if known is None or value < known.value:
@@ -112,7 +112,7 @@ class Otlp:
             raise OSError("the endpoint did not accept the metrics")
 
     def remove(self) -> None:
-        """Do nothing: a series that is not sent is a gap."""
+        """Skip removal: an unsent series is a gap."""
 
     def _metrics(self, family: Metric, now: int) -> Iterator[Any]:
         """Convert a family; a summary becomes two sums, because the SDK has no summaries."""

@@ -1,6 +1,6 @@
 """`training-exporter push TARGET`: pushes the metrics page to a textfile, a Pushgateway or an OTLP endpoint.
 
-The pushed page is removed at the end, and while the exporter does not answer: stale values would stay forever.
+The pushed page is removed at exit and when the exporter does not respond: stale values would stay forever.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Target(Protocol):
         """Replace the previous page; raises OSError or HTTPException."""
 
     def remove(self) -> None:
-        """Remove the page, if there is one; raises as `put`."""
+        """Remove the page, if present; raises as `put`."""
 
 
 class TextFile:
@@ -61,7 +61,7 @@ class TextFile:
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(page)
-                os.fchmod(file.fileno(), 0o644)  # node_exporter runs as another user
+                os.fchmod(file.fileno(), 0o644)  # node_exporter runs as a different user
             Path(beside).replace(self._path)
         except OSError:
             with suppress(OSError):
@@ -105,7 +105,7 @@ class Access:
     key_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the Authorization header; the password file is read each time, so that it can change."""
+        """Return the Authorization header; the password file is read each time to allow changes."""
         if not self.user:
             return {}
         password = "" if self.password_file is None else self.password_file.read_text().rstrip("\n")

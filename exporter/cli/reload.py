@@ -1,6 +1,6 @@
 """Configuration reload by SIGHUP or POST /-/reload.
 
-A configuration with any problem changes nothing; an option that needs a restart keeps its value, and is logged once.
+An invalid configuration is not applied; options that need a restart are unchanged and logged once.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Reloader:
         self._read = read
         self._apply = apply
         self._lock = threading.Lock()
-        self._turns = threading.Lock()  # background reloads run one after the other
-        self._waiting = threading.Event()  # a background reload has not begun yet
+        self._turns = threading.Lock()  # background reloads run in sequence
+        self._waiting = threading.Event()  # a background reload is queued
         self._logged: dict[str, Any] = {}  # values that wait for a restart
         self._successful = True
         self._success_time = time.time()
 
     def reload(self) -> None:
-        """Read the configuration again and apply it; raises ConfigurationError, and then nothing has changed."""
+        """Read and apply the configuration; on ConfigurationError the running configuration is unchanged."""
         with self._lock:
             try:
                 wanted = self._read()
@@ -84,7 +84,7 @@ class Reloader:
             _log.info("configuration reloaded")
 
     def reload_soon(self) -> None:
-        """Reload on a thread, unless one is about to begin; the log reports problems."""
+        """Reload on a thread unless a reload is queued; the log reports problems."""
         if not self._waiting.is_set():
             self._waiting.set()
             threading.Thread(target=self._reload_in_background, name="exporter-reload", daemon=True).start()
@@ -107,7 +107,7 @@ class Reloader:
 def _with_restart_values_of(
     running: Configuration, wanted: Configuration
 ) -> tuple[Configuration, dict[str, Any]]:
-    """Return the wanted configuration with the running values of restart options, and the wanted values of these."""
+    """Return the new configuration with the running values of restart options, and the new values of these options."""
     waiting: dict[str, Any] = {}
     changes: dict[str, Any] = {}
     for section in options_of(Configuration, wanted):

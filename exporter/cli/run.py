@@ -1,6 +1,6 @@
-"""`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter beside it; ends as the job ends.
+"""`training-exporter run [flags] COMMAND ARG...`: a training job with the exporter as a sidecar; exits like the job.
 
-The job is started first and waits for nothing. No threads: signals are blocked and taken one at a time.
+The job is started first, without waiting. Single thread: signals are blocked and handled in sequence.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from exporter.feed.runs import Job, Registration
 from exporter.recording.identity import LAUNCH, LAUNCH_ID, launch_name
 
 # Python ignores SIGPIPE and SIGXFSZ; blocked, they would queue up for the writes of `run` itself. Faults
-# (SIGSEGV, …) end a process even when blocked, and from `kill` they are passed on like everything else.
+# (SIGSEGV, …) terminate a process even when blocked; faults sent by `kill` are forwarded like all signals.
 TAKEN = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
 STOPPING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 SI_KERNEL = 0x80
 
 STOP_FOLLOWS_SECONDS = 5.0
-"""A job that handles Ctrl-Z itself may tidy up the terminal before it stops."""
+"""Grace period of a job that handles Ctrl-Z and restores the terminal before the stop."""
 KEEP_SECONDS = 2.0
-"""How often it looks whether its registration is still there."""
+"""Interval of checks that the registration still exists."""
 ASKED_TO_END_SECONDS = 3.0
-"""After SIGTERM or Ctrl-C somebody waits for the end, and may kill what does not come to it."""
+"""Limit for the exit after SIGTERM or Ctrl-C, whose sender may follow with SIGKILL."""
 KILL_SECONDS = 1.5
-"""What the sidecar has, within the time that is given to it, between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL of the sidecar, within the limit."""
 DEATH_SECONDS = 0.5
-"""How long after SIGKILL it may still be there."""
+"""Limit for the exit of the sidecar after SIGKILL."""
 LONG_SECONDS, POLL_SECONDS, QUIET_SECONDS = 3600.0, 0.1, 2.0
 AUTOLOAD = Path(__file__).resolve().parent.parent / "autoload"
 """First of the job's PYTHONPATH: the bridges of libraries that load no entry point."""
@@ -78,30 +78,30 @@ USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `run` was asked to do, all questions answered."""
+    """Complete settings of `run`."""
 
     command: tuple[str, ...]
-    environment: Mapping[str, str]  # the job's, whole
-    sidecar: tuple[str, ...]  # its command line; empty where there is to be none
+    environment: Mapping[str, str]  # complete environment of the job
+    sidecar: tuple[str, ...]  # command line of the sidecar; empty for no sidecar
     feed_directory: Path  # absolute
-    linger_seconds: float  # how long the sidecar may wait for the last scrape
-    run: str = ""  # its name, as the job is given it
-    derived: bool = False  # the run's name comes from the rendezvous of several nodes
+    linger_seconds: float  # limit of the sidecar's wait for the last scrape
+    run: str = ""  # name of the run in the job's environment
+    derived: bool = False  # True if the run is named by the rendezvous of several nodes
     page: str = ""  # URL of the status page; "" if unknown
-    rules: Sequence[Mapping[str, object]] = ()  # for what the job records
+    rules: Sequence[Mapping[str, object]] = ()  # overrides of the job's Stats
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Run a command line; the job's exit status, unless a signal ended it and so this process. Raises ConfigurationError."""
+    """Run a command line and return the job's exit status, or terminate by the job's signal. Raises ConfigurationError."""
     plan = make_plan(arguments, child.passable_environment(environ))
     if sys.platform != "linux":
         say("the sidecar needs Linux; the job runs without it")
-        os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # no shell is wanted
+        os.execvpe(plan.command[0], plan.command, plan.environment)  # noqa: S606  # without a shell
     return supervise(plan)
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Answer all questions that a command line leaves open; raises as `main`."""
+    """Return the settings of a command line, completed by defaults; raises as `main`."""
     parser = Parser(f"{PROGRAM} run", DESCRIPTION)
     parser.usage = USAGE
     add_flags(parser)
@@ -150,7 +150,7 @@ def _configured(
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
     rules: Sequence[Mapping[str, object]] = ()
     if any(value_of(given, flag) is not None for flag in FLAGS):
-        # Only then, since the job would be kept waiting for the import of all that could be configured.
+        # Imported only with flags: the import of all options would delay the job.
         from exporter.cli.configuration import resolve  # noqa: PLC0415
 
         configuration = resolve(given, environ)
@@ -162,20 +162,22 @@ def _configured(
 
 
 def supervise(plan: Plan) -> int:
-    """Run the job to its end; gives its exit status as `main` does."""
+    """Run the job until the exit; returns as `main`."""
     return child.end_as(Supervision(plan).run())
 
 
 class Supervision:
-    """The job and the sidecar while they live."""
+    """Supervisor of the job and the sidecar."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)  # what our own programs are started with
-        # Ignored by inheritance, it would let the kernel throw away the job's exit status.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)  # signal mask of started programs
+        # With an inherited SIG_IGN the kernel would discard the job's exit status.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._probe: SignalProbe | None = None
-        with contextlib.suppress(OSError):  # no further process is allowed: signals are told apart less well
+        with contextlib.suppress(
+            OSError
+        ):  # no further process is allowed: senders of signals are then inferred
             self._probe = SignalProbe()
         self._registration = _register(plan) if plan.sidecar else None
         self._sidecar: SidecarProcess | None = None
@@ -187,7 +189,7 @@ class Supervision:
         self._stop_asked = -LONG_SECONDS
 
     def run(self) -> int:
-        """Start the job, and see it and the sidecar out; the job's wait status."""
+        """Start the job, wait for the job and the sidecar, and return the job's wait status."""
         plan, registration, started = self._plan, self._registration, time.time()
         foreign = registration is not None and _is_anothers(plan)
         try:
@@ -217,7 +219,7 @@ class Supervision:
         return wait_status
 
     def _wait_for_job(self) -> int:
-        """Pass signals on until the job has ended; its wait status."""
+        """Forward signals until the job exits; returns the wait status."""
         while self._wait_status is None:
             if self._registration is not None:
                 self._registration.keep()
@@ -236,9 +238,9 @@ class Supervision:
         return self._wait_status
 
     def _wait_for_sidecar(self, sidecar: SidecarProcess) -> None:
-        """See the sidecar out, unless a later run needs it; a second Ctrl-C or SIGTERM ends it at once."""
+        """Wait for the sidecar unless a later run uses the sidecar; a second Ctrl-C or SIGTERM terminates at once."""
         sidecar.let_end()
-        # A batch system signals its processes one after another: what ended the job may arrive here only now.
+        # A batch system signals processes in sequence: the job's signal may arrive here after the job's exit.
         time.sleep(SETTLE_SECONDS)
         while (info := signal.sigtimedwait(TAKEN - {signal.SIGCHLD}, 0)) is not None:
             self._asked_to_end = self._asked_to_end or info.si_signo in ENDING
@@ -250,9 +252,9 @@ class Supervision:
         while self._lives(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
             if now >= kill - KILL_SECONDS and joined is not None:
-                return  # another run's child, which lingers by itself
+                return  # child of a different run, which lingers without `run`
             if killed and now >= kill + DEATH_SECONDS:
-                # It waits in the kernel, for a filesystem that does not answer; the job's status must not.
+                # The sidecar hangs in the kernel, for example on a filesystem; the job's status must not wait.
                 say("the sidecar cannot be ended: it is left behind")
                 return
             if now >= kill and not killed:
@@ -277,7 +279,7 @@ class Supervision:
         return max(0.0, min(*waits, self._ask_at - time.monotonic()))
 
     def _ask_why_silent(self) -> None:
-        """Have it found out, once, why a job that has run for a while has recorded nothing, if it has not."""
+        """Start the diagnosis of a job without recorded values, once and after a delay."""
         if time.monotonic() < self._ask_at or self._registration is None:
             return
         self._ask_at = math.inf
@@ -294,7 +296,7 @@ class Supervision:
         return sidecar.pid is not None
 
     def _reap(self) -> None:
-        """Take every ended child: the job, the sidecar, the probe, and as process 1 any orphan."""
+        """Reap all children: the job, the sidecar, the probe, and orphans if this is process 1."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
                 pid, status = ended
@@ -310,13 +312,13 @@ class Supervision:
                     self._probe = None
 
     def _pass_on(self, info: signal.struct_siginfo) -> None:
-        """Give the job a signal that did not reach it."""
+        """Send the job a signal that has not reached the job."""
         number = info.si_signo
         self._asked_to_end = self._asked_to_end or number in ENDING
         if number in STOPPING:
             self._stop_signal, self._stop_asked = number, time.monotonic()
         if not self._has_reached_job(info):
-            # PermissionError: the job has become another user.
+            # PermissionError: the job has changed the user.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._job.pid, number)
 
@@ -325,7 +327,7 @@ class Supervision:
         if seen is None:
             self._end_probe()
             return info.si_code == SI_KERNEL
-        # A job that left the group on its own will is not meant by the terminal, but by `timeout` it is.
+        # Signals of the terminal do not concern a job outside the process group; signals of `timeout` do.
         return seen and (info.si_code == SI_KERNEL or os.getpgid(self._job.pid) == os.getpgrp())
 
     def _end_probe(self) -> None:
@@ -334,7 +336,7 @@ class Supervision:
             self._probe = None
 
     def _stop_with_job(self) -> None:
-        """Ctrl-Z: stop when the job has, so that the shell sees its child stop; and only then."""
+        """Stop after Ctrl-Z once the job has stopped, so the shell detects the stop."""
         recent = time.monotonic() - self._stop_asked < STOP_FOLLOWS_SECONDS
         if self._job_stopped and recent and self._wait_status is None:
             self._stop_asked = -LONG_SECONDS
@@ -343,12 +345,12 @@ class Supervision:
 
 def _stop_self(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)  # returns when somebody continues us
+    os.kill(os.getpid(), number)  # returns after SIGCONT
     signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 
 
 def _is_anothers(plan: Plan) -> bool:
-    """Whether somebody who is no exporter of this directory answers where the page would be."""
+    """Return True if an unrelated server occupies the address of the status page."""
     found = urlsplit(plan.page)
     if runs.owner(plan.feed_directory) is not None or found.hostname is None:
         return False
@@ -361,7 +363,7 @@ def _is_anothers(plan: Plan) -> bool:
 
 
 def _register(plan: Plan) -> Registration | None:
-    """Join the active runs; None, and a line, where the feed directory cannot be used."""
+    """Join the active runs; returns None and prints a line if the feed directory is unusable."""
     try:
         prepare_directory(plan.feed_directory)
         runs.forget_ends(plan.feed_directory)

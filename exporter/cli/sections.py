@@ -1,6 +1,6 @@
-"""The sections of the configuration: what a user may set, with its defaults and its comment in the example.
+"""Sections of the configuration: options with defaults and the comments of the example.
 
-Nothing has a default that stands for a place, a supplier or a device: what is not said is absent from the metrics.
+No default describes a place, a supplier or a device: unset values are absent from the metrics.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Web:
     )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Whether there is an address, and none twice."""
+        """Check that an address is set, without duplicates."""
         if not self.listen_address:
             yield "listen_address", "needs at least one address"
         fixed = [address for address in self.listen_address if not address.endswith(":0")]
@@ -108,7 +108,7 @@ class Hang:
 
     @property
     def detail(self) -> Detail | None:
-        """Content of the answers; None for off."""
+        """Content of the stacks; None for off."""
         return None if self.stacks == "off" else Detail(self.stacks)
 
 

@@ -57,12 +57,12 @@ _log = logging.getLogger(__name__)
 def serve(
     configuration: Configuration, *, read: Callable[[], Configuration], linger_seconds: float | None = None
 ) -> int:
-    """Run the sidecar until SIGTERM, SIGINT or the end of the last run; returns 0, or `JOINED` if another one serves the runs.
+    """Run the sidecar until SIGTERM, SIGINT or the end of the last run; returns 0, or `JOINED` if the runs have a sidecar.
 
-    `read` reads the configuration again; `linger_seconds` is None for a sidecar that no run started. Raises
+    `read` returns the new configuration at a reload; `linger_seconds` is None for a sidecar started without a run. Raises
     ConfigurationError, ListenError, FeedDirectoryError or StateError if the sidecar cannot start.
     """
-    # All threads share one arena of glibc's malloc: memory freed in one arena is of no use to the others, 4 of 48 MiB.
+    # All threads share one arena of glibc's malloc: separate arenas cannot share freed memory and cost 4 of 48 MiB.
     # Source: mallopt(3), M_ARENA_MAX.
     with contextlib.suppress(AttributeError, OSError):  # musl
         ctypes.CDLL(None).mallopt(-8, 1)
@@ -80,12 +80,12 @@ def serve(
             lingering = Lingering(sidecar, active=active, linger_seconds=linger_seconds)
         try:
             sidecar.start()
-            # The garbage collector ignores the loaded modules. A pass over a feed replaces thousands of objects, none of
-            # them part of a cycle; the search for cycles took a fifth of all processor time.
+            # The garbage collector ignores the loaded modules. A pass over a feed replaces thousands of objects without
+            # cycles; the search for cycles used a fifth of all processor time.
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
-            # After the addresses are bound: a failed start logs one line only.
+            # After the addresses are bound: a failed start logs a single line.
             python = f"{platform.python_implementation()} {platform.python_version()}"
             about = {"version": __version__, "python": python, "platform": platform.platform()}
             _log.info("started training-exporter", extra=about | {"pid": os.getpid()})
@@ -128,7 +128,7 @@ class Sidecar:
         self._history = History()
         self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
         self._reader = FeedReader(self.feed_directory)
-        # Sidecars of one host may share a state directory, each with a feed directory of its own.
+        # Sidecars of a host may share a state directory, each with a separate feed directory.
         keeper = f"{socket.gethostname()}:{self.feed_directory}"
         state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
         self._jobs = JobCollector(
@@ -164,18 +164,18 @@ class Sidecar:
             listen=configuration.web.listen_address,
             web_config=configuration.web.config_file,
         )
-        self._written_rules: Configuration | None = None  # whose rules are in overrides.json
+        self._written_rules: Configuration | None = None  # source of the rules in overrides.json
         self._rules_refused = False
 
     def own_feed(self) -> bool:
-        """Become the owner of the feed directory; False if another sidecar is. Raises FeedDirectoryError."""
+        """Become the owner of the feed directory; False if a different sidecar owns the directory. Raises FeedDirectoryError."""
         prepare_directory(self.feed_directory)
         return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
         """Prepare the feed directory, bind the addresses, and start to collect; raises as `serve`.
 
-        The port is bound before any file is written, so that a second exporter on the port changes nothing.
+        The port is bound before any file is written, so a second exporter on the port cannot change files.
         """
         self._page.watch("exporter.collectors", self._scheduler.families)
         self._page.watch("exporter.configuration", self._reloader.families)
@@ -235,7 +235,7 @@ class Sidecar:
         self._scheduler.run_soon(FEED)
 
     def _publish(self, name: str, families: Sequence[Metric]) -> None:
-        # The feed has most series and changes more often than it is scraped.
+        # The feed has most series and changes more often than scrapes happen.
         self._page.publish(name, families, early=name != FEED)
         if name == FEED:
             self.feed_passes += 1
@@ -265,7 +265,7 @@ class Sidecar:
         return None if self._jobs.loaded else "the state of earlier processes is still being read"
 
     def _gpus_lacking(self) -> str | None:
-        """Return why required GPUs are missing; a scrape is correct all the same."""
+        """Return why required GPUs are missing; a scrape is correct nevertheless."""
         gpus = self._wiring.gpu
         return None if gpus is None else gpus.not_ready()
 

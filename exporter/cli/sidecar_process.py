@@ -24,7 +24,7 @@ ATTEMPTS = 5
 
 
 def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[str, ...]:
-    """Return the command line of an attached sidecar; its default log level is warn, because it shares standard error."""
+    """Return the command line of an attached sidecar; the default log level is warn, because the job shares standard error."""
     chosen = value_of(given, "--log.level") is not None or value_of(given, "--config.file") is not None
     level = () if chosen else ("--log.level=warn",)
     return own_command(
@@ -33,7 +33,7 @@ def sidecar_command(given: argparse.Namespace, linger_seconds: float) -> tuple[s
 
 
 class SidecarProcess:
-    """Sidecar of a feed directory, in a session of its own that receives no signal of the terminal.
+    """Sidecar of a feed directory, in a separate session without signals of the terminal.
 
     The supervisor calls `keep` regularly, and `ended` with the wait status when the child was reaped.
     """
@@ -69,7 +69,7 @@ class SidecarProcess:
         return math.inf if self.pid is not None else max(0.0, self._due - time.monotonic())
 
     def send(self, number: int) -> None:
-        """Send a signal; the process id of an unreaped child cannot belong to another process."""
+        """Send a signal; the process id of an unreaped child is not reused."""
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

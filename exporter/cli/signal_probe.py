@@ -12,11 +12,11 @@ from pathlib import Path
 from exporter.cli.child import IGNORED_BY_PYTHON, closing_all_but, passable_environment
 
 SETTLE_SECONDS = 0.02
-"""A sender that signals processes one after another (`timeout`, slurmstepd) may reach the probe later than `run`."""
+"""Delay between `run` and the probe for senders that signal processes in sequence (`timeout`, slurmstepd)."""
 ANSWER_SECONDS = 5.0
 
 # Each byte on standard input is the number of a pending signal to discard. The blocked signals are inherited. The process
-# has a name of its own, so that `pkill -f "exporter run"` does not match it.
+# has a separate name, so `pkill -f "exporter run"` does not match the probe.
 _PROGRAM = """
 import os, signal
 with open("/proc/self/comm", "w") as name:
@@ -29,8 +29,8 @@ while number := os.read(0, 1):
 class SignalProbe:
     """Small process in the job's process group with every signal blocked.
 
-    A signal to the group becomes pending in the probe, where /proc shows it; the kernel offers no other way to tell such
-    a signal from one sent to `run` alone. A second SIGTERM to a job that already received the first commonly means "stop
+    A signal to the group becomes pending in the probe, where /proc shows it; the kernel has no other way to distinguish such
+    a signal from a signal to `run` alone. A second SIGTERM to a job that already received the first commonly means "stop
     saving, end now". The probe ends with `run`, which holds the other end of the probe's pipe. Raises OSError if the
     process cannot be started.
     """
@@ -54,7 +54,7 @@ class SignalProbe:
     def has_seen(self, number: int) -> bool | None:
         """Return True if the process group received a signal that this process has just received; None if unknown.
 
-        Further signals of the same number that arrived meanwhile count as one, as in the kernel: `timeout` signals its
+        Pending signals of the same number count once, as in the kernel: `timeout` signals its
         child, then the group.
         """
         time.sleep(SETTLE_SECONDS)
@@ -71,7 +71,7 @@ class SignalProbe:
         return seen
 
     def end(self) -> None:
-        """Kill an unreaped probe and wait for its end."""
+        """Kill an unreaped probe and wait for the exit."""
         self.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)

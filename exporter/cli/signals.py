@@ -20,7 +20,7 @@ class Signals:
     """SIGTERM, SIGINT, SIGHUP and SIGUSR1 as values on the main thread; a second SIGTERM or SIGINT ends the process.
 
     Attributes:
-        ending: True after the first SIGTERM or SIGINT, so that the next one ends the process at once.
+        ending: True after the first SIGTERM or SIGINT, so the next signal terminates the process at once.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Diagnosis of a Python job under `run` that has recorded nothing: a program that runs once and logs one line.
+"""Diagnosis of a Python job under `run` without recorded values: a program that runs once and logs a line.
 
 The program starts the job's interpreter in the job's environment; the diagnosis is written to the run's file, too.
 """
@@ -75,7 +75,7 @@ class JobProcess:
 
     @property
     def interpreter(self) -> str | None:
-        """Return the Python interpreter as it was called, which names a virtual environment; None for other programs."""
+        """Return the interpreter path of the command line, which names a virtual environment; None for other programs."""
         name = self.command[0] if self.command else ""
         if not os.path.basename(name).startswith(("python", "pypy")):  # noqa: PTH119  # no path of ours
             return None
@@ -85,7 +85,7 @@ class JobProcess:
 
     @property
     def import_directory(self) -> str:
-        """Return the first directory of the module path: the script's, else the working directory."""
+        """Return the first directory of the module path: the script's, otherwise the working directory."""
         words = iter(self.command[1:])
         for word in words:
             if not word.startswith("-"):
@@ -98,7 +98,7 @@ class JobProcess:
 
 
 def look(python: str, *, first: str, environment: Mapping[str, str], directory: str = "/") -> Interpreter:
-    """Return what `import exporter` finds in an interpreter, in `first` and then on the module path."""
+    """Return the result of `import exporter` in an interpreter, in `first` and then on the module path."""
     command = [python, "-c", _LOOK, first]
     try:
         answer = subprocess.run(  # the job's own interpreter
@@ -121,7 +121,7 @@ def remedy(python: str, site: str) -> str:
 
 
 def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
-    """Return why a job records nothing; None if the job has recorded, or has no Python process."""
+    """Return the reason for missing values of a job; None for a recording job and without a Python process."""
     processes = _tree(pid)
     if runs.recording_processes(feed_directory) & {process.pid for process in processes}:
         return None
@@ -129,7 +129,7 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
         scan = FeedReader(feed_directory).scan()
         if any(entry.snapshot.process.run == run for entry in scan.entries):  # a loop, between two scripts
             return None
-    # The last: `conda run` and launchers are Python too, and start the one that trains.
+    # The last: `conda run` and launchers are also Python, and start the training process.
     for process in reversed(processes):
         if python := process.interpreter:
             return _of_environment(process, python, feed_directory) or _of_interpreter(process, python)
@@ -202,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
     """Diagnose one job, and report the result."""
     pid, feed_directory, run, started, path = arguments
     silence = silence_of(int(pid), run, Path(feed_directory))
-    if silence is not None and Path(path).exists():  # else the job has ended meanwhile
+    if silence is not None and Path(path).exists():  # otherwise the job has exited
         said = f"run {run} has recorded nothing in {SILENT_SECONDS:.0f} s"
         say(f"{said}: {silence.found}; remedy: {silence.remedy}")
         launch = ""

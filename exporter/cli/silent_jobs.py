@@ -36,7 +36,7 @@ class SilentJobs:
         self.jobs: tuple[Job, ...] = ()
 
     def collect(self) -> Collected:
-        """Read the reports of `run` about its jobs, without jobs that record by now."""
+        """Read the reports of `run`, without jobs that record now."""
         silent = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
         recording = self._recording_runs()
         self.jobs = tuple(job for job in silent if job.run not in recording)

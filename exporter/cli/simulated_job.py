@@ -1,6 +1,7 @@
-"""The demo's training job: two ranks that go in step, and what starts them again as torchrun would.
+"""Training job of the demo: two synchronous ranks, and a launcher that restarts the ranks like torchrun.
 
-Standard input is a rank's life line. All numbers follow from the rank and the step, so that one that begins again repeats them.
+A rank exits at the end of standard input. All numbers follow from the rank and the step, so a restarted rank repeats the
+numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from exporter.cli.child import own_command
 
 RANKS = 2
 CYCLE_STEPS = 200
-"""After so many everything happens again: about a minute at speed 1."""
+"""Period of the simulated incidents: about a minute at speed 1."""
 PAUSE_STEP, NONFINITE_STEP, VALIDATION_STEP, CRASH_STEP = 60, 90, 110, 140
 """Within the cycle: all ranks wait for data, the loss is NaN, a validation follows, the slow rank is killed."""
 PAUSE_SECONDS, RESTART_SECONDS, WINDOW_SECONDS = 12.0, 3.0, 2.0
@@ -38,17 +39,17 @@ TARGET_STEPS = 100_000
 FLOPS_PER_TOKEN = 6 * 1.3e9
 """Of a model of 1.3 billion parameters, forward and backward."""
 DATA, FORWARD, BACKWARD, OPTIMIZER = 0.05, 0.28, 0.52, 0.15
-"""What a rank's own time in a step goes into."""
+"""Seconds of the phases in a step of a rank."""
 ENDS_SECONDS = 5.0
 
 
 def crashes(rank: int, step: int, attempt: int) -> bool:
-    """Whether the rank is killed at this step; once in each cycle, so a restart gets past it."""
+    """Return True if the rank is killed at this step: once per cycle, so a restart passes the step."""
     return rank == SLOW_RANK and step == CRASH_STEP + attempt * CYCLE_STEPS
 
 
 class Rank:
-    """The training loop of one rank; `checkpoint` is the file with the number of steps done."""
+    """Training loop of a rank; `checkpoint` is the file with the number of steps done."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
@@ -159,7 +160,7 @@ def _resident_bytes() -> int:
 
 
 class Launcher:
-    """Starts all ranks, and all again when one has died, until a signal or the end of the demo."""
+    """Launcher that starts all ranks, and restarts all after a crash, until a signal or the end of the demo."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
@@ -174,7 +175,7 @@ class Launcher:
         while not self._ended and os.getppid() == parent:
             if not announced and self._answers():
                 announced = True
-                with contextlib.suppress(OSError):  # nobody reads it
+                with contextlib.suppress(OSError):  # no reader
                     print(self._story(), flush=True)
             dead = next((each for each in ranks if each.poll() is not None), None)
             if dead is not None:
@@ -194,7 +195,7 @@ class Launcher:
         self._ended = True
 
     def _start(self, attempt: int) -> list[subprocess.Popen[bytes]]:
-        """Start the ranks as this process was started, each with a pipe of ours as its standard input."""
+        """Start the ranks like this process, each with a pipe from this process as standard input."""
         ranks = []
         for rank in range(RANKS):
             given = json.dumps(vars(self._given) | {"attempt": attempt, "rank": rank})
@@ -204,7 +205,7 @@ class Launcher:
         return ranks
 
     def _stop(self, ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-        """Let the ranks end by themselves, and kill those that do not."""
+        """Wait for the exit of the ranks, and kill the rest."""
         until = time.monotonic() + seconds
         for each in ranks:
             if each.stdin is not None and seconds:
@@ -212,7 +213,7 @@ class Launcher:
         for each in ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 each.wait(max(0.0, until - time.monotonic()))
-            each.kill()  # nothing happens to one that was reaped
+            each.kill()  # without effect on a reaped rank
             each.wait()
 
     def _answers(self) -> bool:
@@ -249,7 +250,7 @@ Then it all begins again. Ctrl-C ends it.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be one rank, or without `rank` what starts the ranks, until the demo ends; the argument is JSON."""
+    """Run a rank, or the launcher of the ranks without `rank`, until the demo ends; the argument is JSON."""
     given = SimpleNamespace(**json.loads(arguments[0]))
     if not hasattr(given, "rank"):
         Launcher(given).run()

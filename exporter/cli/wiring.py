@@ -1,6 +1,6 @@
 """Schedule of the collectors, built from the configuration and rebuilt after a reload.
 
-Collectors receive the latest values of others as callables, so that no collector waits for another.
+Collectors receive the latest values of other collectors as callables, so no collector waits.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleEntry:
-    """A row of the schedule: collectors are made again if their options change, and only rescheduled for new times."""
+    """Row of the schedule; collectors are recreated for new options and only rescheduled for new times."""
 
     name: str
     make: Callable[[], Sequence[AnyCollector]]
     times: Times
     options: object = None
-    lane: str | None = None  # None means a thread of its own
+    lane: str | None = None  # None means a separate thread
 
     def is_unchanged(self, before: ScheduleEntry) -> bool:
-        """Return True if options and times are those of the row before a reload."""
+        """Return True if options and times equal the row before a reload."""
         return self.options == before.options and self.times == before.times
 
 
 @dataclass(frozen=True, slots=True)
 class RunningEntry:
-    """A row of the schedule with its collectors."""
+    """Row of the schedule with collectors."""
 
     entry: ScheduleEntry
     collectors: Sequence[AnyCollector]
@@ -133,7 +133,7 @@ class Wiring:
         )
 
     def follow(self, configuration: Configuration) -> None:
-        """Schedule the enabled collectors; an unchanged one keeps its series, its result and its running pass."""
+        """Schedule the enabled collectors; an unchanged collector retains series, result and running pass."""
         wanted = {entry.name: entry for entry in self._wanted(configuration)}
         self._energy.configure(configuration.energy)
         self._jobs.sessions.options = configuration.goodput
@@ -252,7 +252,7 @@ class Wiring:
             settings,
             visible=visible,
             on_change=publish,
-            on_sample=publish,  # at the pace of the readings, so that rates of counters are even
+            on_sample=publish,  # at the pace of the readings, for even rates of counters
             counts_energy=self._lock.acquire,
             detached=self.gpu is not None and self.gpu.detached,
             **replayed,
