@@ -6,7 +6,6 @@ A look at the request file is one system call. An answer is written once for eac
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from os import getpid
 from time import monotonic, time
 
@@ -18,6 +17,7 @@ from exporter.feed.stacks import (
     write_answer,
 )
 from exporter.recording.stacks import capture
+from exporter.recording.value_class import Value, value_class
 from exporter.training.collectives import last_collective, sequence_numbers
 
 LOOK_SECONDS = 0.5
@@ -26,8 +26,8 @@ MAX_REQUEST_AGE_SECONDS = 30.0
 """A request that is older is of the past: a process that starts does not answer it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+@value_class
+class Progress(Value):
     """Where the training of this process is."""
 
     phase: str | None = None
@@ -35,8 +35,8 @@ class Progress:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+@value_class
+class Place(Value):
     """Feed directory and identity under which this process writes."""
 
     directory: str

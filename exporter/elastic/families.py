@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.stat import Stat, metric
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
 
 LONGEST = 150  # characters of a Stat's name; families append words
@@ -149,8 +149,8 @@ class MetricStats:
         return _adder(stat, named.times)
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
+@value_class
+class _Family(Value):
     """The pairs that share a family, and the Stat of the first of them."""
 
     stat: Stat

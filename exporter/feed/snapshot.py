@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from exporter.recording.values import Ending, ProcessIdentity, Recording, Value
+from exporter.recording.value_class import Value, value_class
+from exporter.recording.values import Ending, ProcessIdentity, Recording
 
 __all__ = ["ProcessIdentity", "Snapshot"]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Snapshot(Value):
     """Complete state of a process's recording; a lost snapshot costs freshness, never counts."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from exporter.errors import FeedFormatError
@@ -24,6 +24,7 @@ from exporter.recording.stacks import (
     Frame,
     ThreadStack,
 )
+from exporter.recording.value_class import Value, value_class
 
 REQUEST = "stacks.request"
 MAX_REQUEST_BYTES = 4096
@@ -31,8 +32,8 @@ MAX_ANSWER_BYTES = 32 * 1024
 MAX_GROUPS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class StackRequest:
+@value_class
+class StackRequest(Value):
     """A request of the sidecar, or of the command `stacks`."""
 
     id: str  # 32 hexadecimal digits, new for each request
@@ -41,8 +42,8 @@ class StackRequest:
     hang_of: str = ""  # the run that hangs, whose processes log the event `training.hang`; "" for none
 
 
-@dataclass(frozen=True, slots=True)
-class StackAnswer:
+@value_class
+class StackAnswer(Value):
     """Stacks of one training process at one moment."""
 
     request_id: str

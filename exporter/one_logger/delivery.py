@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -20,6 +19,7 @@ from exporter.recording.conversion import safe_repr, to_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.stat import metric
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Worker
 from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that
 from exporter.training.recorder import TRAINING
@@ -197,8 +197,8 @@ def _counter(name: str, **labels: str) -> Callable[[float], None]:
         return lambda _value: None
 
 
-@dataclass(frozen=True, slots=True)
-class ExportCall:
+@value_class
+class ExportCall(Value):
     """Call of an exporter's method."""
 
     method: str

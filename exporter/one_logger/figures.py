@@ -19,6 +19,7 @@ from exporter.one_logger.standard_attributes import (
     ValidationMetricsUpdateAttributes,
 )
 from exporter.one_logger.timers import MetricSummarizer
+from exporter.recording.value_class import Value, value_class
 
 TERA = 10**12
 MOST_PENDING_SAVES = 1000
@@ -56,8 +57,8 @@ class StepFacts:
         return self.throughput_enabled and self.flops_per_sample > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+@value_class
+class Snapshot(Value):
     """Training that a save preserves."""
 
     iterations: int
@@ -190,8 +191,8 @@ class LoopFigures:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+@value_class
+class Save(Value):
     """Save of a step.
 
     Attributes:

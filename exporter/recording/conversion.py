@@ -11,10 +11,11 @@ import enum
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from math import isfinite
 from typing import Any
+
+from exporter.recording.value_class import Value, value_class
 
 Datum = str | float | int | bool
 """Value of an event's data."""
@@ -42,8 +43,8 @@ _NUMPY_NUMBERS = ("float", "int", "uint", "bool", "longdouble", "longlong", "ulo
 _SHOWN_AS_STR = ("datetime", "decimal", "uuid")
 
 
-@dataclass(frozen=True, slots=True)
-class Unconvertible:
+@value_class
+class Unconvertible(Value):
     """A value without a plain form; `text` describes the value in messages."""
 
     text: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from itertools import count
@@ -21,6 +20,7 @@ from exporter.recording.event_values import LEVELS, LONGEST_TYPE, check_severity
 from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter
 
 MOST_TYPES = 100
@@ -35,8 +35,8 @@ DEFAULT_PER_SECOND = 10_000.0
 Pair = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+@value_class
+class Rule(Value):
     """Rule for the events whose types match a shell pattern; see `KindTable.limit`."""
 
     match: str = "*"

@@ -12,7 +12,8 @@ from math import isfinite
 from typing import Any
 
 from exporter.recording.conversion import LONGEST_TEXT, Datum, to_datum, to_message, to_scalar
-from exporter.recording.values import ProcessIdentity, Value
+from exporter.recording.value_class import Value
+from exporter.recording.values import ProcessIdentity
 
 LONGEST_TYPE = 512
 """Characters of an event's type, of the name of a value and of a span id; longer texts are cut."""

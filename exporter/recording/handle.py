@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from exporter.recording.event_values import LEVELS, Event
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Marker, Worker
 
 ANSWER_SECONDS = 5.0
@@ -24,8 +24,8 @@ _CONTAINERS = (list, deque, SimpleQueue)
 _CONTAINER_METHODS = frozenset({"append", "appendleft", "put", "put_nowait"})
 
 
-@dataclass(frozen=True, slots=True)
-class Adapter:
+@value_class
+class Adapter(Value):
     """Delivery of events to a handler of a compatibility module.
 
     Attributes:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from dataclasses import dataclass
 from enum import Enum
 from types import FrameType
+
+from exporter.recording.value_class import Value, value_class
 
 MAX_FRAMES = 30
 """Innermost frames of the main thread."""
@@ -49,8 +50,8 @@ class Detail(Enum):
     LOCATION = "location"  # the innermost frame of the job's own code, and the function called there
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+@value_class
+class Frame(Value):
     """One frame of a Python stack; never arguments, never local variables."""
 
     file: str  # path as Python has it
@@ -59,8 +60,8 @@ class Frame:
     library: bool = False  # part of the standard library or of an installed package
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStack:
+@value_class
+class ThreadStack(Value):
     """The innermost frames of a thread, the innermost first."""
 
     name: str

@@ -9,17 +9,17 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from exporter.recording.conversion import is_asynchronous, to_number
+from exporter.recording.value_class import Value, value_class
 
 SLOTS = 16
 """Copies that may be in flight per Stat and thread; with all slots busy a value is refused instead of awaited."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PinnedCopy:
+@value_class
+class _PinnedCopy(Value):
     """A copy of a CUDA tensor into pinned host memory, complete once its CUDA event has happened."""
 
     slot: Any
@@ -32,8 +32,8 @@ class _PinnedCopy:
         return float(self.slot[0])
 
 
-@dataclass(frozen=True, slots=True)
-class _PendingArray:
+@value_class
+class _PendingArray(Value):
     """A JAX array that is still being computed."""
 
     array: Any

@@ -5,15 +5,13 @@ Used in the training process, which makes the values, and in the sidecar, which 
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from exporter.recording.value_class import Value, value_class
 
 KINDS = ("stat", "counter", "gauge", "histogram", "summary")
 """Kinds of Stats: `stat`, with windows, for users; the others are single families without windows."""
@@ -43,8 +41,8 @@ class Aggregation(enum.Enum):
     P99 = "p99"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+@value_class
+class Row(Value):
     """Computation and publication of an aggregation."""
 
     word: str = ""  # in the gauge's name: `<stat>_window_<word>_<unit>`; "" without a gauge
@@ -74,17 +72,7 @@ AGGREGATIONS: Mapping[Aggregation, Row] = {
 """Table of aggregations. To add an aggregation, add a member and a row."""
 
 
-class Value:
-    """Base of frozen dataclasses with a `replace` method."""
-
-    __slots__ = ()
-
-    def replace(self, **changes: object) -> Self:
-        """Return a copy with changed fields."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]  # its subclasses are dataclasses
-
-
-@dataclass(frozen=True, slots=True)
+@value_class
 class ProcessIdentity(Value):
     """Identity of a recording process; `rank`, `role`, `local_rank` and `trains` are set at most once under the same id."""
 
@@ -125,8 +113,8 @@ class StatDefinition(Value):
     min_samples: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StatFamilies:
+@value_class
+class StatFamilies(Value):
     """Families of a Stat."""
 
     main: str  # the histogram or summary: `training_batch_latency_seconds`
@@ -172,7 +160,7 @@ class WindowReading(Value):
     values: Mapping[Aggregation, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class StatReading(Value):
     """State of a Stat at a moment."""
 
@@ -195,7 +183,7 @@ class StatReading(Value):
     exponential: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class EventsReading(Value):
     """Counts of a process's events; all but `last` only grow."""
 
@@ -221,7 +209,7 @@ END_REASONS = ("exit", "signal", *_OF_THE_MACHINE.split(), "sdc", "user", "unkno
 """Causes of a training's early end: values of the label `reason` of `training_interruptions_total`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class TrainingReading(Value):
     """State of a process's training, beside the Stats.
 
@@ -269,7 +257,7 @@ class TrainingReading(Value):
     peak_flops: float | None = None  # FLOP/s of this rank's device as configured; None if unknown
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Ending(Value):
     """Uncaught exception that ended a Python process."""
 
@@ -277,7 +265,7 @@ class Ending(Value):
     at: float  # Unix time at which the interpreter began to exit, seconds
 
 
-@dataclass(frozen=True, slots=True)
+@value_class
 class Recording(Value):
     """State of all that a process records at a moment; published about once a second."""
 

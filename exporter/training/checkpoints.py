@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from exporter.recording.conversion import safe_repr
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.windows import median
 from exporter.training.metrics import Families, amount
 from exporter.training.progress import is_count
@@ -25,8 +26,8 @@ MOST_SEGMENTS = 64
 """Limit of separate segments of uncovered work."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavePolicy:
+@value_class
+class SavePolicy(Value):
     """Properties of the saves that begin now."""
 
     strategy: str = "sync"  # sync or async

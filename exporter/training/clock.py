@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from threading import get_ident
 from time import monotonic
 from typing import Any
 from weakref import ref
 
+from exporter.recording.value_class import Value, value_class
 from exporter.training.durations import CELLS
 from exporter.training.history import PhaseHistory
 from exporter.training.phases import PHASES, Phase
@@ -90,8 +90,8 @@ class StackEntry:
         """End a block that was left open; the clock has already removed the entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockReading:
+@value_class
+class ClockReading(Value):
     """Consistent copy of the clock."""
 
     at: float

@@ -6,9 +6,8 @@ a constant here and a function in `api.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from exporter.recording.conversion import to_name
+from exporter.recording.value_class import value_class
 from exporter.training.misuse import report
 from exporter.training.phases import PHASES
 
@@ -18,7 +17,7 @@ LONGEST_NAME = 256
 OTHER = "other"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@value_class
 class BlockKind:
     """Properties shared by all blocks of a name."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from exporter.recording.value_class import Value, value_class
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+@value_class
+class Phase(Value):
     """Value of the label `phase`, with properties."""
 
     name: str

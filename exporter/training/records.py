@@ -6,14 +6,14 @@ Blocks update the phase clock directly; finished steps and rare events create re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from exporter.recording.conversion import AttributeValue
+from exporter.recording.value_class import Value, value_class
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+@value_class
+class Expectation(Value):
     """Samples and tokens of this rank in a step, as configured; None if unknown."""
 
     samples: float | None
@@ -31,8 +31,8 @@ class IterationEnded(NamedTuple):
     expected: Expectation | None
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationStepEnded:
+@value_class
+class EvaluationStepEnded(Value):
     """Batch of a validation or test."""
 
     mode: str
@@ -40,8 +40,8 @@ class EvaluationStepEnded:
     ended: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepReported:
+@value_class
+class StepReported(Value):
     """Step that the job reports after the end of the step."""
 
     number: int | None
@@ -51,8 +51,8 @@ class StepReported:
     expected: Expectation | None
 
 
-@dataclass(frozen=True, slots=True)
-class LoopBegan:
+@value_class
+class LoopBegan(Value):
     """Begin of a training loop."""
 
     start: int
@@ -61,28 +61,28 @@ class LoopBegan:
     inferred: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LoopEnded:
+@value_class
+class LoopEnded(Value):
     """End of the training loop; `failure` is one of `END_REASONS`, or empty."""
 
     failure: str
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationBegan:
+@value_class
+class ApplicationBegan(Value):
     """Begin of the application."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApplicationEnded:
+@value_class
+class ApplicationEnded(Value):
     """End of the application; `in_order` is False if a training loop was open."""
 
     failure: str
     in_order: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SaveBegan:
+@value_class
+class SaveBegan(Value):
     """Begin of a save; `key` identifies the save."""
 
     key: int
@@ -92,8 +92,8 @@ class SaveBegan:
     began: float
 
 
-@dataclass(frozen=True, slots=True)
-class SaveEnded:
+@value_class
+class SaveEnded(Value):
     """End of the blocking part of a save."""
 
     key: int
@@ -102,8 +102,8 @@ class SaveEnded:
     succeeded: bool | None  # None if ended by a callback, which has no result
 
 
-@dataclass(frozen=True, slots=True)
-class SaveSucceeded:
+@value_class
+class SaveSucceeded(Value):
     """Confirmation of a save."""
 
     call: str
@@ -112,8 +112,8 @@ class SaveSucceeded:
     wall: float
 
 
-@dataclass(frozen=True, slots=True)
-class SaveReported:
+@value_class
+class SaveReported(Value):
     """Save that the job reports after the end of the save."""
 
     step: object
@@ -126,46 +126,46 @@ class SaveReported:
     wall: float
 
 
-@dataclass(frozen=True, slots=True)
-class RunDescribed:
+@value_class
+class RunDescribed(Value):
     """Facts about the run, converted to plain values, and parameters of the job's own names."""
 
     values: Mapping[str, object]
     parameters: Mapping[str, AttributeValue | None]
 
 
-@dataclass(frozen=True, slots=True)
-class StepSkipped:
+@value_class
+class StepSkipped(Value):
     """Step that did not change the model."""
 
     reason: object
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupted:
+@value_class
+class Interrupted(Value):
     """Reason why the process is about to end."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundEnded:
+@value_class
+class BackgroundEnded(Value):
     """Background work of the job."""
 
     task: object
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpanEnded:
+@value_class
+class SpanEnded(Value):
     """End of a span without a phase."""
 
     name: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class SpanLogged:
+@value_class
+class SpanLogged(Value):
     """Event about a span, for event handlers; `parameters` adds the run's facts."""
 
     type: str

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Sequence
@@ -145,12 +144,14 @@ def construct_and_record_rdzv_event(
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return
+    from socket import getfqdn  # noqa: PLC0415  # a twentieth of the import of the exporter, for rare events
+
     code = sys._getframe(1).f_code  # noqa: SLF001  # inspect.stack() reads the source of every frame
     event = RdzvEvent(
         name=f"{os.path.basename(code.co_filename)}:{name or code.co_name}",  # noqa: PTH119  # no pathlib for a name
         run_id=run_id,
         message=message,
-        hostname=hostname or socket.getfqdn(),
+        hostname=hostname or getfqdn(),
         pid=pid or os.getpid(),
         node_state=node_state,
         master_endpoint=master_endpoint,
