@@ -57,7 +57,7 @@ from zlib import crc32
 
 from exporter.errors import FeedFormatError
 from exporter.feed.snapshot import Snapshot
-from exporter.recording.values import StatReading
+from exporter.recording.values import ProcessIdentity, StatReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
 """Not text in any encoding; a transfer that changes line ends or cuts at Ctrl-Z damages it (PNG's idea)."""
@@ -92,6 +92,7 @@ class Encoder:
         self._definitions = _Column(lambda definition: _body(definition, "min_samples"))
         self._windows = _Column(lambda window: None if window is None else _body(window))
         self._totals = _Column(_total)
+        self._process: tuple[ProcessIdentity, bytes] | None = None
 
     def encode(self, snapshot: Snapshot) -> bytes:
         """Return the bytes of the file; raises `FeedFormatError` for invalid Unicode and values outside the contract."""
@@ -114,13 +115,18 @@ class Encoder:
         definitions = self._definitions.render([stat.definition for stat in recording.stats])
         windows = self._windows.render([stat.window for stat in recording.stats])
         totals = self._totals.render(recording.stats)
-        process = _dumps(_body(snapshot.process, "id"))  # the id stands in the header
         rest = _body(snapshot, "process", "sequence", "recording") | _body(recording, "stats")
         return (
-            b'{"process":%b,"stats":[%b]}' % (process.encode(), definitions),
+            b'{"process":%b,"stats":[%b]}' % (self._process_text(snapshot.process), definitions),
             b'{"windows":[%b]}' % windows,
             b'%b,"stats":[%b]}' % (_dumps(rest).encode()[:-1], totals),
         )
+
+    def _process_text(self, process: ProcessIdentity) -> bytes:
+        if self._process is None or self._process[0] is not process:
+            # The id stands in the header.
+            self._process = process, _dumps(_body(process, "id")).encode()
+        return self._process[1]
 
 
 class _Column:

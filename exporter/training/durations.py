@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cache
+from itertools import compress
 
 from exporter.recording.exponential import BEYOND, LEAST, bucket_of, upper_bound
 from exporter.training.metrics import PHASE_BUCKETS
@@ -23,17 +25,21 @@ _BUCKETS = (LEAST, *(_BY_BOUND[bound] for bound in CELLS[1:]), BEYOND)
 def native_buckets(cells: list[int]) -> dict[int, int]:
     """Return the counts of a native histogram's buckets."""
     found: dict[int, int] = {}
-    for bucket, count in zip(_BUCKETS, cells, strict=True):
-        if count:
-            found[bucket] = found.get(bucket, 0) + count
+    for bucket, count in zip(compress(_BUCKETS, cells), filter(None, cells), strict=True):
+        found[bucket] = found.get(bucket, 0) + count
     return found
 
 
 def classic_buckets(cells: list[int], bounds: tuple[float, ...]) -> list[int]:
     """Return the counts of the classic buckets, the last one without bound."""
     found, start = [], 0
-    for bound in bounds:
-        end = bisect_left(CELLS, bound) + 1
+    for end in _ends(bounds):
         found.append(sum(cells[start:end]))
         start = end
     return [*found, sum(cells[start:])]
+
+
+@cache
+def _ends(bounds: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the number of cells up to each bound."""
+    return tuple([bisect_left(CELLS, bound) + 1 for bound in bounds])

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 from math import floor
 from typing import Protocol
+
+from exporter.training.phases import PHASES
 
 BINS_PER_SECOND = 50
 SECONDS = 7.0
 """Length of the history: a sidecar that is scraped rarely reads every 5 s."""
 MOST_INTERVALS = 2048
+NAMES = tuple(PHASES)
+_INDEXES = {name: index for index, name in enumerate(NAMES)}
 
 
 class PhaseSeconds(Protocol):
@@ -33,7 +38,7 @@ class PhaseHistory:
         self._bin = floor(began * BINS_PER_SECOND)
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
         self._first = ""  # the phase at the begin of the present bin
-        self._intervals: deque[tuple[str, int]] = deque()  # phase and microseconds
+        self._intervals: deque[tuple[int, int]] = deque()  # index of the phase, and microseconds
         self._total = 0
 
     def close_bin(
@@ -64,9 +69,10 @@ class PhaseHistory:
         if microseconds <= 0:
             return
         self._total += microseconds
-        if intervals and intervals[-1][0] == name:
+        index = _INDEXES[name]
+        if intervals and intervals[-1][0] == index:
             microseconds += intervals.pop()[1]
-        intervals.append((name, microseconds))
+        intervals.append((index, microseconds))
         while len(intervals) > MOST_INTERVALS or self._total - intervals[0][1] > SECONDS * 1e6:
             self._total -= intervals.popleft()[1]
 
@@ -78,9 +84,5 @@ class PhaseHistory:
         intervals = list(self._intervals)
         until = max(floor(now * BINS_PER_SECOND), self._bin)
         if until > self._bin:
-            intervals.append((active, (until - self._bin) * 1_000_000 // BINS_PER_SECOND))
-        indexes: dict[str, int] = {}
-        found: list[int] = []
-        for name, microseconds in intervals:
-            found += (indexes.setdefault(name, len(indexes)), microseconds)
-        return until / BINS_PER_SECOND, tuple(indexes), tuple(found)
+            intervals.append((_INDEXES[active], (until - self._bin) * 1_000_000 // BINS_PER_SECOND))
+        return until / BINS_PER_SECOND, NAMES, tuple(chain.from_iterable(intervals))

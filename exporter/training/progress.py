@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass
 
@@ -103,9 +103,10 @@ class Progress:
 
     def _update_ideal(self) -> None:
         """Recompute the duration of an ordinary step, and that above which a step is slow."""
-        middle = median(self._recent)
-        self._slow = middle + 3 * median([abs(seconds - middle) for seconds in self._recent])
-        ordinary = [seconds for seconds in self._recent if seconds <= self._slow]
+        ordered = sorted(self._recent)
+        middle = median(ordered)
+        self._slow = middle + 3 * median([abs(seconds - middle) for seconds in ordered])
+        ordinary = ordered[: bisect_right(ordered, self._slow)]
         self.ideal = sum(ordinary) / len(ordinary)
 
     def expect(self, expected: Expectation | None) -> None:
