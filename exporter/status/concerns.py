@@ -162,6 +162,10 @@ def _of_xids(seen: View, gpu: Gpu) -> Iterator[Concern]:
 
 
 def _of_memory_errors(seen: View, gpu: Gpu) -> Iterator[Concern]:
+    if seen.readings.value("gpu_remapped_rows_failed", uuid=gpu.uuid):
+        yield Concern(True, f"{_name(seen, gpu)}: a memory row could not be remapped; replace the card")
+    elif seen.readings.value("gpu_remapped_rows_pending", uuid=gpu.uuid):
+        yield Concern(False, f"{_name(seen, gpu)}: a remapped memory row needs a reset of the card")
     count = seen.readings.total("gpu_ecc_errors_total", uuid=gpu.uuid, kind="uncorrected")
     if not count:
         return

@@ -75,6 +75,9 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
     assert explained_seconds < 10 or os.getloadavg()[0] > 2
     assert "Rank 1: read_shard (collective.py:16)" in log
     assert "Rank 1: read_shard (collective.py:16)" in page
+    assert re.search(
+        r"<summary>Stack of rank 1: read_shard</summary>.*?<li><code>read_shard</code>", page, re.DOTALL
+    )
 
 
 def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:

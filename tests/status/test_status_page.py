@@ -367,6 +367,19 @@ def test_uncorrected_memory_errors_are_a_concern_with_card_and_time() -> None:
     assert warnings(GPU_3 | ecc(0.0)) == []
 
 
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("gpu_remapped_rows_failed", "a memory row could not be remapped; replace the card"),
+        ("gpu_remapped_rows_pending", "a remapped memory row needs a reset of the card"),
+    ],
+)
+def test_memory_rows_that_are_not_remapped_are_a_concern(family: str, text: str) -> None:
+    rows = GPU_3 | {family: [({"uuid": "GPU-3"}, 1.0)]}
+
+    assert warnings(rows) == [f"GPU 3 (rank 5 of night): {text}"]
+
+
 def nonfinite(minute: int) -> Rows:
     counts: Rows = {"training_nonfinite_total": of(float(minute - 27), kind="loss")}
     return JOB | (counts if minute in {28, 29} else {})
