@@ -168,7 +168,7 @@ class _Finder:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
-                with suppress(AttributeError):  # no loader, or an immutable loader
+                with suppress(AttributeError, TypeError):  # no loader, or an immutable loader
                     self._watch(spec.loader)
                 return spec
         return None
@@ -185,10 +185,12 @@ class _Finder:
 
     def _watch(self, loader: Any) -> None:
         """Make the loader of this import call the hooks once; the module sees the loader unchanged."""
+        if "exec_module" in vars(loader):
+            return  # watched already: a finder may return one loader for several searches
         execute = loader.exec_module
 
         def watched(module: ModuleType) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)
             try:
                 execute(module)
             except BaseException as error:
