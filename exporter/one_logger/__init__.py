@@ -1,6 +1,6 @@
-"""Compatibility module for NVIDIA's one-logger, without its dependencies.
+"""Compatibility module for NVIDIA's one-logger, without one-logger's dependencies.
 
-Every public name of every module of `nv_one_logger` is here; the modules have the same names below this package, so that
+Every public name of every module of `nv_one_logger` is here; the modules have the same names below this package, so
 replacing `nv_one_logger` with `exporter.one_logger` is sufficient. `exporter.one_logger.migrate` does so for source files.
 """
 

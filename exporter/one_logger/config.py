@@ -1,6 +1,6 @@
 """Configuration classes of one-logger, without pydantic.
 
-Setting an invalid value raises OneLoggerError. A field whose name ends in `_or_fn` also accepts a callable, which
+Setting an invalid value raises OneLoggerError. A field named `…_or_fn` also accepts a callable, which
 is called whenever the present value is read; if it raises or returns an invalid value, an invalid call is counted and the
 present value is None.
 """
@@ -31,7 +31,7 @@ CALLABLE_SUFFIX = "_or_fn"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-# Checks: each returns the value in the type of its field, or raises OneLoggerError -------------------------
+# Checks: each returns the value in the type of the field, or raises OneLoggerError -------------------------
 
 
 def _text(value: object) -> str:
@@ -103,7 +103,7 @@ def _error_handling(value: object) -> OneLoggerErrorHandlingStrategy:
 
 
 def _member(kind: type[enum.Enum], value: object) -> Any:
-    """Return the member of an enumeration, given itself, its value, its name or one-logger's member."""
+    """Return the member of an enumeration for a member, a value, a name or one-logger's member."""
     wanted = value.value if isinstance(value, enum.Enum) else value
     found = next((each for each in kind if wanted in (each.value, each.name)), None)
     assert_that(found is not None, f"must be one of {', '.join(str(each.value) for each in kind)}")
@@ -205,7 +205,7 @@ class Settings:
         except Exception as error:  # noqa: BLE001  # the callable of the job
             report(call, "callable_raised", f"a value, but the callable raised {safe_repr(error)}")
             return None
-        if found is None:  # not known yet
+        if found is None:  # not available yet
             return None
         try:
             return getattr(type(self), name).check(found)
@@ -318,7 +318,7 @@ def is_telemetry_config(value: object) -> bool:
 
 
 def _telemetry_config(value: object) -> Any:
-    """Convert the configuration of a training job; return another application's unchanged."""
+    """Convert the configuration of a training job; return the configuration of other applications unchanged."""
     other = is_telemetry_config(value) and not hasattr(value, "global_batch_size_or_fn")
     return value if other else TrainingTelemetryConfig.of(value)
 
@@ -331,7 +331,7 @@ def _logger_config(value: object) -> LoggerConfig:
 
 
 class OneLoggerConfig(Settings):
-    """Configuration of an application, and of what this process exports."""
+    """Configuration of an application, and of the exports of this process."""
 
     application_name = Field(_non_blank)
     world_size_or_fn = Field(_positive)

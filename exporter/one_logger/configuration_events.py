@@ -13,7 +13,7 @@ from exporter.one_logger.standard_attributes import (
 from exporter.recording.recorder import RECORDER
 
 VERSION = "2.3.1"
-"""Version of one-logger whose records these are."""
+"""Version of one-logger that writes the same records."""
 
 
 def initialization_attributes(

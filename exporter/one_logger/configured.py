@@ -35,7 +35,7 @@ def install(observer: OneLoggerObserver | None) -> None:
 
 
 def disable() -> None:
-    """Export nothing from now on."""
+    """Stop all exports."""
     observer = current()
     if observer is not None:
         observer.enabled = False

@@ -1,7 +1,7 @@
 """Delivery of spans and events to the exporters, each with a separate thread and queue.
 
 A call that raises is repeated after increasing pauses. The records that a hanging exporter loses are
-counted; other exporters are not affected. A forked child delivers nothing: the queues and connections belong to the parent.
+counted; other exporters are not affected. A forked child delivers no records: the queues and connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXIT_SECONDS = 2.0
 QUEUED_RECORDS = 10_000
 """Capacity of an exporter's queue; a job with default settings produces a few records per second."""
 ATTEMPTS = 5
-"""Attempts to export one record."""
+"""Attempts to export a record."""
 FLUSHED_TOGETHER = 256
 """Records after which `write_out` is called although the queue is not empty."""
 FIRST_PAUSE_SECONDS = 0.1
@@ -172,7 +172,7 @@ class Delivery:
 
 
 _OPEN: set[Delivery] = set()
-"""Deliveries with running exporters, including those of recorders that the job has discarded."""
+"""Deliveries with running exporters, including exporters of discarded recorders."""
 
 
 def flush_all(timeout_seconds: float = 5.0) -> bool:
@@ -206,7 +206,7 @@ class ExportCall(Value):
 
 
 class ExportQueue:
-    """Queue and thread of one exporter, with counters.
+    """Queue and thread of an exporter, with counters.
 
     Args:
         exporter: The exporter.
@@ -246,7 +246,7 @@ class ExportQueue:
     def finish(self) -> Callable[[float], None]:
         """Request the end of the thread after the queued calls; return a function that waits for the end.
 
-        The function counts the records that were not processed within its timeout.
+        The function counts the records that were not processed within the timeout.
         """
         if not self._closing.is_set():
             self._closing.set()

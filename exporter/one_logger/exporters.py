@@ -1,6 +1,6 @@
 """Exporters of spans: base classes, JSON files and loggers.
 
-Records are JSON objects as written by one-logger. The start of a span is held back until the next record, so that a span
+Records are JSON objects as written by one-logger. The start of a span is delayed until the next record: a span
 without children, events or errors is a single record of the type `complete`.
 """
 
@@ -41,7 +41,7 @@ class BaseExporter:
     application_name: str | None = None
 
     def initialize(self) -> None:
-        """Prepare for records; called again after a failure."""
+        """Prepare for records; repeated after a failure."""
         self.ready, self.closed = True, False
 
     def export_start(self, span: Span) -> None:  # noqa: ARG002  # part of the interface, as below
@@ -182,7 +182,7 @@ class BaseJsonExporter(BaseExporter):
         if self.application_name is not None:
             record["application_name"] = self.application_name
         self._write(record)
-        self._record_count = count  # a record that is written again keeps the number
+        self._record_count = count  # a repeated record has the same number
 
 
 def _event_as_json(event: Event | None) -> dict[str, Any] | None:
@@ -248,7 +248,7 @@ _DECODER = json.JSONDecoder()
 class LoggerExporter(BaseJsonExporter):
     """Exporter that logs each record as a line `[key=value | key.key=value]` at the level INFO; values are JSON.
 
-    A mapping that has a key with a dot or a sign is written as one value, so that every line can be read back.
+    A mapping that has a key with a dot or a sign is written as a single value, which keeps every line parseable.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -272,7 +272,7 @@ class LoggerExporter(BaseJsonExporter):
             if character == "[":
                 try:
                     return _parsed(text, start + 1)
-                except (ValueError, AttributeError):  # another bracket, such as around the level
+                except (ValueError, AttributeError):  # a different bracket, such as around the level
                     continue
         raise ExportError(f"no record in square brackets: {text}")
 

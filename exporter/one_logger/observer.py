@@ -35,7 +35,7 @@ EventName = StandardTrainingJobEventName
 
 @dataclass(slots=True)
 class BlockState:
-    """State of a block that this observer has seen begin; `save` is set for the block of a save."""
+    """State of a block whose start reached this observer; `save` is set for the block of a save."""
 
     save: Save | None = None
 
@@ -46,7 +46,7 @@ class OneLoggerObserver:
     Attributes:
         settings: Configuration of the application.
         training: Configuration of the training; None until known.
-        enabled: False if nothing is exported by this process.
+        enabled: False if this process exports no records.
     """
 
     def __init__(self, settings: OneLoggerConfig, recorder: Any, delivery: Delivery) -> None:
@@ -64,7 +64,7 @@ class OneLoggerObserver:
         self._application: ObservedBlock | None = None
         self._loop: ObservedBlock | None = None
         self._application_ended = self._ending = False
-        # Iterations of a loop that began before the configuration break no rule.
+        # Iterations of a loop that started before the configuration are valid.
         self._in_earlier_loop = any(block.kind in kinds.LOOPS for block in TRAINING.open_blocks())
         if isinstance(settings.telemetry_config, TrainingTelemetryConfig):
             self.set_training(settings.telemetry_config)
@@ -121,7 +121,7 @@ class OneLoggerObserver:
         if kind is kinds.CHECKPOINT_SAVE and not self._saves_enabled():
             return True
         if kind is kinds.APPLICATION and self._application is None:
-            return False  # the open block began before the configuration
+            return False  # the open block started before the configuration
         if kind in kinds.LOOPS and self._loop is None:
             return False
         self.misuse(call, "already_open", f"the {kind.call} that is open to end before")
@@ -190,7 +190,7 @@ class OneLoggerObserver:
         _describe_span(block.span, self._figures.attributes())
 
     def _target(self, block: ObservedBlock, name: str) -> int | None:
-        """Return a target given to the loop, or else of the configuration."""
+        """Return a target of the loop, or of the configuration."""
         given = block.values.get(name)
         if isinstance(given, int):
             return given
@@ -213,7 +213,7 @@ class OneLoggerObserver:
             self._ending = True
 
     def block_ended(self, block: ObservedBlock, at: TracingTimestamp, error: BaseException | None) -> None:
-        """Export the figures of a block, and the stop of its span."""
+        """Export the figures of a block, and the stop of the span."""
         state = block.data
         if not isinstance(state, BlockState):
             return
@@ -233,7 +233,7 @@ class OneLoggerObserver:
     def _export_figures(
         self, block: ObservedBlock, state: BlockState, at: TracingTimestamp, *, failed: bool
     ) -> None:
-        """Export the event that precedes the stop of a span; while the application ends, that of the loop only."""
+        """Export the event that precedes the stop of a span; at the end of the application only the loop's event."""
         figures = self._figures
         if block is self._loop:
             self._loop = None
@@ -312,7 +312,7 @@ class OneLoggerObserver:
     # Iterations and events -------------------------------------------------------------------------------
 
     def iteration_ended(self, kind: BlockKind, began: float, ended: float, failed: bool) -> None:
-        """Count an iteration, and export all figures after every N training iterations; a failed one is not counted."""
+        """Count an iteration, and export all figures after every N training iterations; failed iterations are not counted."""
         if failed:
             return
         seconds = max(ended - began, 0.0)

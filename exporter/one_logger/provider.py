@@ -58,7 +58,7 @@ class _Singleton:
         return current() is not None
 
     def force_disable_logging(self) -> None:
-        """Export nothing from now on."""
+        """Stop all exports."""
         disable()
 
 
@@ -173,7 +173,7 @@ class TrainingTelemetryProvider(_Singleton):
         """Add the exporters of a configuration: the argument, a file, and installed packages.
 
         An exporter that cannot be created is counted as misuse and omitted. The file is YAML or JSON; None for
-        `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, else `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
+        `$ONE_LOGGER_EXPORTER_CONFIG_PATH`, otherwise `one_logger_exporters_config.{yaml,yml,json}` in the working directory.
         """
         if self._configurable("with_export_config"):
             manager = ExporterConfigManager()
@@ -211,7 +211,7 @@ class TrainingTelemetryProvider(_Singleton):
         return _configured().settings.model_copy()
 
     def set_training_telemetry_config(self, training_telemetry_config: TrainingTelemetryConfig) -> None:
-        """Set the configuration of the training, once it is known, before or after the start of the application.
+        """Set the configuration of the training, before or after the start of the application.
 
         A second call has no effect and is counted as misuse. Before `configure_provider`, a call has no effect.
         """
@@ -228,7 +228,7 @@ class TrainingTelemetryProvider(_Singleton):
 
     @staticmethod
     def _configurable(call: str) -> bool:
-        """Return whether the process is not configured yet; counts a call that comes too late."""
+        """Return whether the process is not configured yet; counts a late call."""
         if current() is None:
             return True
         misuse(call, "configured_already", "to be called before configure_provider, which has an effect once")
@@ -260,7 +260,7 @@ def _given(settings: Settings | None) -> dict[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping with changes applied, nested mappings likewise; the arguments are not changed."""
+    """Return a mapping with changes applied, also in nested mappings; the arguments are not changed."""
     merged = dict(base)
     for name, change in changes.items():
         value = _given(change) if isinstance(change, Settings) else change
