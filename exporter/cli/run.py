@@ -200,7 +200,7 @@ class Supervision:
             if registration is not None:
                 registration.release()
             return error.status << 8
-        self._job = Job(pid, plan.run, started, launch=plan.environment[LAUNCH_ID])
+        self._job = Job(pid, plan.run, started, launch=plan.environment.get(LAUNCH_ID, ""))
         if registration is not None:
             registration.tell_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)

@@ -27,6 +27,7 @@ class Module(pl.LightningModule):
         inputs, targets = batch
         time.sleep(diary.SECONDS)
         loss = torch.nn.functional.mse_loss(self.layers(inputs), targets)
+        self.own_loss = float(loss.detach())
         if index % diary.ACCUMULATED:
             diary.crash_if_due(self.global_step)
         return loss
@@ -63,8 +64,8 @@ class Diary(pl.Callback):
         if done == self.completed:
             return
         self.completed = done
-        # Lightning shows a batch's loss, and the rate that its scheduler has set for the next step.
-        loss = float(outputs["loss"])
+        # Lightning divides the loss of `outputs` by the accumulated batches, and has set the rate of the next step.
+        loss = module.own_loss
         rate = trainer.optimizers[0].param_groups[0]["lr"]
         diary.write("step", step=done, loss=loss, rate=rate, seconds=time.monotonic() - self.began)
         if done % diary.SAVED_EVERY == 0:
