@@ -159,8 +159,9 @@ def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
         machine.draw(5.0, watts)
         busy = collector.collect()
     working[0] = True
-    machine.draw(5.0, 40.0)
-    collected = collector.collect()
+    for watts in (40.0, 40.0, 100.0, 100.0):
+        machine.draw(5.0, watts)
+        collected = collector.collect()
 
     assert value_of(busy, IDLE, "0", "min_seen") is None  # 50 W is not idle after at most 90 W
     assert value_of(collected, IDLE, "0", "config") == 55.0

@@ -77,10 +77,17 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 1) ->
     return fake
 
 
-def flags(tmp_path: Path) -> str:
+def flags(tmp_path: Path, *energy: str) -> str:
     file = tmp_path / "config.yaml"
-    file.write_text(f"energy: {{lock_dir: {tmp_path}}}\n")
+    file.write_text(f"energy: {{{', '.join([f'lock_dir: {tmp_path}', *energy])}}}\n")
     return f"--config.file={file}"
+
+
+def idle(running: Sidecar, method: str) -> float | None:
+    """Return the idle power of the first GPU by a method."""
+    pattern = rf'^gpu_power_idle_watts{{(?=[^}}]*gpu="0")[^}}]*method="{method}"[^}}]*}} (\S+)$'
+    found = re.search(pattern, running.page, re.MULTILINE)
+    return None if found is None else float(found[1])
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -137,3 +144,22 @@ def test_a_restart_of_the_sidecar_costs_a_run_only_the_seconds_without_it(
         found = settled(running, "a")
 
     assert WATTS * (seconds - away) * 0.98 <= found <= WATTS * seconds * 1.02
+
+
+def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = prepared(tmp_path, monkeypatch)
+    start = steady(fake, Load(watts=300.0))
+    with sidecar(tmp_path, flags(tmp_path, "interval: 1s")) as running:
+        wait_until(lambda: idle(running, "before_start"))
+        before = idle(running, "before_start")
+        now = time.time()
+        fake.fail(f"nvmlDeviceGetTotalEnergyConsumption -1 0 {now} {now + 1.0} 0 2")  # a third of the counter
+        time.sleep(6)
+        fake.play((start - 1000.0, Load(watts=300.0)), (time.time(), Load(watts=700.0)))
+        wait_until(lambda: idle(running, "min_seen"))
+        after = [idle(running, method) for method in ("before_start", "min_seen")]
+
+    assert before == pytest.approx(300.0, rel=0.1)
+    assert after == pytest.approx([300.0, 300.0], rel=0.1)

@@ -18,7 +18,8 @@ class IdlePower:
     """Idle power by method.
 
     `config`: configured by the user. `before_start`: tenth percentile while no process of a run was alive. `min_seen`:
-    lowest power, after the highest power was twice as high; before that, the device may never have been idle.
+    lowest power, after the highest power was twice as high; before that, the device may never have been idle. The median
+    of three intervals counts, so that one damaged reading has no effect.
     """
 
     def __init__(self, configured_watts: float | None = None) -> None:
@@ -26,12 +27,18 @@ class IdlePower:
         self._before: float | None = None
         self._least: float | None = None
         self._most = 0.0
+        self._latest: deque[float] = deque(maxlen=3)
         self._samples: deque[float] = deque(maxlen=IDLE_SAMPLES)
 
     def note(self, watts: float, *, working: bool | None) -> None:
         """Record the mean power of an interval, and whether a job was running (None if unknown)."""
-        self._least = watts if self._least is None else min(self._least, watts)
-        self._most = max(self._most, watts)
+        if watts <= 0:  # no device works without power
+            return
+        self._latest.append(watts)
+        if len(self._latest) == self._latest.maxlen:
+            median = sorted(self._latest)[1]
+            self._least = median if self._least is None else min(self._least, median)
+            self._most = max(self._most, median)
         if working is False:
             self._samples.append(watts)
             if len(self._samples) >= ENOUGH_IDLE_SAMPLES:
