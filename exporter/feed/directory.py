@@ -1,7 +1,7 @@
-"""The feed directory: where it is, whether it may be used, and the rules for recording that the sidecar leaves in it.
+"""Feed directory: path, checks and recording rules (`overrides.json`).
 
-Used in training processes and in the sidecar. The user's default one is made, and refused when it is not the user's alone;
-one that somebody chose is trusted and must exist. Elsewhere than on Linux every directory is refused.
+Used in training processes and in the sidecar. The default directory is created, and refused if other users can write to
+the directory. A configured directory is trusted. Every directory is refused on systems other than Linux.
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH101, PTH102, PTH112, PTH116, PTH118
@@ -29,22 +29,22 @@ MAX_RULES = 1000
 
 
 def own_uid() -> int:
-    """Give the user id that this process creates files with."""
+    """Return the user id of files that this process creates."""
     return os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has none, and is refused below
 
 
 def default_directory() -> Path:
-    """Name the directory that the processes of this user share when nobody chose one."""
+    """Return the directory of this user without a configured directory."""
     return Path(SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else FALLBACK, f"exporter-{own_uid()}")
 
 
 def is_trusted(path: str | os.PathLike[str]) -> bool:
-    """Say whether somebody chose this directory, as opposed to the default one of the user."""
+    """Return True for a configured directory, False for the default directory."""
     return os.path.abspath(path) != str(default_directory())
 
 
 def feed_directory(environment: Mapping[str, str]) -> str:
-    """Find the directory of this process, `$EXPORTER_FEED_DIR`, else the default one, and prepare it."""
+    """Prepare and return the directory of this process: `$EXPORTER_FEED_DIR`, or the default directory."""
     path = environment.get("EXPORTER_FEED_DIR") or str(default_directory())
     prepare_directory(path)
     return path
@@ -64,7 +64,7 @@ def prepare_directory(path: str | os.PathLike[str]) -> None:
 
 
 def check_directory(path: str | os.PathLike[str]) -> None:
-    """Check a directory and change nothing; `FeedDirectoryError` where it must not or cannot be used."""
+    """Check a directory without changes; raises `FeedDirectoryError` for an unusable directory."""
     if sys.platform != "linux":
         remedy = "statistics are recorded, but nothing can export them from here"
         raise _refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)
@@ -98,7 +98,7 @@ def _refusal(
 def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:
     """Replace the rules, in their order: `{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}`.
 
-    Only for the owner of the directory. Raises `FeedDirectoryError` where the file cannot be written.
+    Only for the owner of the directory. Raises `FeedDirectoryError` if the write fails.
     """
     path = os.path.join(directory, OVERRIDES)
     data = dumps({"version": VERSION, "rules": list(map(dict, rules))}, allow_nan=False).encode()
@@ -110,10 +110,10 @@ def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) ->
 
 
 def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
-    """Read the rules, in order. None when there is no file, or no directory.
+    """Return the rules, in order; None without a file or a directory.
 
-    In the user's default directory the file must be the user's own; in one that somebody chose it may be anybody's, but not
-    writable for everybody. Else `FeedDirectoryError`; `FeedFormatError` for what it holds.
+    The file must belong to this user, root or the owner of the directory, and must not be writable for all users:
+    otherwise raises `FeedDirectoryError`. Raises `FeedFormatError` for invalid content.
     """
     if not os.path.lexists(directory):
         return None
@@ -144,15 +144,15 @@ def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None
 
 
 class OverridesReader:
-    """Follows the rules in one feed directory, which need not exist yet."""
+    """Reader of the rules of a feed directory, which may be missing."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = directory
         self._stamp: tuple[int, int, int] | None = None
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
-        """Read the rules if the file has changed since the last call, else None; raises once for each state of it."""
-        # Taken before reading: what is written in between is another file at the next call.
+        """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
+        # Before reading: a later write changes the file again for the next call.
         try:
             found = os.stat(os.path.join(self._directory, OVERRIDES), follow_symlinks=False)
             stamp = found.st_ino, found.st_mtime_ns, found.st_size

@@ -1,7 +1,7 @@
-"""Which launches of `run` are active in a feed directory, what each has started, and how its job ended.
+"""Launches of `run` in a feed directory, their jobs, and the exit status of each job.
 
-Each has `runs/<pid>-<random>.lock` there, locked: left without a lock, its launch was killed, and its job may well go on.
-Beside it lie, as JSON, `….job` while the job lives (what was started), and after it `….ended` (its status).
+A launch locks `runs/<pid>-<random>.lock`. A file without a lock is from a killed launch, whose job may still run. With the
+same stem, in JSON, `….job` describes the running job, and `….ended` the exit status.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ JOB = ".job"
 ENDED = ".ended"
 MAX_BYTES = 4096
 ENDED_SECONDS = 86400.0
-"""What a launch has left is of no use to anybody after a day."""
+"""Age after which files of ended launches are removed."""
 SILENT_SECONDS = 20.0
-"""A job that has recorded nothing for so long since its start is asked why."""
+"""Time since the start after which a job without records is diagnosed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a living launch has started."""
+    """Job of a running launch."""
 
     pid: int  # the job's process, as `run` saw it
     run: str  # the run's name that the job was given
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the job of a launch ended."""
+    """Exit status of the job of a launch."""
 
     path: Path  # where that stands
     pid: int  # the job's process, as `run` saw it
@@ -70,7 +70,7 @@ class End:
 
 
 class Registration:
-    """A launch that is active until it is released or its process ends; OSError or FeedError where it cannot be."""
+    """Registration of a launch until release or the end of the process; raises OSError or FeedError."""
 
     def __init__(self, feed_directory: Path) -> None:
         self._feed_directory = feed_directory
@@ -102,11 +102,11 @@ class Registration:
 
     @property
     def job_file(self) -> str:
-        """Where `tell_job` writes."""
+        """Path that `tell_job` writes."""
         return os.fspath(self._path.with_suffix(JOB))
 
     def keep(self) -> None:
-        """Register anew if the directory was emptied; never raises."""
+        """Register again if the directory was emptied; never raises."""
         if self._pid == os.getpid() and not self._lock.keep():
             with contextlib.suppress(OSError, FeedError):
                 self._lock.release()
@@ -115,12 +115,12 @@ class Registration:
                     self.tell_job(self._job)
 
     def tell_job(self, job: Job) -> None:
-        """Say what was started, and what is known of it; never raises."""
+        """Write the description of the job; never raises."""
         self._job = job
         self._write(JOB, dataclasses.asdict(job))
 
     def tell_end(self, job: Job, wait_status: int) -> None:
-        """Leave word of how the job ended, its status as `os.waitpid` gave it; never raises."""
+        """Write the exit status of the job, from a wait status of `os.waitpid`; never raises."""
         self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
         ended = {"pid": job.pid, "status": status, "at": time.time(), "run": job.run, "started": job.started}
@@ -132,7 +132,7 @@ class Registration:
             replace_file(path, json.dumps(content).encode(), temporary=f"{path}.tmp", mode=0o644)
 
     def release(self) -> None:
-        """Stop being active; never raises, and does nothing in a forked child."""
+        """Remove the registration; never raises, and does nothing in a forked child."""
         if self._pid == os.getpid():
             _remove_registration(self._path)
             with contextlib.suppress(OSError):
@@ -140,10 +140,10 @@ class Registration:
 
 
 def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
-    """Whether a run still needs the sidecar: it is alive, or was killed and leaves a job that still records.
+    """Return True while a run needs the sidecar: a running launch, or a job that still records after its launch was killed.
 
-    What is left of a killed run is removed when nobody records any more. While `launcher` lives, the process that has
-    started this one, it registers again in a directory that was emptied; None where nobody does.
+    Files of a killed launch are removed after the last recording process has ended. `launcher` is the process that started
+    this process, and registers again in a directory that was emptied.
     """
     registered = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in registered):
@@ -160,7 +160,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
 
 
 def ends(feed_directory: Path) -> list[End]:
-    """Read how jobs have ended; what cannot be read is passed over."""
+    """Return the exit status of all ended jobs; unreadable files are ignored."""
     found = []
     for path, body in _documents(feed_directory, ENDED):
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -173,7 +173,7 @@ def ends(feed_directory: Path) -> list[End]:
 
 
 def jobs(feed_directory: Path) -> list[Job]:
-    """Read what the living launches have started; what cannot be read is passed over."""
+    """Return the jobs of running launches; unreadable files are ignored."""
     found = []
     for path, body in _documents(feed_directory, JOB):
         with contextlib.suppress(LookupError, TypeError, ValueError):
@@ -201,7 +201,7 @@ def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str
 
 
 def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time) -> None:
-    """Remove what was left so long ago that nobody asks for it any more; for the owner of the directory."""
+    """Remove old files of ended launches; for the owner of the directory."""
     for path in _files(feed_directory, ENDED, JOB):
         with contextlib.suppress(OSError):
             old = path.suffix == ENDED and clock() - path.lstat().st_mtime > ENDED_SECONDS
@@ -233,7 +233,7 @@ def _remove_registration(lock_file: Path) -> None:
 
 
 def recording_processes(feed_directory: Path) -> set[int]:
-    """The living processes that hold the lock of a feed file; 0 for those of another pid namespace."""
+    """Return the processes that hold the lock of a feed file; 0 for a process of another pid namespace."""
     try:
         locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
     except OSError:
@@ -253,7 +253,7 @@ def owner(feed_directory: Path) -> int | None:
 
 
 def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | None:
-    """The pid of the owner if it was started by a run and ends with the last one."""
+    """Return the process id of the owner if a run has started the owner."""
     pid = owner(feed_directory)
     if not pid:
         return None
@@ -265,7 +265,7 @@ def attached_owner(feed_directory: Path, proc: Path = Path("/proc")) -> int | No
 
 
 def _holder(path: Path) -> int | None:
-    """As `holder`; what cannot be asked counts as nobody, or one stray file would keep a sidecar forever."""
+    """Return the holder of a lock; None for an unreadable file, which must not keep a sidecar running."""
     try:
         return holder(os.fspath(path))
     except OSError:
