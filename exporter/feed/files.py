@@ -47,7 +47,7 @@ def process_of(name: str) -> str | None:
 def open_regular(path: str, *, directory: int | None = None) -> tuple[int, os.stat_result]:
     """Open a regular file with a single link for reading; relative to an open directory, if given.
 
-    Else OSError: `ELOOP` for a symbolic link, `EMLINK` for one of several links, `EINVAL` for what is no file.
+    Raises OSError: `ELOOP` for a symbolic link, `EMLINK` for a file with several links, `EINVAL` for other kinds of entries.
     """
     # Checked before the open: opening a device can have effects.
     _check_regular(os.stat(path, dir_fd=directory, follow_symlinks=False), path)
@@ -84,7 +84,7 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
     """Replace a file, or a symbolic link, atomically: a reader finds the old content or the new content.
 
-    `temporary` is a name in the same directory; a leftover of it is removed. On OSError the old file stands as it was.
+    `temporary` is a path in the same directory; a leftover file there is removed. After an OSError the old file is unchanged.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -105,10 +105,10 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 class RecordLock:
     """POSIX record lock that this process holds until its end or `release`; a query of the holder takes no lock.
 
-    Not `flock` or open-file-description locks: they live on in every forked worker that inherited the descriptor. The price
-    is a rule of POSIX: when a process closes *any* descriptor of a file, its record locks on it are gone. So nobody opens a
-    lock file that its own process holds (`_HELD`), an owner takes the lock again whenever it looks (`keep`), since a job may
-    close every descriptor, and a forked child holds nothing.
+    `flock` and open-file-description locks would survive in every forked worker that inherited the descriptor. POSIX drops
+    the record locks of a process on a file when the process closes *any* descriptor of the file. Therefore a process never
+    opens a lock file that the process holds (`_HELD`), and the holder locks again at each `keep`, since a job may close every
+    descriptor. A forked child holds no lock.
     """
 
     def __init__(self, path: str, descriptor: int, inode: tuple[int, int]) -> None:
@@ -121,7 +121,7 @@ class RecordLock:
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
         """Take the lock without waiting; returns None if another process, or another part of this process, holds the lock.
 
-        With None for a mode the file must be there. OSError where it cannot be locked, or is not a regular file.
+        With None for a mode the file must exist. Raises OSError if the file cannot be locked, or is not a regular file.
         """
         if _held_here(path):
             return None  # opening and closing the file would drop the lock of this process
@@ -172,7 +172,7 @@ class RecordLock:
 def holder(path: str, *, directory: int | None = None) -> int | None:
     """Return the holder of a lock file, relative to an open directory, if given; raises OSError if the open fails.
 
-    None when nobody does, or there is no such file; 0 for a process in a pid namespace that cannot be seen from here.
+    None without a holder or a file; 0 for a process in an invisible pid namespace.
     """
     if _held_here(path, directory=directory):
         return os.getpid()
@@ -192,8 +192,8 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
     """Remove the files of a dead process, if the condition holds; returns True if no file is left.
 
-    Its lock is held meanwhile, and made for that if it is missing, so that a process that had only lost it (a job that closed
-    all descriptors) cannot come back between the question and the removal.
+    The lock is held during the removal, and a missing lock file is created. A process that had only lost the lock (a job that
+    closed all descriptors) can therefore not lock again between the check and the removal.
     """
     stem = os.path.join(directory, process_id)
     lock: RecordLock | None = None

@@ -1,7 +1,7 @@
 """Feed writer: a file per training process, replaced as a whole at each flush by the recording thread.
 
-It never raises and, but for a disk that hangs, never waits: what cannot be written is counted in the next snapshot that
-can be, and the last complete one stays readable meanwhile.
+The writer never raises, and waits only for a disk that hangs. A failed write is counted in the next snapshot, and the last
+complete snapshot stays readable.
 """
 # one kind of path within the folder, which the job and the sidecar share:
 # ruff: noqa: PTH100, PTH118, PTH208
@@ -37,8 +37,8 @@ MOST_CLEARED = 10_000
 class FeedWriter:
     """Writer of a process's snapshots. The constructor touches no file.
 
-    It belongs to the process that makes it: in a forked child it does nothing. The default directory is created when
-    missing, also when it goes later. A snapshot of more than `max_bytes` loses its newest Stats.
+    The writer does nothing in a forked child. A missing default directory is created, also after a removal. A snapshot of more
+    than `max_bytes` loses the newest Stats.
     """
 
     def __init__(
