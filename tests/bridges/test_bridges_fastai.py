@@ -1,6 +1,5 @@
 """The bridge to fastai: an optimizer of the shape of fastai's, with torch's loaders and backward passes.
 
-`benchmarks/foreign_jobs.py` runs a job with the real package, which is too large for CI.
 """
 
 from __future__ import annotations
