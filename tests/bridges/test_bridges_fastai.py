@@ -1,6 +1,4 @@
-"""The bridge to fastai: an optimizer of the shape of fastai's, with torch's loaders and backward passes.
-
-"""
+"""The bridge to fastai: an optimizer of the shape of fastai's, with torch's loaders and backward passes."""
 
 from __future__ import annotations
 
