@@ -63,12 +63,12 @@ class Contained:
 
 
 @contextlib.contextmanager
-def contained(tmp_path: Path, feed: Path) -> Iterator[Contained]:
-    """Run a sidecar in separate namespaces with a shared feed directory."""
+def contained(tmp_path: Path, feed: Path, configuration: str = "") -> Iterator[Contained]:
+    """Run a sidecar in separate namespaces with a shared feed directory and further sections of configuration."""
     log, config = tmp_path / "log", tmp_path / "exporter.yml"
     config.write_text(
         "feed: {interval: 500ms}\ncollectors: {processes: {interval: 1s, deadline: 900ms}}\n"
-        f"energy: {{lock_dir: {tmp_path}}}\n"
+        f"energy: {{lock_dir: {tmp_path}}}\n{configuration}"
     )
     flags = [f"--web.listen-address=127.0.0.1:{PORT}", f"--feed.dir={feed}", f"--config.file={config}"]
     with log.open("wb") as stderr:

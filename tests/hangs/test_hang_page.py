@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import wanted
+from container_support import contained, reason_to_skip
 from hangs_support import kill_tree
 from places import PROJECT
 from serve_support import Sidecar, environment, sidecar
@@ -25,6 +27,9 @@ feed: {{interval: 500ms}}
 goodput: {{hang_after: {HANG_AFTER_SECONDS:.0f}s, hang_steps: 1}}
 hang: {{interval: 500ms}}
 """
+
+NO_NAMESPACES = reason_to_skip()
+NOT_VISIBLE = 'location="its process is not visible from here (another pid namespace)"'
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -78,6 +83,23 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
     assert re.search(
         r"<summary>Stack of rank 1: read_shard</summary>.*?<li><code>read_shard</code>", page, re.DOTALL
     )
+
+
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
+def test_a_sidecar_in_another_pid_namespace_explains_answers_and_says_what_it_cannot_see(
+    tmp_path: Path,
+) -> None:
+    feed = tmp_path / "feed"
+    feed.mkdir(mode=0o700)
+    env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="job", RANK="0")
+    job = subprocess.Popen([sys.executable, str(JOBS / "deadlock.py")], env=env)
+    shorter = "\n".join(CONFIGURATION.splitlines()[2:])
+    with contained(tmp_path, feed, shorter) as running:
+        wait_until(lambda: 'location="deadlock.py:13"' in running.page)
+        os.kill(job.pid, signal.SIGSTOP)
+        wait_until(lambda: NOT_VISIBLE in running.page)
+        job.kill()
+        job.wait()
 
 
 def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:
