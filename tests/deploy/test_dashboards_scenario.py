@@ -107,7 +107,7 @@ OF_A_MOMENT = {
     "Swap and page faults",  # of this machine: one or two of them
 }
 """Panels about the very second; two servers scrape in different ones."""
-AGE = re.compile(r"^time\(\) -|:age_seconds")
+AGE = re.compile(r"^time\(\) -|timestamp\(|:age_seconds")
 MISSED = (0.8, 0.84)
 """When no scrape of one of the Prometheus servers succeeds; all that happens happened before."""
 
