@@ -254,7 +254,7 @@ def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
     told = finished(supervise_command(feed, job, sidecar=sidecar)).stderr
 
-    again = "exporter: the sidecar ended with status 9; starting it again in 1 s, the job is not affected\n"
+    again = "exporter: the sidecar ended with status 9; restarting in 1 s, the job is not affected\n"
     assert told == FIRST_LINE + again
     assert len(lines(starts)) == 2
 
