@@ -51,6 +51,8 @@ ABSENT = {
     "training_checkpoint_interval_seconds": "before the second save",
     "training_checkpoint_last_success_timestamp_seconds": "before the first save",
     "training_gpu_alloc_retries_total": "without torch",
+    "training_hang_info": "no run hangs",
+    "training_run_outcome_info": "the run of the demo has not ended",
     "training_hardware_flops_total": "the demo does not tell them",
     "training_nonfinite_total": "before the first",
     "training_peak_flops_per_second": "the demo's ranks name no card",
