@@ -291,11 +291,14 @@ class Node:
         self.start_sidecar()
 
     def backwards(self) -> list[str]:
-        """Counters of the training that stepped back in Prometheus."""
+        """Return the counters of the training that stepped back in Prometheus.
+
+        Counters of processes are the machine's: they start at 0 with the sidecar, and `increase()` handles the reset.
+        """
         names = [
             name
             for name in self.ask("label/__name__/values")
-            if re.fullmatch(r"training_.+_(total|count|sum)", name)
+            if re.fullmatch(r"training_(?!process_).+_(total|count|sum)", name)
         ]
         asked = ((name, self.ask("query", query=f"resets({name}[1d]) > 0")["result"]) for name in names)
         return [f"{name}{series['metric']}" for name, result in asked for series in result]
