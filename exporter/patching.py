@@ -136,7 +136,7 @@ def when_imported(name: str, hook: Callable[[ModuleType], object]) -> None:
     unrelated import costs a look-up. The finder is removed when no module is expected any more.
     """
     module = sys.modules.get(name)
-    if module is not None and not _is_initializing(module):
+    if module is not None and (module is _FINDER.executed or not _is_initializing(module)):
         _call(hook, module)
         return
     if module is None:
@@ -156,6 +156,7 @@ class _Finder:
     def __init__(self) -> None:
         self.expected: dict[str, list[Callable[[ModuleType], object]]] = {}
         self.unfinished: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
+        self.executed: ModuleType | None = None  # complete, though the import system still marks it as initializing
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -196,8 +197,10 @@ class _Finder:
             except BaseException as error:
                 drop_frame(error)
                 raise
+            outer, self.executed = self.executed, module
             for hook in self.expected.pop(module.__name__, ()):
                 _call(hook, module)
+            self.executed = outer
             if not self.expected and not self.unfinished and self in sys.meta_path:
                 sys.meta_path.remove(self)
 
