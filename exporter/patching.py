@@ -156,7 +156,9 @@ class _Finder:
     def __init__(self) -> None:
         self.expected: dict[str, list[Callable[[ModuleType], object]]] = {}
         self.unfinished: list[tuple[ModuleType, Callable[[ModuleType], object]]] = []
-        self.executed: ModuleType | None = None  # complete, though the import system still marks it as initializing
+        self.executed: ModuleType | None = (
+            None  # complete, though the import system still marks it as initializing
+        )
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
