@@ -139,7 +139,7 @@ def with_two_targets_a_node(job: dict[str, Any], proxy: str) -> list[dict[str, A
         return job | {"job_name": pod, "relabel_configs": relabelled, "metric_relabel_configs": [drop]}
 
     energy = "exporter_energy_.*|host_(cpu|dram)_(energy|power)_.*"
-    return [only("node", "training_.*"), only("sidecar", f"gpu_.*|{energy}")]
+    return [only("node", "training_.*"), only("sidecar", f"gpu_.*|exporter_nvml_.*|{energy}")]
 
 
 SCRAPES = (over_a_missed_scrape, with_two_targets_a_node)
