@@ -83,7 +83,7 @@ def is_past_the_crash(pages: list[str]) -> bool:
 
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
-    pages = []
+    pages: list[str] = []
     with demo(tmp_path, "--demo.speed=6") as (process, port):
         until = time.monotonic() + 60
         while time.monotonic() < until and not is_past_the_crash(pages):
