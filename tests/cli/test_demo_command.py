@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import environment, finished, free_port, page, processes_naming, started
+from run_support import environment, finished, free_port, page, processes_naming, quick, started
 from waiting import wait_until
 
 from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP
@@ -84,7 +84,7 @@ def is_past_the_crash(pages: list[str]) -> bool:
 @pytest.mark.timeout(90)
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
-    with demo(tmp_path, "--demo.speed=6") as (process, port):
+    with demo(tmp_path, "--demo.speed=6", *quick(())) as (process, port):  # the gap lasts two seconds
         until = time.monotonic() + 60
         while time.monotonic() < until and not is_past_the_crash(pages):
             pages.append(page(port))
