@@ -9,7 +9,7 @@ COMMA := ,
 # Tests mostly wait for processes: four at a time on two cores take half the time; 0 runs them one by one.
 WORKERS ?= 4
 
-.PHONY: setup system check lint types test bench soak fuzz attack docs demo dashboards rules release clean
+.PHONY: setup system check lint types test bench soak fuzz attack upstream docs demo dashboards rules release clean
 
 setup: $(BIN)/.installed
 
@@ -54,6 +54,10 @@ fuzz: setup system
 # The table of docs/SECURITY.md: some eight minutes, on 127.0.0.1.
 attack: setup system
 	$(BIN)/python benchmarks/attack.py
+
+# Test suites of PyTorch or nv-one-logger, from a checkout, against the compatibility modules.
+upstream: setup
+	$(BIN)/python benchmarks/upstream.py "$(CHECKOUT)"
 
 docs: setup
 	$(BIN)/python docs/generate_metrics.py

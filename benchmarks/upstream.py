@@ -1,0 +1,133 @@
+"""Upstream test suites of torch and one-logger against the compatibility modules.
+
+    python benchmarks/upstream.py CHECKOUT
+
+CHECKOUT is a checkout of PyTorch or of nv-one-logger, which no package of a registry contains. Only the imports of the
+upstream tests change. Exit status: 0 if every test passes that is expected to pass, 1 otherwise, 2 without a known checkout.
+
+`one-logger-suites.json` lists each test of one-logger that fails, by reason: a difference that `docs/one-logger.md`
+documents, or a private attribute of the original.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parent
+PROJECT = BENCHMARKS.parent
+ONE_LOGGER = json.loads((BENCHMARKS / "one-logger-suites.json").read_text(encoding="utf-8"))
+TORCH_TESTS = {
+    "test/test_monitor.py": 6,
+    "test/distributed/elastic/metrics/api_test.py": 3,
+    "test/distributed/elastic/events/lib_test.py": 7,
+}
+"""Test file of PyTorch → smallest number of tests that pass."""
+TORCH_MODULES = {"torch.monitor": "exporter.monitor", "torch.distributed.elastic": "exporter.elastic"}
+# PyTorch's own TestCase compares tensors, and imports packages that only its developers install.
+TORCH_CONFTEST = """
+import sys, types, unittest
+common = sys.modules["torch.testing._internal.common_utils"] = types.ModuleType("common_utils")
+common.TestCase, common.run_tests = unittest.TestCase, unittest.main
+common.skipIfTorchDynamo = lambda _reason: lambda test: test
+common.HardwareClassification = types.SimpleNamespace(GENERIC=None)
+"""
+
+
+def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a folder without the project's pytest configuration."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-c",
+            os.devnull,
+            "-p",
+            "no:cacheprovider",
+            *arguments,
+            folder,
+        ],
+        cwd=folder,
+        env=os.environ
+        | {"PYTHONPATH": f"{PROJECT}:{BENCHMARKS}", "EXPORTER_FEED_DIR": str(folder / "feed")}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_torch_file(checkout: Path, name: str, least: int, folder: Path) -> bool:
+    """Run one test file of PyTorch with its imports changed, and print the result."""
+    text = (checkout / name).read_text(encoding="utf-8")
+    for theirs, ours in TORCH_MODULES.items():
+        text = re.sub(rf"{re.escape(theirs)}(?=[\w.]* import|\.(metrics|events)\.)", ours, text)
+    (folder / "test_upstream.py").write_text(text, encoding="utf-8")
+    (folder / "conftest.py").write_text(TORCH_CONFTEST, encoding="utf-8")
+    done = run_pytest(folder)
+    passed = sum(map(int, re.findall(r"(\d+) passed", done.stdout)))
+    succeeded = done.returncode == 0 and passed >= least
+    print(f"{name}: {passed} passed", "" if succeeded else f"\n{done.stdout[-5000:]}")
+    return succeeded
+
+
+def run_one_logger_suite(checkout: Path, suite: str, folder: Path) -> bool:
+    """Run one suite of one-logger and print each test that differs from the list of expected failures."""
+    listed = ONE_LOGGER["suites"][suite]
+    shutil.copytree(checkout / listed["folder"], folder / "tests")
+    outcome = folder / "outcome.json"
+    done = run_pytest(
+        folder / "tests",
+        *("--rootdir", str(folder / "tests"), "-p", "one_logger_suite_plugin", "--timeout=60"),
+        *("-o", "python_files=test_*.py integration_test.py"),
+        *(f"--ignore-glob=*/{name}" for name in listed["left_out"]),
+        SUITE_OUTCOME=str(outcome),
+    )
+    if not outcome.exists():
+        print(f"{suite}: the suite did not finish\n{done.stdout[-5000:]}{done.stderr[-5000:]}")
+        return False
+    found = json.loads(outcome.read_text(encoding="utf-8"))
+    failed = {name.removeprefix(listed["prefix"]) for name in found["failed"]}
+    expected = {name for names in listed["fail"].values() for name in names}
+    total = len(found["passed"]) + len(failed)
+    print(f"{suite}: {len(found['passed'])} of {total} tests passed ({listed['tests']} expected)")
+    for name in sorted(failed - expected):
+        print(f"  failed unexpectedly: {name}")
+    for name in sorted(expected - failed):
+        print(f"  passed unexpectedly: {name}")
+    return failed == expected and total == listed["tests"] and len(found["passed"]) >= listed["asked"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the suites of the given checkout."""
+    checkout = Path(arguments[0] if arguments else "").resolve()
+    results = []
+    if all((checkout / name).is_file() for name in TORCH_TESTS):
+        for name, least in TORCH_TESTS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                results.append(run_torch_file(checkout, name, least, Path(folder)))
+    elif (checkout / "nv_one_logger").is_dir():
+        for suite in ONE_LOGGER["suites"]:
+            with tempfile.TemporaryDirectory() as folder:
+                results.append(run_one_logger_suite(checkout, suite, Path(folder)))
+    else:
+        print(
+            f"{checkout} is no checkout of PyTorch or nv-one-logger; run make upstream CHECKOUT=DIR after "
+            f"git clone https://github.com/pytorch/pytorch or git clone {ONE_LOGGER['repository']} "
+            f"(tested with commit {ONE_LOGGER['commit']})",
+            file=sys.stderr,
+        )
+        return 2
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
