@@ -35,7 +35,7 @@ basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ012
         ("web.config.yml", WEB, load_web_config, ConfigurationError),
     ],
 )
-def test_any_bytes_are_understood_or_give_the_documented_error(
+def test_any_bytes_are_parsed_or_give_the_documented_error(
     tmp_path: Path, name: str, original: bytes, read: Callable[[Path], object], error: type[Exception]
 ) -> None:
     path = tmp_path / name

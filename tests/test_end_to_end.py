@@ -192,7 +192,7 @@ def points_of(stage: Stage, family: str, rank: int) -> dict[float, float]:
     return stage.prometheus.range(expression, stage.at["begin"], stage.at["end"])
 
 
-def test_window_values_are_what_the_rank_recorded(stage: Stage) -> None:
+def test_window_values_match_the_recorded_values(stage: Stage) -> None:
     points = points_of(stage, MEAN, 0)
     counts = [value for moment, value in points_of(stage, SAMPLES, 0).items() if moment < stage.at["pause"]]
 
@@ -204,7 +204,7 @@ def test_window_values_are_what_the_rank_recorded(stage: Stage) -> None:
     assert 0.5 * len(times) / (stage.at["pause"] - stage.at["begin"]) < busiest <= 75
 
 
-def test_a_rank_that_stops_adding_leaves_a_gap_while_its_totals_stay(stage: Stage) -> None:
+def test_a_rank_that_stops_adding_has_a_gap_and_keeps_its_totals(stage: Stage) -> None:
     begins = stage.at["pause"] + 2 * WINDOW_SECONDS + SLACK_SECONDS
     ends = stage.at["resume"]
     points, samples, totals = (points_of(stage, family, 0) for family in (MEAN, SAMPLES, COUNT))
@@ -217,7 +217,7 @@ def test_a_rank_that_stops_adding_leaves_a_gap_while_its_totals_stay(stage: Stag
     assert stage.prometheus.value(f'absent({MEAN}{{rank="0"}})', at=ends - 0.1) == 1
 
 
-def test_the_window_gauges_of_a_killed_rank_vanish_within_two_flushes_and_its_totals_linger(
+def test_window_gauges_of_a_killed_rank_end_within_two_flushes_and_totals_linger(
     stage: Stage,
 ) -> None:
     gone = stage.at["kill"] + 2 * FLUSH_SECONDS + SCRAPE_SECONDS + 0.5
@@ -228,7 +228,7 @@ def test_the_window_gauges_of_a_killed_rank_vanish_within_two_flushes_and_its_to
     assert has_points(totals, gone, stage.at["restart"])
 
 
-def test_the_totals_of_a_killed_rank_go_after_the_configured_time(stage: Stage) -> None:
+def test_the_totals_of_a_killed_rank_end_after_the_linger_time(stage: Stage) -> None:
     totals = points_of(stage, COUNT, 2)
 
     assert has_points(totals, stage.at["leave"], stage.at["leave"] + LINGER_SECONDS - SLACK_SECONDS)
@@ -250,7 +250,7 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stag
     assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', at=stage.at["end"]) == 0
 
 
-def test_totals_are_exact_for_a_rank_that_lived_through_all_of_it(stage: Stage) -> None:
+def test_totals_of_a_rank_without_restarts_are_exact(stage: Stage) -> None:
     recorded = len(stage.ranks[0].recorded())
 
     def at_the_end(expression: str) -> float | None:
@@ -274,7 +274,7 @@ def test_a_stopped_process_loses_its_window_gauges_and_shows_its_age(stage: Stag
     assert age == pytest.approx(stage.at["continue"] - 0.5 - stage.at["stop"], abs=2.0)
 
 
-def test_a_killed_sidecar_is_a_gap_and_no_counter_steps_back(stage: Stage) -> None:
+def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> None:
     down = (stage.at["sidecar killed"] + SCRAPE_SECONDS, stage.at["sidecar back"] - 0.1)
     up = stage.prometheus.range('up{job="exporter"}', stage.at["begin"], stage.at["end"])
 

@@ -22,7 +22,7 @@ def blocks(document: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", document, re.DOTALL)
 
 
-def test_every_row_of_the_rfc_is_answered_and_its_examples_run(tmp_path: Path) -> None:
+def test_every_row_of_the_rfc_has_a_test_and_its_examples_run(tmp_path: Path) -> None:
     rows = [f"R{number}" for number in range(1, 16)] + [f"V{number}" for number in range(1, 29)]
     cells = {
         row[1].strip(): row for line in MONITOR.splitlines() if len(row := re.split(r"(?<!\\)\|", line)) == 6
@@ -36,18 +36,18 @@ def test_every_row_of_the_rfc_is_answered_and_its_examples_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("example", blocks(ELASTIC), ids=["0", "1", "2"])
-def test_the_examples_of_torchelastics_faces_run(example: str, tmp_path: Path) -> None:
+def test_the_examples_of_the_torchelastic_guide_run(example: str, tmp_path: Path) -> None:
     assert child(tmp_path / "feed", example).stderr == ""
 
 
-def test_every_row_of_torchelastics_faces_is_answered_by_a_test_that_is_there() -> None:
+def test_every_row_of_the_torchelastic_guide_names_an_existing_test() -> None:
     rows = dict(re.findall(r"^\| (E\d) \|.*`(test_\w+)` \|$", ELASTIC, re.MULTILINE))
 
     assert [*rows] == [f"E{number}" for number in range(1, 8)]
     assert [name for name in rows.values() if f"def {name}(" not in TESTS] == []
 
 
-def test_every_family_of_the_page_exists_and_every_one_of_the_agent_is_on_it() -> None:
+def test_every_family_of_the_guide_exists_and_every_agent_family_is_in_it() -> None:
     named = set(re.findall(r"\btraining_(?:elastic|torch)_\w+", ELASTIC))
     known = set(TRAINING_FAMILIES) | {
         f"{name}_{part}" for name in TRAINING_FAMILIES for part in ("sum", "count")

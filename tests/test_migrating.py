@@ -16,7 +16,7 @@ ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE
 
 
 @wanted("torch")
-def test_every_line_of_the_tables_runs_and_leaves_what_its_row_says(tmp_path: Path) -> None:
+def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=10)"])
     done = child(tmp_path / "feed", program)
@@ -33,7 +33,7 @@ def test_every_line_of_the_tables_runs_and_leaves_what_its_row_says(tmp_path: Pa
     assert done.stderr == ""
 
 
-def test_every_row_has_a_line_and_every_span_a_row() -> None:
+def test_every_row_has_code_and_every_span_a_row() -> None:
     told = "\n".join(feature for feature, _, _ in ROWS)
 
     assert len(ROWS) == len([line for line in DOCUMENT.splitlines() if re.match(r"\| (?!feature)", line)])

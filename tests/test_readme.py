@@ -24,13 +24,13 @@ def program(word: str) -> str:
     return found[0]
 
 
-def test_every_program_is_one_that_a_test_runs() -> None:
+def test_every_program_of_the_readme_is_run_by_a_test() -> None:
     words = ("optimizer.step()", "from exporter import Stat")
 
     assert sorted(PROGRAMS) == sorted(program(word) for word in words)
 
 
-def test_the_plain_loop_is_the_example_that_is_tested() -> None:
+def test_the_plain_loop_is_the_tested_example() -> None:
     assert program("optimizer.step()") == (REPOSITORY / "docs/examples/plain.py").read_text(encoding="utf-8")
 
 
@@ -61,7 +61,7 @@ print("ended")
 """
 
 
-def test_on_another_system_a_job_imports_and_records_and_is_told_that_nothing_is_exported(
+def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_exported(
     tmp_path: Path,
 ) -> None:
     done = child(tmp_path / "feed", ELSEWHERE)
@@ -83,7 +83,7 @@ def anchors(path: Path) -> set[str]:
         *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")),
     ],
 )
-def test_links_of_a_document_lead_somewhere(path: str) -> None:
+def test_links_of_a_document_resolve(path: str) -> None:
     document = REPOSITORY / path
     links = re.findall(r"\]\((?!\w+://)([^)#\s]*)(?:#([^)\s]*))?\)", document.read_text(encoding="utf-8"))
     targets = [(document.parent / name if name else document, anchor) for name, anchor in links]
@@ -92,7 +92,7 @@ def test_links_of_a_document_lead_somewhere(path: str) -> None:
     assert [found for found in targets if found[1] and found[1] not in anchors(found[0])] == []
 
 
-def test_the_make_targets_and_benchmarks_that_it_names_exist() -> None:
+def test_make_targets_and_benchmarks_of_the_readme_exist() -> None:
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     targets = " ".join(re.findall(r"^make (\w+(?: \w+)*)", README, re.MULTILINE)).split()
     benchmarks = re.findall(r"benchmarks/\w+\.py", README)
@@ -103,7 +103,7 @@ def test_the_make_targets_and_benchmarks_that_it_names_exist() -> None:
     assert [each for each in benchmarks if not (REPOSITORY / each).exists()] == []
 
 
-def test_its_figures_are_those_of_the_benchmarks() -> None:
+def test_the_figures_of_the_readme_come_from_the_results_file() -> None:
     done = subprocess.run(
         [sys.executable, REPOSITORY / "benchmarks/page.py", "--check"],
         capture_output=True,

@@ -13,7 +13,7 @@ from rules_support import ROOT
 
 @needs_prometheus
 @pytest.mark.timeout(360)
-def test_ranks_that_come_and_go_are_counted_as_their_diaries_have_it() -> None:
+def test_short_lived_ranks_are_counted_as_in_their_own_logs() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks/soak.py"],
         env={**os.environ, "SOAK": "2m" if os.environ.get("CI") else "20s", "SEED": "11"},

@@ -165,7 +165,7 @@ def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
     assert cycles_of(folders) == []
 
 
-def test_the_table_is_the_one_in_the_architecture_document() -> None:
+def test_the_import_table_matches_the_architecture_document() -> None:
     text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
     for stage, allowed in MAY_IMPORT.items():
@@ -178,7 +178,7 @@ def test_the_table_is_the_one_in_the_architecture_document() -> None:
         assert cells[2:4] == [ours, others], name
 
 
-def test_all_is_sorted_and_what_can_be_imported() -> None:
+def test_dunder_all_is_sorted_and_importable() -> None:
     assert exporter.__all__ == sorted(exporter.__all__)
     for name in exporter.__all__:
         assert getattr(exporter, name) is not None
@@ -207,7 +207,7 @@ print([path for path in opened if not path.endswith((".py", ".pyc")) and ".pyc."
 """
 
 
-def test_importing_loads_nothing_of_others_starts_no_thread_and_opens_no_file(tmp_path: Path) -> None:
+def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp_path: Path) -> None:
     bare = tmp_path / "bare"  # an interpreter whose site-packages load nothing of their own
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{WATCH}"

@@ -34,7 +34,7 @@ def module_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_a_hook_is_called_once_after_the_import_whatever_others_do_and_leaves_nothing_behind(
+def test_a_hook_is_called_once_after_the_import_and_is_then_removed(
     module_name: str,
 ) -> None:
     found, finders = list[ModuleType](), list(sys.meta_path)
@@ -51,7 +51,7 @@ def test_a_hook_is_called_once_after_the_import_whatever_others_do_and_leaves_no
     assert sys.meta_path == finders
 
 
-def test_a_module_that_cannot_be_imported_yet_is_waited_for(module_name: str, tmp_path: Path) -> None:
+def test_a_hook_waits_for_a_module_that_cannot_be_imported_yet(module_name: str, tmp_path: Path) -> None:
     found: list[ModuleType] = []
     source = tmp_path / f"{module_name}.py"
     good = source.read_text()
@@ -70,7 +70,7 @@ def test_a_module_that_cannot_be_imported_yet_is_waited_for(module_name: str, tm
 # Being installed ----------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_bridge_is_told_so() -> None:
+def test_an_unknown_bridge_is_reported() -> None:
     with pytest.raises(ValueError, match="known: elastic, monitor"):
         bridges.install("elastc")
 
@@ -81,7 +81,7 @@ def bare(program: str, path: Path, **environment: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_entry_point_imports_nothing_unless_it_is_asked_to() -> None:
+def test_the_entry_point_imports_nothing_unless_it_is_enabled() -> None:
     program = """
 import os, sys
 import exporter_auto
@@ -103,7 +103,7 @@ def test_the_entry_point_never_raises(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_job_that_has_not_loaded_torch_is_not_made_to(tmp_path: Path) -> None:
+def test_installing_bridges_does_not_import_torch(tmp_path: Path) -> None:
     program = """
 import sys
 import exporter_auto
@@ -138,7 +138,7 @@ print(bridges.install("accelerate"))
     assert "the bridge keras could not be installed: ZeroDivisionError" in done.stderr
 
 
-def test_a_hook_on_a_module_whose_import_is_under_way_is_called_after_the_import(
+def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
     module_name: str, tmp_path: Path
 ) -> None:
     waiting = (
@@ -256,7 +256,7 @@ def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_pat
 
 
 @torch_wanted
-def test_events_are_told_in_order_whatever_a_class_of_the_jobs_makes_of_them() -> None:
+def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None:
     torch = importlib.import_module("torch.monitor")
 
     class Unreadable(torch.Event):  # type: ignore[misc, name-defined]  # torch has no types here
@@ -298,7 +298,7 @@ log("parent")
 
 @torch_wanted
 @pytest.mark.timeout(90)
-def test_a_forked_child_tells_of_itself_only(tmp_path: Path) -> None:
+def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
     child(tmp_path / "feed", FORK)
     page = page_of(tmp_path / "feed")
 
@@ -321,7 +321,7 @@ def test_a_forked_child_tells_of_itself_only(tmp_path: Path) -> None:
         ("python", False),
     ],
 )
-def test_torchrun_is_known_by_its_command_line(command: str, launcher: bool) -> None:
+def test_torchrun_is_recognised_by_its_command_line(command: str, launcher: bool) -> None:
     assert is_launcher(command.split()) is launcher
 
 
@@ -345,7 +345,7 @@ for _ in range(3):
 """
 
 
-def test_what_the_allocator_says_becomes_the_families_of_the_reference(tmp_path: Path) -> None:
+def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> None:
     page = job(tmp_path, ANSWERS + PRINT_PAGE).done.stdout  # of the living process: memory is a gauge
 
     retries = "training_gpu_alloc_retries_total"

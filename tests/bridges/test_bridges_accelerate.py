@@ -91,12 +91,12 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @wanted("accelerate")
 @pytest.mark.parametrize("run", EXPECTED)
-def test_what_an_accelerate_loop_does_is_told(told: Job, run: str) -> None:
+def test_an_accelerate_loop_is_recorded(told: Job, run: str) -> None:
     assert told.unlike(EXPECTED[run], run) == {}
 
 
 @wanted("accelerate")
-def test_the_loss_is_the_one_before_it_is_divided_and_exceptions_come_out(told: Job) -> None:
+def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(told: Job) -> None:
     gauges = told.gauges("tracked")
 
     assert 0 < gauges["loss,mode=train"] < 50
@@ -105,7 +105,7 @@ def test_the_loss_is_the_one_before_it_is_divided_and_exceptions_come_out(told: 
 
 
 @wanted("accelerate")
-def test_an_accelerate_job_that_is_not_changed_is_told(tmp_path: Path) -> None:
+def test_an_unchanged_accelerate_job_is_recorded(tmp_path: Path) -> None:
     told = job(tmp_path, ACCELERATE + "train(gradient_accumulation_steps=2)[0].save_state('state')", AUTO)
 
     assert told.unlike({STEPS: 2, SAVED: 1, "run_info framework=accelerate": 1}) == {}
@@ -140,7 +140,7 @@ fabric.load("whole.ckpt", {{"model": model, "optimizer": optimizer}})
 
 @wanted("lightning")
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
-def test_a_fabric_loop_is_told_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
+def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = PRELUDE + FABRIC.format(package=package, explicit=explicit)
     told = job(tmp_path, program, {} if explicit else AUTO)
 

@@ -46,7 +46,7 @@ def broken_after(*_args: Any, **_kwargs: Any) -> Around:
     raise RuntimeError("a bridge's own")
 
 
-def test_a_patched_method_gives_and_raises_what_it_did_before(library: type[Library]) -> None:
+def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -> None:
     told: list[Any] = []
     for _ in range(2):  # once only
         patch(library, "work", bracket(told))
@@ -62,7 +62,7 @@ def test_a_patched_method_gives_and_raises_what_it_did_before(library: type[Libr
 
 
 @pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
-def test_hooks_that_raise_or_do_not_want_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
+def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
     patch_existing(library, ("missing", "work"), hook)  # what a version does not have is left out
 
     assert hasattr(library.work, "__wrapped__")
@@ -81,7 +81,7 @@ class Named(Source):
         self.yielded += 1
 
 
-def test_who_knows_more_takes_the_claim_and_it_returns_to_who_stands() -> None:
+def test_the_bridge_with_more_information_claims_the_loop_and_releases_it() -> None:
     active, fallback = ActiveSource(), Named(Strength.WATCHING)
     leading, instrumented, other = (
         Named(Strength.LEADING),
@@ -147,7 +147,7 @@ print(tracker.completed)
 """
 
 
-def test_whatever_order_hooks_have_nothing_stays_open_and_every_step_is_counted(tmp_path: Path) -> None:
+def test_in_any_order_of_hooks_no_block_stays_open_and_every_step_is_counted(tmp_path: Path) -> None:
     told = job(tmp_path, ANY_ORDER)
     completed = int(told.done.stdout)
 
@@ -177,5 +177,7 @@ class Shaped:
         ({"input_ids": Shaped(16)}, (16, None)),
     ],
 )
-def test_a_batch_is_counted_by_its_shapes(batch: object, counted: tuple[int | None, int | None]) -> None:
+def test_the_samples_of_a_batch_are_counted_from_its_shapes(
+    batch: object, counted: tuple[int | None, int | None]
+) -> None:
     assert samples_and_tokens(batch) == counted

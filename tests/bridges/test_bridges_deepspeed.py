@@ -71,7 +71,7 @@ print("gauges", json.dumps(gauges()))
 """
 
 
-def test_a_step_is_the_engines_and_its_loss_is_not_divided(tmp_path: Path) -> None:
+def test_a_step_is_a_step_of_the_engine_and_the_loss_is_not_divided(tmp_path: Path) -> None:
     told = job(tmp_path, f"{DEEPSPEED}engine = engine_of(){RUN}", ENVIRONMENT)
 
     expected = {STEPS: 3, "microbatches_total": 12, SAMPLES: 48, SAVED: 1, "run_info framework=deepspeed": 1}
@@ -82,7 +82,7 @@ def test_a_step_is_the_engines_and_its_loss_is_not_divided(tmp_path: Path) -> No
     assert found["step"] == 3
 
 
-def test_norms_and_losses_of_zero_are_those_of_the_engine(tmp_path: Path) -> None:
+def test_zero_norms_and_losses_of_the_engine_are_recorded(tmp_path: Path) -> None:
     program = f"{DEEPSPEED}engine = engine_of(zero_optimization={{'stage': 2}}){RUN}"
     told = job(tmp_path, program, ENVIRONMENT)
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
         ),
     ],
 )
-def test_the_example_tells_its_steps(name: str, expected: dict[str, float], tmp_path: Path) -> None:
+def test_the_example_records_its_steps(name: str, expected: dict[str, float], tmp_path: Path) -> None:
     program = (REPOSITORY / "docs/examples" / name).read_text()
 
     assert job(tmp_path, program, AUTO if name == "unchanged.py" else {}).unlike(expected) == {}

@@ -45,7 +45,7 @@ print("gauges", json.dumps({**gauges(), "own loss": loss.item()}))
 """
 
 
-def test_steps_of_an_optimizer_of_its_own_are_counted(tmp_path: Path) -> None:
+def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_path: Path) -> None:
     package = tmp_path / "fastai"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.8'\n")

@@ -50,7 +50,7 @@ def own_loss(told: Job) -> float:
     return next(float(line.split()[2]) for line in told.done.stdout.splitlines() if "own loss" in line)
 
 
-def test_steps_samples_epochs_and_validations_are_those_of_the_job(tmp_path: Path) -> None:
+def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
     told = job(tmp_path, IGNITE + SUPERVISED, AUTO)
 
     expected = {STEPS: 60, SAMPLES: 1200, VALIDATED: 21, "epochs_total": 3, "phase validation": 3, SAVED: 1}

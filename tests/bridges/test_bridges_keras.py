@@ -94,18 +94,18 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_what_a_model_does_is_told(told: Job, run: str) -> None:
+def test_training_and_evaluation_of_a_model_are_recorded(told: Job, run: str) -> None:
     assert told.unlike(EXPECTED[run], run) == {}
 
 
-def test_losses_are_those_of_keras_and_exceptions_come_out(told: Job) -> None:
+def test_losses_match_keras_and_exceptions_propagate(told: Job) -> None:
     assert told.gauges("ordinary")["loss,mode=train"] > 0
     assert told.gauges("ordinary")["loss,mode=validation"] > 0
     assert (told.number("phase data_loading", "ordinary") or 0) >= 6
     assert "raised amid an epoch" in told.done.stdout
 
 
-def test_a_job_that_is_not_changed_is_told_and_has_done_its_work_if_it_goes_on_after_an_exception(
+def test_an_unchanged_job_that_continues_after_an_exception_is_recorded_as_finished(
     tmp_path: Path,
 ) -> None:
     program = """

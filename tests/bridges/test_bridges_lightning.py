@@ -220,17 +220,17 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_what_a_trainer_does_is_told(told: Job, run: str) -> None:
+def test_training_validation_and_saves_of_a_trainer_are_recorded(told: Job, run: str) -> None:
     assert told.unlike(EXPECTED[run], run) == {}
 
 
-def test_what_has_no_fixed_number_is_told_too(told: Job) -> None:
+def test_loops_without_a_fixed_number_of_steps_are_recorded(told: Job) -> None:
     assert told.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
     assert told.gauges("resumed")["loss,mode=train"] > 0
     assert (told.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
 
 
-def test_exceptions_come_out_and_a_trainer_can_be_pickled_and_copied_amid_its_training(told: Job) -> None:
+def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(told: Job) -> None:
     assert "raised amid an iteration" in told.done.stdout
     assert told.done.stdout.count("pickled ['Sending', 'ExporterCallback']") == 2
 
@@ -247,7 +247,7 @@ bare_trainer(max_epochs=2, callbacks=callbacks).fit(Module(), loader(12))
 
 
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.pytorch", True), ("pytorch_lightning", False)])
-def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, package: str, explicit: bool) -> None:
+def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explicit: bool) -> None:
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
     program = LIGHTNING.replace("lightning.pytorch", package) + UNCHANGED.format(explicit=explicit)
@@ -257,7 +257,9 @@ def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, package: str, ex
 
 
 @pytest.mark.parametrize("name", ["EXPORTER_AUTO", "EXPORTER_DISABLED"])
-def test_nobody_is_given_a_callback_unless_it_is_wanted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callback_factory_returns_nothing_unless_it_is_enabled(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EXPORTER_AUTO", "1")
     monkeypatch.setenv(name, {"EXPORTER_AUTO": "0", "EXPORTER_DISABLED": "1"}[name])
 
@@ -283,7 +285,7 @@ STARTED = {
 
 
 @pytest.mark.parametrize("strategy", STARTED)
-def test_ranks_that_lightning_starts_itself_are_told_apart_and_count_their_own_share(
+def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     tmp_path: Path, strategy: str
 ) -> None:
     told = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), STARTED[strategy])

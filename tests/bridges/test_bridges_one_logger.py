@@ -84,7 +84,7 @@ WAYS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_one_logger_is_told_is_told_and_its_configuration_taken_over(tmp_path: Path, way: str) -> None:
+def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path, way: str) -> None:
     program, environment = WAYS[way]
     told = job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
 
@@ -137,7 +137,7 @@ callbacks.on_app_end()
     assert told.unlike({STEPS: 3, **saved, "misuse_total": None}) == {}
 
 
-def test_what_one_logger_raises_into_the_job_it_raises_as_before(tmp_path: Path) -> None:
+def test_exceptions_of_one_logger_reach_the_job_unchanged(tmp_path: Path) -> None:
     program = """
 with application():
     with training_loop(train_iterations_start=0):
@@ -151,7 +151,7 @@ with application():
     assert "exporter/bridges" not in told.done.stderr.splitlines()[-1]
 
 
-def test_a_rank_that_one_logger_leaves_out_is_left_out(tmp_path: Path) -> None:
+def test_a_rank_that_one_logger_disables_is_not_recorded(tmp_path: Path) -> None:
     program = """
 with training_loop(train_iterations_start=0):
     with training_iteration():
@@ -184,7 +184,7 @@ with application():
 
 
 @wanted("lightning")
-def test_a_lightning_job_that_is_instrumented_too_is_told_once_and_by_its_steps(tmp_path: Path) -> None:
+def test_a_lightning_job_with_own_instrumentation_counts_each_step_once(tmp_path: Path) -> None:
     told = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
 
     known = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}

@@ -436,7 +436,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_what_a_loop_does_is_told(told: Job, run: str) -> None:
+def test_a_loop_is_recorded(told: Job, run: str) -> None:
     assert told.unlike(EXPECTED[run], run) == {}
 
 
@@ -444,11 +444,11 @@ def test_what_a_loop_does_is_told(told: Job, run: str) -> None:
     "line",
     ["raised amid an iteration", "torch raised grad can be implici", "save raised", "later failed True"],
 )
-def test_what_is_raised_into_the_job_is_as_before(told: Job, line: str) -> None:
+def test_exceptions_reach_the_job_unchanged(told: Job, line: str) -> None:
     assert line in told.done.stdout
 
 
-def test_values_and_times_are_the_jobs_own(told: Job) -> None:
+def test_values_and_times_match_the_log_of_the_job(told: Job) -> None:
     assert told.gauges("ordinary")["grad_norm"] > 0
     assert 0 < told.gauges("scaled")["loss,mode=train"] < 100  # not the scaled one
     assert (told.number("phase backward", "closure") or 0) >= 4
@@ -461,7 +461,7 @@ def test_the_epoch_is_absent_until_a_loader_is_exhausted(told: Job) -> None:
     assert told.gauges("ordinary")["epoch"] == 2
 
 
-def test_the_loss_is_the_one_of_the_jobs_own_log_or_absent(told: Job) -> None:
+def test_the_loss_matches_the_log_of_the_job_or_is_absent(told: Job) -> None:
     lines = [line.split() for line in told.done.stdout.splitlines() if line.startswith("loss ")]
     expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
 
@@ -598,7 +598,7 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_what_a_job_that_is_not_changed_does_is_told(tmp_path: Path, name: str) -> None:
+def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
     program, expected = JOBS[name]
     told = job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
 
@@ -629,7 +629,7 @@ def test_steps_of_an_optimizer_that_is_not_torchs_are_missed_with_the_lines_that
     assert told.number(STEPS) is None
 
 
-def test_values_that_cannot_be_had_without_waiting_are_left_out(tmp_path: Path) -> None:
+def test_values_that_need_a_device_synchronisation_are_absent(tmp_path: Path) -> None:
     program = """
 from exporter.bridges.loop import LoopTracker
 tracker = LoopTracker()

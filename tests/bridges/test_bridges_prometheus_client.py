@@ -36,7 +36,7 @@ time.sleep(1.5)
 """
 
 
-def test_the_jobs_own_metrics_have_its_run_and_rank_and_go_on_over_a_restart(tmp_path: Path) -> None:
+def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_path: Path) -> None:
     program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # in the last moment"
     living = job(tmp_path, program).done.stdout
     ended = job(tmp_path, program).page
@@ -61,7 +61,7 @@ def test_the_jobs_own_metrics_have_its_run_and_rank_and_go_on_over_a_restart(tmp
     assert series(ended, "app_queue_depth") == {}  # a gap: the rank is dead
 
 
-def test_what_a_forked_child_counts_is_its_own_and_a_counter_that_begins_anew_goes_on(tmp_path: Path) -> None:
+def test_a_forked_child_counts_separately_and_a_reset_counter_continues(tmp_path: Path) -> None:
     program = """
 bridge.install()
 counter = prom.Counter("app_steps", "Steps.")
@@ -80,7 +80,7 @@ counter.inc(1)
     assert labelled(job(tmp_path, PRELUDE + program).page, "app_steps_total") == 5 + 100 + 3
 
 
-def test_a_collector_that_raises_or_hangs_costs_itself(tmp_path: Path) -> None:
+def test_a_collector_that_raises_or_hangs_affects_only_itself(tmp_path: Path) -> None:
     program = """
 class Raising:
     def collect(self):

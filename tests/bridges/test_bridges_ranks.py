@@ -51,7 +51,7 @@ other.terminate()
     [pytest.param(LAUNCHER, marks=wanted("accelerate")), WRAPPER, SIBLING],
     ids=["accelerate launch", "a wrapper", "a sibling"],
 )
-def test_who_trains_has_rank_0_and_nobody_else_has_a_rank(tmp_path: Path, launch: str) -> None:
+def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
     train = f"{TRAIN}\nif __name__ == '__main__':\n    train()\n"
     found = script(tmp_path, train, f"import exporter.bridges\n{launch}")
 
@@ -61,7 +61,7 @@ def test_who_trains_has_rank_0_and_nobody_else_has_a_rank(tmp_path: Path, launch
     assert len([key for key in updated if 'rank="' in key]) == 1
 
 
-def test_ranks_that_are_spawned_have_theirs_from_the_process_group(tmp_path: Path) -> None:
+def test_spawned_ranks_take_their_rank_from_the_process_group(tmp_path: Path) -> None:
     found = script(tmp_path, TRAIN + SPAWN)
 
     assert found.unlike({f"{STEPS} rank=0": 3, f"{STEPS} rank=1": 3}) == {}

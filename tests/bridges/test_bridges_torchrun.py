@@ -108,7 +108,7 @@ sys.exit(int(os.environ["ENDS_WITH"]))
 
 
 @pytest.mark.parametrize("ends_with", [0, 3])
-def test_a_restarted_job_ends_and_writes_as_without_us_and_is_told_in_full(
+def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_completely(
     tmp_path: Path, ends_with: int
 ) -> None:
     script = tmp_path / "train.py"
@@ -142,7 +142,7 @@ def test_a_restarted_job_ends_and_writes_as_without_us_and_is_told_in_full(
 WAITING = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 
 
-def test_an_agent_that_is_ended_by_sigterm_ends_as_without_us_and_was_interrupted(tmp_path: Path) -> None:
+def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interrupted(tmp_path: Path) -> None:
     script, env = tmp_path / "worker.py", job_environment(tmp_path)
     script.write_text(WAITING)
     plain, told = (
@@ -216,7 +216,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_custom_launcher_has_its_handlers_and_is_an_agent(tmp_path: Path) -> None:
+def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: Path) -> None:
     launcher, feed = tmp_path / "my_launcher.py", tmp_path / "feed"
     launcher.write_text(LAUNCHER)
     feed.mkdir()
@@ -252,7 +252,7 @@ time.sleep(8)
 """
 
 
-def test_a_restart_that_another_node_has_caused_is_seen_by_both_agents(tmp_path: Path) -> None:
+def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: Path) -> None:
     script, feeds = tmp_path / "worker.py", [tmp_path / "healthy", tmp_path / "failing"]
     script.write_text(WORKER)
     env = job_environment(tmp_path, EXPORTER_AUTO="1")

@@ -143,11 +143,11 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_what_a_trainer_does_is_told(told: Job, run: str) -> None:
+def test_training_validation_and_saves_of_a_trainer_are_recorded(told: Job, run: str) -> None:
     assert told.unlike(EXPECTED[run], run) == {}
 
 
-def test_flops_are_counted_as_transformers_counts_them_and_those_of_recomputation_beside_them(
+def test_flops_match_transformers_and_recomputed_flops_are_separate(
     told: Job,
 ) -> None:
     model = told.value("training_model_flops_total", "accumulation") or 0
@@ -157,7 +157,7 @@ def test_flops_are_counted_as_transformers_counts_them_and_those_of_recomputatio
     assert hardware / model == pytest.approx(8 / 6)
 
 
-def test_what_has_no_fixed_number_is_told_too(told: Job) -> None:
+def test_loops_without_a_fixed_number_of_steps_are_recorded(told: Job) -> None:
     gauges = told.gauges("accumulation")
 
     assert 3 < gauges["loss,mode=train"] < 5
@@ -169,7 +169,7 @@ def test_what_has_no_fixed_number_is_told_too(told: Job) -> None:
         assert (told.number(f"phase {phase}", run) or 0) >= least
 
 
-def test_exceptions_come_out_and_callbacks_can_be_pickled_and_copied(told: Job) -> None:
+def test_exceptions_propagate_and_callbacks_can_be_pickled_and_copied(told: Job) -> None:
     assert "raised amid an iteration" in told.done.stdout
     assert "'ExporterCallback'" in told.done.stdout.partition("copied ")[2].partition("\n")[0]
 
@@ -183,7 +183,7 @@ EXPLICIT = "from exporter.bridges import transformers as bridge\nCALLBACKS = lam
 
 
 @pytest.mark.parametrize("callbacks", ["CALLBACKS = list", EXPLICIT], ids=["unchanged", "explicit"])
-def test_a_job_that_is_not_changed_is_told_once(tmp_path: Path, callbacks: str) -> None:
+def test_an_unchanged_job_is_recorded_once(tmp_path: Path, callbacks: str) -> None:
     told = job(tmp_path, PRELUDE + callbacks + UNCHANGED, AUTO)
 
     assert "ExporterAutoCallback" in told.done.stdout

@@ -194,7 +194,7 @@ def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only th
         "told",
     ],
 )
-def test_every_number_is_that_of_the_jobs_own_diary(name: str, tmp_path: Path) -> None:
+def test_every_number_matches_the_log_of_the_job(name: str, tmp_path: Path) -> None:
     truth = truth_of(name, tmp_path)
 
     what_was_counted_is_what_was_done(truth)

@@ -51,7 +51,7 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     assert [name for name, path in found.items() if path.read_bytes() != expected[name].read_bytes()] == []
 
 
-def test_what_somebody_has_changed_is_replaced_only_by_force_and_a_refusal_is_a_line(tmp_path: Path) -> None:
+def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tmp_path: Path) -> None:
     first = assets(tmp_path)
     changed, missing = tmp_path / "prometheus/rules/thresholds.yml", tmp_path / "prometheus/alertmanager.yaml"
     text = changed.read_text()

@@ -67,7 +67,7 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_an_empty_directory_is_no_failure_but_says_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None:
     flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
     command = [sys.executable, "-m", "exporter", "check", *flags]
     done = finished(command, env=environment(EXPORTER_DISABLED="yes"))
@@ -80,7 +80,7 @@ def test_an_empty_directory_is_no_failure_but_says_what_is_missing_and_what_to_d
         assert shown[place + 1].startswith("     -> ")
 
 
-def test_a_living_writer_is_named_nothing_is_changed_and_one_that_stopped_long_ago_is_suspicious(
+def test_a_live_writer_is_named_and_a_silent_one_is_suspicious(
     tmp_path: Path, recorder: subprocess.Popen[str]
 ) -> None:
     recorder.send_signal(signal.SIGSTOP)
@@ -97,7 +97,7 @@ def test_a_living_writer_is_named_nothing_is_changed_and_one_that_stopped_long_a
     assert (found["status"], "stopped or hung" in found["remedy"]) == ("warn", True)
 
 
-def test_of_many_that_have_ended_the_latest_are_named_and_the_killed_are_told_apart(
+def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
     tmp_path: Path, recorder: subprocess.Popen[str]
 ) -> None:
     recorder.kill()
@@ -121,7 +121,7 @@ def test_of_many_that_have_ended_the_latest_are_named_and_the_killed_are_told_ap
 @pytest.mark.parametrize(
     ("trains", "began", "warned"), [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)]
 )
-def test_a_second_process_that_trains_as_a_rank_is_told_and_a_helper_or_a_successor_is_not(
+def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not(
     tmp_path: Path, trains: bool, began: float, warned: bool
 ) -> None:
     first = new_identity(started=time.time() - 90, pid=7, trains=True)
@@ -134,7 +134,7 @@ def test_a_second_process_that_trains_as_a_rank_is_told_and_a_helper_or_a_succes
     assert (told in found, len(written)) == (warned, 2)
 
 
-def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
     name = f"{'b' * 32}.feed"
     (tmp_path / name).write_bytes(b"garbage" * 100)
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_feed_is_refused_by_name(tmp_path: Path) -> None:
     assert refused["remedy"].startswith("a living process replaces")
 
 
-def test_every_reason_of_the_reader_to_refuse_a_file_has_a_remedy() -> None:
+def test_every_refusal_of_the_reader_has_a_remedy() -> None:
     assert set(REFUSED_FILES) == set(REFUSAL_REASONS) - {"taken"}  # of the ledger, not of the reader
 
 
@@ -155,7 +155,7 @@ def test_a_directory_that_cannot_be_created_fails(tmp_path: Path) -> None:
     assert all(finding["remedy"] for finding in findings if finding["status"] != "ok")
 
 
-def test_a_wrong_configuration_is_told_with_its_place_and_the_machine_is_looked_at_all_the_same(
+def test_an_invalid_configuration_is_reported_with_its_place_and_other_checks_run(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "exporter.yaml"
@@ -168,7 +168,7 @@ def test_a_wrong_configuration_is_told_with_its_place_and_the_machine_is_looked_
     assert about(findings, "python")["status"] == "ok"
 
 
-def test_a_running_exporter_is_recognised_at_its_port_and_as_owner(tmp_path: Path) -> None:
+def test_a_running_exporter_is_recognised_by_port_and_owner_lock(tmp_path: Path) -> None:
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with started([sys.executable, "-m", "exporter", *flags], tmp_path) as exporter:
@@ -180,7 +180,7 @@ def test_a_running_exporter_is_recognised_at_its_port_and_as_owner(tmp_path: Pat
         assert about(findings, "sidecar")["found"].startswith(f"process {exporter.pid} (")
 
 
-def test_a_port_taken_by_something_else_fails(tmp_path: Path) -> None:
+def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:  # says 501
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         status, findings = check(tmp_path, port=server.server_port)
@@ -201,7 +201,7 @@ def test_a_port_whose_owner_never_answers_fails_within_the_deadline(tmp_path: Pa
     assert time.monotonic() - began < 15
 
 
-def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o700)
@@ -213,7 +213,7 @@ def test_an_interpreter_without_the_package_is_told_how_to_get_it(tmp_path: Path
     assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
 
 
-def test_a_question_that_hangs_costs_its_own_line_only() -> None:
+def test_a_check_that_hangs_affects_only_its_own_line() -> None:
     forever = threading.Event()
     fine = Finding("ok", "fine", "found")
     probes = {"hung": lambda: iter([fine] if forever.wait() else []), "fine": lambda: [fine]}
@@ -225,7 +225,7 @@ def test_a_question_that_hangs_costs_its_own_line_only() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them(tmp_path: Path) -> None:
+def test_energy_counters_for_root_only_are_reported_with_the_chmod_command(tmp_path: Path) -> None:
     counter = tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj"
     counter.parent.mkdir(parents=True)
     counter.touch(0)
@@ -235,7 +235,7 @@ def test_energy_counters_for_root_only_are_told_with_the_command_that_opens_them
     assert (finding.status, f"chmod a+r {counter}" in finding.remedy) == ("warn", True)
 
 
-def test_the_nvidia_driver_is_named_without_being_touched(tmp_path: Path) -> None:
+def test_the_nvidia_driver_is_named_without_loading_nvml(tmp_path: Path) -> None:
     version = tmp_path / "proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text(
@@ -311,7 +311,7 @@ def test_a_certificate_that_does_not_exist_fails(tmp_path: Path) -> None:
     assert (found["status"], "none.pem cannot be read" in found["found"]) == ("FAIL", True)
 
 
-def test_another_exporter_that_counts_the_energy_is_named(tmp_path: Path) -> None:
+def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(f"energy: {{lock_dir: {tmp_path}}}")
     lock = NodeLock(tmp_path, BOOT_ID.read_text().strip())
@@ -324,7 +324,7 @@ def test_another_exporter_that_counts_the_energy_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_directory_of_another_user_that_all_may_write_is_reported(tmp_path: Path) -> None:
+def test_a_world_writable_directory_of_another_user_is_reported(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     os.chown(shared, 1234, 1234)

@@ -40,7 +40,7 @@ def problems(*arguments: str, **environ: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_every_flag_is_heard() -> None:
+def test_every_flag_changes_its_option() -> None:
     web = ("--web.listen-address=:1", "--web.listen-address", "[::1]:2", "--web.config.file=/w.yml")
     more = ("--web.enable-lifecycle", "--feed.dir=/f", "--state.dir=/s", "--gpu.replay=t4")
     found = resolved(*web, *more, "--log.level=debug", "--log.format=json")
@@ -51,7 +51,7 @@ def test_every_flag_is_heard() -> None:
     assert found.log == Log("debug", "json")
 
 
-def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+def test_flags_override_environment_file_and_default(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("feed: {dir: /file, interval: 2s}\nweb: {enable_lifecycle: true}\nlog: {level: warn}")
     flag, variable = "--feed.dir=/flag", "/variable"
@@ -96,13 +96,13 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
         ("--config.file=/nowhere.yaml", "/nowhere.yaml: cannot be read: No such file or directory"),
     ],
 )
-def test_a_wrong_flag_is_one_line(arguments: str, expected: str) -> None:
+def test_an_invalid_flag_is_one_line(arguments: str, expected: str) -> None:
     (line,) = problems(*arguments.split())
 
     assert expected in line
 
 
-def test_problems_of_all_sources_come_at_once(tmp_path: Path) -> None:
+def test_problems_of_all_sources_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("log: {level: loud}\nfeed: {interval: 0s}")
 
@@ -171,14 +171,14 @@ def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.Ca
     assert f"exporter: {web}:1:1: nonsense: unknown key" in complained.err
 
 
-def test_an_unknown_command_is_told_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_reported_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["rnu", "--", "true"], {})
 
     assert status == 2
     assert capsys.readouterr().err == "exporter: command line: unknown command 'rnu', did you mean \"run\"?\n"
 
 
-def test_version_and_help_end_in_peace() -> None:
+def test_version_and_help_exit_with_status_0() -> None:
     version, usage = exporter("--version"), exporter("-h")
 
     assert (version.returncode, version.stderr, usage.returncode) == (0, "", 0)
@@ -229,7 +229,7 @@ def outcome(text: str) -> list[str]:
         (f"recording: [{'{match: a}, ' * 1001}]", "c:1:12: recording: has 1001 rules, at most 1000"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told_with_its_place(text: str, expected: str) -> None:
+def test_an_invalid_setting_is_reported_with_its_place(text: str, expected: str) -> None:
     (found,) = outcome(text)
 
     assert expected in found
@@ -261,7 +261,7 @@ RULES = st.builds(
 
 @settings(max_examples=30)  # each writes and reads a whole configuration
 @given(st.lists(RULES, max_size=3))
-def test_a_configuration_is_read_back_as_it_is_shown(rules: list[Rule]) -> None:
+def test_a_configuration_that_is_printed_is_read_back_unchanged(rules: list[Rule]) -> None:
     configuration = dataclasses.replace(Configuration(), recording=tuple(rules))
 
     assert load(dump(configuration), "c", Configuration) == configuration

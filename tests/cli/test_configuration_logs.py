@@ -55,7 +55,7 @@ def record_of(message: str, **extra: object) -> logging.LogRecord:
     return record
 
 
-def test_a_line_says_when_how_bad_where_and_what() -> None:
+def test_a_log_line_has_time_level_source_and_message() -> None:
     (line,) = logged(
         lambda _: LOG.warning("collector failed", extra={"collector": "cpu", "tries": 3, "last": None})
     )
@@ -107,7 +107,7 @@ def test_hostile_values_are_named_shortened_or_renamed_never_raised() -> None:
     assert len(other["long"]) == LONGEST_VALUE
 
 
-def test_what_ends_a_thread_and_what_python_warns_of_is_logged() -> None:
+def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
     def fail() -> None:
         raise RuntimeError("lost")
 
@@ -125,7 +125,7 @@ def test_what_ends_a_thread_and_what_python_warns_of_is_logged() -> None:
     assert (warned["level"], "careful" in warned["msg"]) == ("warn", True)
 
 
-def test_nobody_waits_for_a_full_pipe_and_the_loss_is_told() -> None:
+def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> None:
     read, write = os.pipe()
     with logging_to(write):
         started = time.monotonic()
@@ -146,7 +146,7 @@ def test_nobody_waits_for_a_full_pipe_and_the_loss_is_told() -> None:
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_stderr_that_takes_nothing_costs_only_the_lines(closed: bool) -> None:
+def test_a_blocked_stderr_loses_only_log_lines(closed: bool) -> None:
     read, write = os.pipe()
     os.close(read)
     if closed:
@@ -157,7 +157,7 @@ def test_a_stderr_that_takes_nothing_costs_only_the_lines(closed: bool) -> None:
         os.close(write)
 
 
-def test_level_and_form_change_while_it_runs() -> None:
+def test_level_and_format_change_at_runtime() -> None:
     def act(logs: Logs) -> None:
         LOG.info("unseen")
         logs.configure(level="info", form="json")

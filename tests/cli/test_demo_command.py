@@ -110,7 +110,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
     assert value(last, "training_attempt{") == 2
 
 
-def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
+def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     others = processes_naming('"checkpoint": ')
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps(page(port))) == 2)
@@ -123,7 +123,7 @@ def test_nothing_is_left_when_the_demo_itself_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: not ranks & processes_naming('"checkpoint": '))
 
 
-def test_its_own_directory_is_removed_and_what_killed_demos_left_after_a_day(tmp_path: Path) -> None:
+def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tmp_path: Path) -> None:
     within = Path("/dev/shm")
     old, new = (within / f"exporter-demo-{age}{os.getpid()}" for age in ("old", "new"))
     for left in (old, new):
@@ -145,7 +145,7 @@ def test_its_own_directory_is_removed_and_what_killed_demos_left_after_a_day(tmp
     assert not (tmp_path / "never").exists()  # the user's own feed has nothing of it
 
 
-def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = finished(demo_command(port=port))
@@ -154,7 +154,7 @@ def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port}" in ended.stderr
 
 
-def test_a_directory_that_another_exporter_serves_is_refused(tmp_path: Path) -> None:
+def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> None:
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with started([sys.executable, "-m", "exporter", *flags], tmp_path):

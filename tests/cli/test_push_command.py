@@ -80,7 +80,7 @@ def pushing(server: Server, target: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_file_is_there_while_there_is_a_page_and_until_the_end(server: Server, tmp_path: Path) -> None:
+def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     with pushing(server, str(path)) as process:
         wait_until(path.exists)
@@ -109,7 +109,7 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
     assert (process.returncode, server.groups) == (0, {})
 
 
-def test_once_leaves_it_there_and_takes_it_away_where_there_is_none(server: Server, tmp_path: Path) -> None:
+def test_once_keeps_the_file_and_removes_it_without_a_page(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
     done = finished(command(server, str(path), *flags))
@@ -123,7 +123,7 @@ def test_once_leaves_it_there_and_takes_it_away_where_there_is_none(server: Serv
     assert server.paths[0] == "/metrics?name%5B%5D=train_%2A&name%5B%5D=gpu_%2A"
 
 
-def test_what_a_killed_push_has_left_is_taken_away_by_the_next_while_there_is_no_page(
+def test_a_file_of_a_killed_push_is_removed_by_the_next_push_without_a_page(
     server: Server, tmp_path: Path
 ) -> None:
     path = tmp_path / "training.prom"
@@ -139,7 +139,7 @@ def test_what_a_killed_push_has_left_is_taken_away_by_the_next_while_there_is_no
     assert left
 
 
-def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Path) -> None:
     class Full(TextFile):
         there = False
 
@@ -172,7 +172,7 @@ def test_a_page_that_can_no_longer_be_replaced_is_taken_away(server: Server, tmp
         ("a b", "is not a target"),
     ],
 )
-def test_a_wrong_command_line_is_told_at_the_start(wrong: str, told: str) -> None:
+def test_an_invalid_command_line_is_reported_at_the_start(wrong: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         main(wrong.split())
 
@@ -235,7 +235,7 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
     assert not step.HasField("min")
 
 
-def test_what_is_not_on_the_page_is_not_sent(receiver: Server) -> None:
+def test_only_series_of_the_page_are_sent(receiver: Server) -> None:
     source = f"{receiver.url}/metrics"
     push = Push(source, target_of(["otlp", receiver.url], source))
     receiver.page = b'# TYPE loss gauge\nloss{rank="0"} 1.0\nloss{rank="1"} 2.0\n'
@@ -266,7 +266,7 @@ def test_units_and_start_times_are_sent(receiver: Server) -> None:
     assert starts == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
 
 
-def test_a_comment_of_one_word_is_no_error(server: Server, tmp_path: Path) -> None:
+def test_a_comment_of_one_word_is_accepted(server: Server, tmp_path: Path) -> None:
     server.page = b"#\n# EOF\n# TYPE x gauge\nx 1\n"
     file = tmp_path / "page.prom"
 
@@ -292,7 +292,7 @@ def test_an_exporter_with_a_password_and_client_certificates_is_read(tmp_path: P
     assert (status, (tmp_path / "page.prom").read_bytes()) == (0, b"up 1\n")
 
 
-def test_a_histogram_whose_sum_is_not_known_has_none(receiver: Server) -> None:
+def test_a_histogram_without_a_known_sum_is_sent_without_a_sum(receiver: Server) -> None:
     receiver.page = b'# TYPE x histogram\nx_bucket{le="1.0"} 1\nx_bucket{le="+Inf"} 2\nx_count 2\n'
 
     assert push_once(receiver) == 0
@@ -317,14 +317,14 @@ def test_the_resource_names_the_exporter_unless_the_environment_does(
     assert (given["service.name"], given["cluster"]) == ("mine", "east")
 
 
-def test_an_endpoint_that_refuses_is_told(receiver: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusing_endpoint_is_reported(receiver: Server, capsys: pytest.CaptureFixture[str]) -> None:
     receiver.status = 400
 
     assert push_once(receiver) == 1
     assert "the endpoint did not accept the metrics" in capsys.readouterr().err
 
 
-def test_without_the_extra_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_install_command_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
 
     with pytest.raises(ConfigurationError, match=r"pip install 'training-exporter\[otlp\]'"):

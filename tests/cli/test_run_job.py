@@ -29,7 +29,7 @@ def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProc
     ("program", "status"),
     [("exit 0", 0), ("exit 255", 255), ("kill -KILL $$", -9), ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
 )
-def test_run_ends_as_the_job_has_ended(tmp_path: Path, program: str, status: int) -> None:
+def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, status: int) -> None:
     before = time.time()
     ended = finish(tmp_path, "sh", "-c", program)
     (end,) = runs.ends(tmp_path)
@@ -38,7 +38,7 @@ def test_run_ends_as_the_job_has_ended(tmp_path: Path, program: str, status: int
     assert before < end.started < end.at < time.time()
 
 
-def test_a_job_is_not_kept_waiting_for_the_import_of_what_can_be_configured(tmp_path: Path) -> None:
+def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> None:
     program = (
         "import sys; from exporter.cli import run; from exporter.cli.main import main; "
         f"run.make_plan(['python', 'train.py'], {{'EXPORTER_FEED_DIR': {str(tmp_path)!r}}}); "
@@ -58,7 +58,7 @@ def test_a_job_is_not_kept_waiting_for_the_import_of_what_can_be_configured(tmp_
         ("{}/program", "echo", 0o700, 126, "{}/program: Exec format error"),
     ],
 )
-def test_a_command_that_cannot_be_executed_gives_a_shell_s_status_and_one_line(
+def test_a_command_that_cannot_be_executed_exits_as_in_a_shell_with_one_line(
     tmp_path: Path, name: str, content: str | None, mode: int, status: int, message: str
 ) -> None:
     if content is not None:
@@ -71,7 +71,7 @@ def test_a_command_that_cannot_be_executed_gives_a_shell_s_status_and_one_line(
     assert not trace.exists()
 
 
-def test_the_job_has_the_streams_of_run_to_itself(tmp_path: Path) -> None:
+def test_the_job_owns_the_standard_streams(tmp_path: Path) -> None:
     ended = finish(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
 
     assert ended.stdout == "out hello\n"
@@ -84,7 +84,7 @@ def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> Non
     assert finish(tmp_path, sys.executable, "-c", f"import os; {look}").stdout == "[True, True]\n"
 
 
-def test_the_job_gets_the_signal_mask_and_dispositions_that_run_was_given(tmp_path: Path) -> None:
+def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path) -> None:
     look = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
     given = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
@@ -94,7 +94,7 @@ def test_the_job_gets_the_signal_mask_and_dispositions_that_run_was_given(tmp_pa
     assert masks[0] == masks[1] == [1 << signal.SIGUSR1 - 1, 1 << signal.SIGHUP - 1]
 
 
-def test_descriptors_that_the_shell_left_open_reach_the_job_but_not_the_sidecar(tmp_path: Path) -> None:
+def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path) -> None:
     note = tmp_path / "sidecar"
     look = "ls -l /proc/self/fd | grep -c 'given$'"
     sidecar = ["/bin/sh", "-c", f"{look} > {note}.new; mv {note}.new {note}"]
@@ -105,13 +105,13 @@ def test_descriptors_that_the_shell_left_open_reach_the_job_but_not_the_sidecar(
     assert (ended.stdout, note.read_text()) == ("1\n", "0\n")
 
 
-def test_nothing_breaks_where_the_standard_streams_are_closed(tmp_path: Path) -> None:
+def test_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sh", "-c", "exit 4"])
 
     assert finished(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]).returncode == 4
 
 
-def test_run_reaps_orphans_when_it_is_the_first_process_of_a_container(tmp_path: Path) -> None:
+def test_run_reaps_orphans_as_the_first_process_of_a_container(tmp_path: Path) -> None:
     # A subshell leaves `sleep` behind as an orphan; zombies would be seen by the last `ps`.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"
     job = supervise_command(tmp_path, ["sh", "-c", orphans])
@@ -122,7 +122,7 @@ def test_run_reaps_orphans_when_it_is_the_first_process_of_a_container(tmp_path:
     assert (ended.returncode, ended.stdout) == (6, "0\n")
 
 
-def test_a_living_launch_names_its_run_and_its_job_and_a_killed_one_does_not(tmp_path: Path) -> None:
+def test_a_live_launch_names_run_and_job_and_a_killed_launch_does_not(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sleep", "60"], "--run.name=llama")
     with started(command, tmp_path) as run:
         wait_until(lambda: runs.jobs(tmp_path))
@@ -136,7 +136,7 @@ def test_a_living_launch_names_its_run_and_its_job_and_a_killed_one_does_not(tmp
         assert runs.jobs(tmp_path) == []
 
 
-def test_an_end_that_is_a_day_old_is_removed(tmp_path: Path) -> None:
+def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     path = tmp_path / "runs" / "2-b.ended"
     path.write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
@@ -151,7 +151,7 @@ def test_an_end_that_is_a_day_old_is_removed(tmp_path: Path) -> None:
 # The command line -------------------------------------------------------------------------------------
 
 
-def test_the_two_dashes_may_be_left_out_and_the_job_keeps_its_own_flags(tmp_path: Path) -> None:
+def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -> None:
     show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
     flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
     ended = finished([sys.executable, "-m", "exporter", "run", *flags, *show])
@@ -163,7 +163,7 @@ def test_the_two_dashes_may_be_left_out_and_the_job_keeps_its_own_flags(tmp_path
     ("arguments", "told"),
     [(["--run.lingr=1s", "touch", "{}/begun"], "--run.linger"), ([], "[--] COMMAND ARG...")],
 )
-def test_a_wrong_command_line_is_refused_before_the_job_is_started(
+def test_an_invalid_command_line_is_refused_before_the_job_starts(
     tmp_path: Path, arguments: list[str], told: str
 ) -> None:
     given = [each.format(tmp_path) for each in arguments]
@@ -174,14 +174,14 @@ def test_a_wrong_command_line_is_refused_before_the_job_is_started(
     assert not (tmp_path / "begun").exists()
 
 
-def test_a_job_that_wants_no_exporter_runs_as_if_there_were_none(tmp_path: Path) -> None:
+def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sh", "-c", f"sleep 0.5; exec ls {tmp_path}"])
     ended = finished(command, env=environment(EXPORTER_DISABLED="1"))
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp_path: Path) -> None:
+def test_an_unusable_feed_directory_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
     broken = tmp_path / "file"
     broken.touch()
     ended = finished(run_command(broken, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
@@ -191,7 +191,7 @@ def test_a_feed_directory_that_cannot_be_used_costs_one_line_and_not_the_job(tmp
     assert "the job runs without metrics" in ended.stderr
 
 
-def test_the_job_is_told_where_to_record_and_under_which_name(tmp_path: Path) -> None:
+def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
@@ -209,7 +209,7 @@ def test_the_job_is_told_where_to_record_and_under_which_name(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("auto", "watched"), [("1", True), ("0", False)])
-def test_libraries_without_entry_points_are_watched_and_an_own_sitecustomize_is_loaded(
+def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_user_is_loaded(
     auto: str, watched: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("")

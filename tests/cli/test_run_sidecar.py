@@ -84,7 +84,7 @@ def feed(launch: Launch) -> Path:
     return launch.feed
 
 
-def test_the_page_has_what_the_job_records_and_nothing_is_left_afterwards(launch: Launch) -> None:
+def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch: Launch) -> None:
     with launch.running("--run.linger=0s") as run:
         assert launch.steps == 5
 
@@ -109,7 +109,7 @@ def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_after_a_signal_run_waits_three_seconds_at_most(feed: Path, tmp_path: Path, number: int) -> None:
+def test_after_a_signal_run_waits_at_most_three_seconds(feed: Path, tmp_path: Path, number: int) -> None:
     job, patient = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
     with started(supervise_command(feed, job, sidecar=patient, linger_seconds=60), feed) as run:
         wait_until((tmp_path / "ready").exists)
@@ -139,7 +139,7 @@ def without_configuration(command: list[str]) -> list[str]:
     return [each for each in command if not each.startswith("--config.file=")]
 
 
-def test_nothing_but_the_job_is_heard_unless_somebody_wants_more(feed: Path) -> None:
+def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
     # What a sidecar writes as soon as it serves: a busy machine takes its time.
     wait = f"for i in $(seq 300); do [ -e {feed}/overrides.json ] && break; sleep 0.1; done"
     job = ["sh", "-c", f"rm -f {feed}/overrides.json; {wait}; echo the job >&2"]
@@ -154,7 +154,7 @@ def test_nothing_but_the_job_is_heard_unless_somebody_wants_more(feed: Path) -> 
     assert "listening on" in heard[1]
 
 
-def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path, tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     wait = f"for i in $(seq 300); do grep -q 'cannot listen' {heard} && break; sleep 0.1; done"
     job = ["sh", "-c", f"{wait}; sleep 0.5; exit 3"]
@@ -170,7 +170,7 @@ def test_a_port_that_is_taken_costs_one_line_and_not_the_job(feed: Path, tmp_pat
     assert f"cannot listen on 127.0.0.1:{port}" in refused
 
 
-def test_rules_for_recording_are_there_before_the_jobs_first_value(feed: Path, tmp_path: Path) -> None:
+def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("recording: [{match: demo.latency, aggregations: [histogram], buckets: [0.01, 0.1]}]")
     job = ["sh", "-c", "cat $EXPORTER_FEED_DIR/overrides.json"]
@@ -197,7 +197,7 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
             assert sidecars(launch.feed) == []
 
 
-def test_a_run_beside_a_standing_exporter_leaves_it_alone(launch: Launch) -> None:
+def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> None:
     flags = [f"--feed.dir={launch.feed}", f"--web.listen-address=127.0.0.1:{launch.port}"]
     standing = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
     with started(standing, launch.feed) as exporter:
@@ -211,7 +211,7 @@ def test_a_run_beside_a_standing_exporter_leaves_it_alone(launch: Launch) -> Non
             assert answers(launch.port)
 
 
-def test_the_job_does_not_notice_that_the_sidecar_is_killed_and_totals_continue(launch: Launch) -> None:
+def test_the_job_is_unaffected_by_a_killed_sidecar_and_totals_continue(launch: Launch) -> None:
     with launch.running("--run.linger=0s") as run:
         (sidecar,) = sidecars(launch.feed)
         os.kill(sidecar, signal.SIGKILL)
@@ -232,7 +232,7 @@ def test_a_named_run_continues_the_totals_of_the_launch_before(launch: Launch) -
         wait_until(lambda: launch.steps == 5 + 1 + 10)
 
 
-def test_when_run_is_killed_the_job_and_its_sidecar_go_on_and_both_end(launch: Launch) -> None:
+def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: Launch) -> None:
     with launch.running("--run.linger=0s") as run:
         run.kill()
         run.wait()
@@ -247,7 +247,7 @@ def test_when_run_is_killed_the_job_and_its_sidecar_go_on_and_both_end(launch: L
 # The supervision alone, beside some program in place of the sidecar ------------------------------------
 
 
-def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_path: Path) -> None:
+def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     starts.touch()
     sidecar = ["/bin/sh", "-c", f"echo x >> {starts}; [ $(wc -l < {starts}) -lt 2 ] && exit 9; exit 2"]
@@ -259,7 +259,7 @@ def test_a_sidecar_that_crashes_is_started_again_and_told_about(feed: Path, tmp_
     assert len(lines(starts)) == 2
 
 
-def test_the_sidecar_has_a_session_of_its_own_and_no_input(feed: Path, tmp_path: Path) -> None:
+def test_the_sidecar_has_its_own_session_and_no_standard_input(feed: Path, tmp_path: Path) -> None:
     note = tmp_path / "note"
     look = f"cut -d' ' -f1,6 /proc/self/stat > {note}.new; readlink /proc/self/fd/0 >> {note}.new; mv {note}.new {note}"
     job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done"]
@@ -270,7 +270,7 @@ def test_the_sidecar_has_a_session_of_its_own_and_no_input(feed: Path, tmp_path:
     assert stream == "/dev/null"
 
 
-def test_a_sidecar_that_does_not_end_is_ended(feed: Path, tmp_path: Path) -> None:
+def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     stubborn = ["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.1; done"]
     job = ["sh", "-c", f"while [ ! -e {ready} ]; do sleep 0.05; done"]

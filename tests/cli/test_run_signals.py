@@ -99,7 +99,7 @@ def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
         assert run.wait() == 0
 
 
-def test_timeout_which_signals_its_child_and_then_the_group_reaches_the_job_once(tmp_path: Path) -> None:
+def test_timeout_signals_child_and_group_and_the_job_receives_one_signal(tmp_path: Path) -> None:
     with noting(tmp_path, before=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
         names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
@@ -118,7 +118,7 @@ def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("status", [0, 130])
-def test_ctrl_c_in_the_middle_of_training_leaves_a_whole_checkpoint(tmp_path: Path, status: int) -> None:
+def test_ctrl_c_during_training_leaves_a_complete_checkpoint(tmp_path: Path, status: int) -> None:
     job = [sys.executable, "-c", CHECKPOINTING_JOB, str(tmp_path), str(status)]
     with terminal(supervise_command(tmp_path, job), tmp_path) as (run, keyboard):
         wait_until((tmp_path / "ready").exists)
@@ -129,7 +129,7 @@ def test_ctrl_c_in_the_middle_of_training_leaves_a_whole_checkpoint(tmp_path: Pa
     assert lines(tmp_path / "signals") == [str(int(signal.SIGINT))]
 
 
-def test_a_terminal_that_hangs_up_tells_the_job_even_when_run_leads_the_session(tmp_path: Path) -> None:
+def test_a_terminal_hangup_reaches_the_job_when_run_leads_the_session(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     with terminal(supervise_command(tmp_path, noting_job(notes)), tmp_path) as (run, keyboard):
         wait_until(lambda: "ready" in lines(notes))
@@ -138,7 +138,7 @@ def test_a_terminal_that_hangs_up_tells_the_job_even_when_run_leads_the_session(
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == ["SIGHUP"]
 
 
-def test_ctrl_z_stops_the_job_and_gives_the_shell_back_and_fg_goes_on(tmp_path: Path) -> None:
+def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: Path) -> None:
     # It starts no process: one that is stopped between vfork and exec would keep the shell from stopping.
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)

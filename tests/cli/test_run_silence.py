@@ -75,25 +75,25 @@ def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
         ({}, "nothing_told"),
     ],
 )
-def test_what_the_environment_says_is_told(tmp_path: Path, given: dict[str, str], reason: str) -> None:
+def test_a_disabling_environment_is_reported(tmp_path: Path, given: dict[str, str], reason: str) -> None:
     with job(tmp_path, "", **given) as pid:
         assert asked(tmp_path, pid).reason == reason
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_a_directory_that_the_job_s_user_may_not_write_to_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_writable_for_the_job_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with job(tmp_path, "import os; os.setuid(65534)") as pid:
         assert asked(tmp_path, pid).reason == "feed_directory"
 
 
-def test_a_job_that_records_is_not_asked_about(tmp_path: Path) -> None:
+def test_a_recording_job_is_not_reported_as_silent(tmp_path: Path) -> None:
     program = "import exporter; exporter.Stat('a', ['mean']).add(1.0); exporter.flush()"
     with job(tmp_path, program, "sh", "-c", '"$@"; true', "sh") as pid:
         assert silence_of(pid, "r", tmp_path) is None
 
 
-def test_a_job_without_python_is_not_asked_about(tmp_path: Path) -> None:
+def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env=environment()) as process:
         found = silence_of(process.pid, "r", tmp_path)
         process.kill()
@@ -101,7 +101,7 @@ def test_a_job_without_python_is_not_asked_about(tmp_path: Path) -> None:
     assert found is None
 
 
-def test_the_remedy_needs_no_index(tmp_path: Path, bare_python: str) -> None:
+def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> None:
     if "PYTHONPATH=" not in remedy(bare_python, ""):
         pytest.skip("the package is not installed from here")
     look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
@@ -111,7 +111,7 @@ def test_the_remedy_needs_no_index(tmp_path: Path, bare_python: str) -> None:
 
 
 @pytest.mark.timeout(90)
-def test_run_says_once_and_the_page_shows_why_nothing_is_recorded(tmp_path: Path, bare_python: str) -> None:
+def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, bare_python: str) -> None:
     feed, port = tmp_path / "feed", free_port()
     feed.mkdir()
     flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]
@@ -135,7 +135,7 @@ def test_run_says_once_and_the_page_shows_why_nothing_is_recorded(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["exporter.py", "exporter/__init__.py"])
 @pytest.mark.parametrize("path", ["", "."])
-def test_a_job_s_own_exporter_takes_nobody_s_place(tmp_path: Path, name: str, path: str) -> None:
+def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name: str, path: str) -> None:
     own = tmp_path / name
     own.parent.mkdir(exist_ok=True)
     own.write_text("print('the job of the user')\n")

@@ -34,7 +34,7 @@ def writer(feed: Path) -> subprocess.Popen[str]:
     return start(HOLD, feed / f"{'a' * 32}.lock")
 
 
-def test_a_run_is_active_until_it_ends_in_order_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_run_is_active_until_its_end_and_leaves_no_file(tmp_path: Path) -> None:
     assert not runs.any_active(tmp_path)
     first, second = start_run(tmp_path), start_run(tmp_path)
     first.communicate()
@@ -59,7 +59,7 @@ def test_a_killed_run_stays_active_while_its_job_records_and_no_later_writer_rev
     kill(later)
 
 
-def test_neither_writers_without_a_run_nor_an_owning_sidecar_keep_a_sidecar(tmp_path: Path) -> None:
+def test_writers_without_a_run_and_an_owning_sidecar_do_not_keep_a_sidecar_alive(tmp_path: Path) -> None:
     job, sidecar = writer(tmp_path), start(HOLD, tmp_path / "owner.lock")
 
     assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == ({job.pid}, sidecar.pid)
@@ -126,7 +126,7 @@ def command_of(feed: Path, program: str, port: int, *flags: str) -> list[str]:
     return run_command(feed, [sys.executable, "-c", program], "--run.name=r", *flags, port=port)
 
 
-def test_a_feed_directory_that_is_emptied_under_a_run_costs_neither_its_sidecar_nor_its_numbers(
+def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
     feed: Path,
 ) -> None:
     port = free_port()
@@ -142,7 +142,7 @@ def test_a_feed_directory_that_is_emptied_under_a_run_costs_neither_its_sidecar_
         wait_until(lambda: sample(port, 'training_feed_alive{rank="0",run="r"}') == 1)
 
 
-def test_a_job_that_makes_no_more_steps_hangs_and_its_last_values_go(feed: Path, tmp_path: Path) -> None:
+def test_a_job_without_further_steps_is_hung_and_its_gauges_are_absent(feed: Path, tmp_path: Path) -> None:
     port, config = free_port(), tmp_path / "exporter.yaml"
     config.write_text("goodput: {hang_after: 4s}\nfeed: {interval: 500ms}\n")
     hung = 'training_run_state{run="r",state="hung"}'
@@ -154,7 +154,7 @@ def test_a_job_that_makes_no_more_steps_hangs_and_its_last_values_go(feed: Path,
         assert (sample(port, hung), sample(port, "training_loss{")) == (1, None)
 
 
-def test_a_job_that_says_it_has_finished_and_fails_has_not(feed: Path) -> None:
+def test_a_job_that_reports_success_and_exits_with_an_error_has_failed(feed: Path) -> None:
     port = free_port()
     with started(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
         wait_until(lambda: sample(port, 'training_run_state{run="r",state="failed"}') == 1)
@@ -163,7 +163,7 @@ def test_a_job_that_says_it_has_finished_and_fails_has_not(feed: Path) -> None:
         assert (sample(port, "training_uncommitted_seconds{") or 0.0) > 0.2
 
 
-def test_metrics_of_a_job_that_knows_prometheus_client_alone_are_on_the_page(feed: Path) -> None:
+def test_metrics_of_a_job_with_only_prometheus_client_are_on_the_page(feed: Path) -> None:
     port = free_port()
     with started(command_of(feed, COUNTS, port), feed):
         wait_until(lambda: (sample(port, "myjob_things_total{") or 0.0) > 0)

@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_it_yields_without_a_word_where_another_serves(tmp_path: Path) -> None:
+def test_an_attached_sidecar_yields_silently_to_a_running_exporter(tmp_path: Path) -> None:
     with sidecar(tmp_path) as first:
         flags = [f"--web.listen-address={first.address}", f"--feed.dir={tmp_path / 'feed'}", "--run.attached"]
         done = exporter(*flags)
@@ -33,7 +33,7 @@ def test_it_yields_without_a_word_where_another_serves(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
-def test_it_ends_with_the_last_run_when_no_scraper_came_regularly(
+def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
     tmp_path: Path, run: subprocess.Popen[str]
 ) -> None:
     with sidecar(tmp_path, "--run.attached", "--run.linger=1h") as running:
@@ -66,7 +66,7 @@ class Stages:
         pytest.param(0, [(29.0, 90.0, False), (30.0, 90.0, True)], id="no longer than told"),
     ],
 )
-def test_a_scrape_of_the_final_values_is_waited_for_a_little_beyond_its_time(
+def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrape(
     passes: int, moments: list[tuple[float, float, bool]]
 ) -> None:
     stages = Stages()
@@ -116,7 +116,7 @@ def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, en
     assert job.returncode == (0 if ending == "exit" else -signal.SIGKILL)
 
 
-def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
+def test_two_processes_share_one_sidecar(tmp_path: Path) -> None:
     port = free_port()
     with contextlib.ExitStack() as second:
         with started(tmp_path, port) as (_, serving):
@@ -131,7 +131,7 @@ def test_two_processes_that_ask_share_one_sidecar(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("folder", "more"), [(".", {"EXPORTER_DISABLED": "1"}), ("missing/parent", {})])
-def test_a_sidecar_that_is_not_wanted_or_cannot_be_started_harms_nothing(
+def test_a_disabled_or_failing_sidecar_does_not_affect_the_job(
     tmp_path: Path, folder: str, more: dict[str, str]
 ) -> None:
     with started(tmp_path / folder, free_port(), **more) as (job, sidecar):

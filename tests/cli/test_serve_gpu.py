@@ -49,7 +49,7 @@ def gpus_up(running: Sidecar) -> int:
 
 
 @needs_promtool
-def test_what_eight_gpus_have_is_on_a_page_that_promtool_finds_sound(tmp_path: Path) -> None:
+def test_the_page_of_eight_gpus_passes_promtool(tmp_path: Path) -> None:
     with sidecar(tmp_path, configured(tmp_path, ""), "--gpu.replay=h100") as running:
         wait_until(lambda: "gpu_tensor_activity_ratio{" in running.page)
         wait_until(lambda: "host_load1 " in running.page)
@@ -62,7 +62,7 @@ def test_what_eight_gpus_have_is_on_a_page_that_promtool_finds_sound(tmp_path: P
     assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
 
 
-def test_without_a_gpu_the_page_says_so_and_the_log_once(tmp_path: Path) -> None:
+def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Path) -> None:
     with sidecar(tmp_path, configured(tmp_path, QUICK), "--gpu.replay=no-gpu") as running:
         wait_until(lambda: running.sample('gpu_nvml_error_info{reason="library_not_found"}') == 1)
         wait_until(lambda: running.sample('exporter_collector_success{collector="gpu"}') == 1)
@@ -73,7 +73,7 @@ def test_without_a_gpu_the_page_says_so_and_the_log_once(tmp_path: Path) -> None
         assert running.log.count("GPUs are not watched (library_not_found)") == 1
 
 
-def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
+def test_a_reload_detaches_and_reattaches_the_described_machine(tmp_path: Path) -> None:
     with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {QUICK}")) as running:
         wait_until(lambda: gpus_up(running) == 8 and counters(running))
         reconfigured(running, tmp_path, "enabled: false")
@@ -85,7 +85,7 @@ def test_a_reload_switches_the_machine_off_and_on(tmp_path: Path) -> None:
         wait_until(lambda: gpus_up(running) == 8 and counters(running))
 
 
-def test_a_wrong_description_is_told_with_its_place_and_nothing_starts(tmp_path: Path) -> None:
+def test_an_invalid_machine_description_is_reported_and_nothing_starts(tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("missing: [x]\ngpus: [{model: none}]\n")
     told = [exporter(*flags, f"--gpu.replay={file}") for flags in ((), ("--config.check",))]
@@ -96,7 +96,7 @@ def test_a_wrong_description_is_told_with_its_place_and_nothing_starts(tmp_path:
     assert "h100-hang, h100-lost" in unknown.stderr
 
 
-def test_required_gpus_that_are_not_there_make_it_not_ready_and_leave_the_page(tmp_path: Path) -> None:
+def test_missing_required_gpus_make_the_exporter_not_ready_and_keep_the_page(tmp_path: Path) -> None:
     flag = configured(tmp_path, f"mode: required, replay: no-gpu, {QUICK}")
     with sidecar(tmp_path, flag, ready=False) as running:
         wait_until(lambda: running.ask("/metrics")[0] == 200)
@@ -108,7 +108,7 @@ def test_required_gpus_that_are_not_there_make_it_not_ready_and_leave_the_page(t
     assert status == 503
 
 
-def test_a_signal_lets_go_of_nvml_and_the_next_one_takes_it_again(tmp_path: Path) -> None:
+def test_sigusr1_detaches_nvml_and_the_next_one_reattaches_it(tmp_path: Path) -> None:
     with sidecar(tmp_path, configured(tmp_path, f"replay: t4, {QUICK}")) as running:
         wait_until(lambda: gpus_up(running) == 1)
         running.process.send_signal(signal.SIGUSR1)
@@ -137,7 +137,7 @@ def gap(points: dict[float, float]) -> float:
     ],
     ids=["lost", "hanging"],
 )
-def test_only_the_series_of_a_card_that_fails_end_and_they_return_with_it(
+def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
     tmp_path: Path, fault: str, reason: str
 ) -> None:
     machine = tmp_path / "faulty.yaml"

@@ -20,7 +20,7 @@ from waiting import PATIENCE, wait_until
 from exporter.cli.main import main
 
 
-def test_it_says_where_it_listens_and_the_machine_is_on_the_page(tmp_path: Path) -> None:
+def test_the_listening_address_is_logged_and_the_machine_is_on_the_page(tmp_path: Path) -> None:
     with sidecar(tmp_path) as running:
         for name in ("cpu", "feed"):
             wait_until(lambda: running.sample(f'exporter_collector_success{{collector="{name}"}}') == 1)  # noqa: B023  # called at once
@@ -33,7 +33,7 @@ def test_it_says_where_it_listens_and_the_machine_is_on_the_page(tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_the_sidecar_in_order(tmp_path: Path, number: int) -> None:
     with sidecar(tmp_path, "--log.format=json") as running:
         status = running.end(number)
 
@@ -41,7 +41,7 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
     assert json.loads(running.log.splitlines()[-1])["msg"] == "ended"
 
 
-def test_it_waits_for_an_answer_in_the_making_and_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+def test_the_sidecar_finishes_an_open_response_unless_signalled_twice(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.touch()
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
@@ -60,7 +60,7 @@ def test_it_waits_for_an_answer_in_the_making_and_the_second_signal_ends_it_at_o
                 assert (alive, running.end(signal.SIGTERM)) == (True, 128 + signal.SIGTERM)
 
 
-def test_a_taken_port_is_one_line_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
@@ -95,7 +95,7 @@ def test_a_chosen_feed_and_state_directory_are_created(tmp_path: Path) -> None:
         (["--web.listen-address=192.0.2.1:0"], "cannot listen on 192.0.2.1:0: this machine does not have"),
     ],
 )
-def test_a_start_that_cannot_be_is_told_and_has_status_2(
+def test_an_impossible_start_is_reported_with_status_2(
     tmp_path: Path, flags: list[str], message: str
 ) -> None:
     done = exporter(f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0", *flags)
@@ -118,7 +118,7 @@ def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: 
     assert written["rules"] == [{"match": "a.*", "window_seconds": None, "aggregations": ["mean"]}]
 
 
-def test_it_serves_without_standard_streams(tmp_path: Path) -> None:
+def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
     port = free_port()
     command = f"exec {sys.executable} -m exporter --web.listen-address=127.0.0.1:{port} --feed.dir={tmp_path}"
     with started(["sh", "-c", f"{command} 0<&- 1>&- 2>&-"], tmp_path) as process:
@@ -166,7 +166,7 @@ def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
 LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 
 
-def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_logged_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
         command = [*LAUNCHER, "check", *flags]
@@ -177,7 +177,7 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
     assert "No space left" in ended.stderr
 
 
-def test_what_is_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(arguments: object, environ: object) -> int:
         raise OSError(22, "Invalid argument")
 
@@ -186,7 +186,7 @@ def test_what_is_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -
         main(["check"])
 
 
-def test_a_sighup_before_the_sidecar_can_hear_it_does_not_end_it(tmp_path: Path) -> None:
+def test_a_sighup_during_the_start_does_not_end_the_sidecar(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*LAUNCHER, "--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
     with log.open("w") as stderr, started(command, tmp_path, stderr=stderr) as process:

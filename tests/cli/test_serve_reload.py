@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @WAYS
-def test_collectors_are_added_removed_and_timed_anew(
+def test_a_reload_adds_removes_and_reschedules_collectors(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
     interval = 'exporter_collector_interval_seconds{collector="%s"}'
@@ -49,7 +49,7 @@ def test_collectors_are_added_removed_and_timed_anew(
 
 
 @WAYS
-def test_a_wrong_file_changes_nothing_and_is_told_in_full(
+def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
@@ -69,7 +69,7 @@ def test_a_wrong_file_changes_nothing_and_is_told_in_full(
         assert problem in running.log
 
 
-def test_a_collector_that_is_only_timed_anew_goes_on_at_once(tmp_path: Path, file: Path) -> None:
+def test_a_rescheduled_collector_continues_immediately(tmp_path: Path, file: Path) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         wait_until(lambda: running.sample("host_memory_total_bytes") is not None)
         file.write_text("collectors: {memory: {interval: 1h}}")
@@ -80,7 +80,9 @@ def test_a_collector_that_is_only_timed_anew_goes_on_at_once(tmp_path: Path, fil
     assert interval == 3600
 
 
-def test_what_needs_a_restart_keeps_its_value_and_is_told_once(tmp_path: Path, file: Path) -> None:
+def test_an_option_that_needs_a_restart_keeps_its_value_and_is_logged_once(
+    tmp_path: Path, file: Path
+) -> None:
     with sidecar(tmp_path, f"--config.file={file}") as running:
         file.write_text("exposition: {max_series: 500}\nstate: {dir: other}\nlog: {format: json}")
         running.reload()
@@ -128,7 +130,7 @@ def configuration(tmp_path: Path, *, enabled: bool = True) -> str:
     return f"--config.file={file}"
 
 
-def test_energy_goes_on_and_cpu_time_starts_again_after_the_sidecar_was_killed(tmp_path: Path) -> None:
+def test_after_a_killed_sidecar_energy_continues_and_cpu_time_restarts(tmp_path: Path) -> None:
     def joules(running: Sidecar) -> float:
         return running.sample(ENERGY) or 0.0
 
@@ -150,7 +152,7 @@ def test_energy_goes_on_and_cpu_time_starts_again_after_the_sidecar_was_killed(t
     assert 'training_process_proportional_bytes{rank="3",role="trainer",run="r"}' in page
 
 
-def test_of_two_sidecars_on_one_machine_one_counts(tmp_path: Path) -> None:
+def test_only_one_of_two_sidecars_on_a_machine_counts_energy(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     flag = configuration(tmp_path)

@@ -51,7 +51,7 @@ def test_a_recorded_machine_gives_the_expected_exposition(name: str) -> None:
     assert_golden(text_of(collected), MACHINES / f"{name}.metrics")
 
 
-def test_without_any_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
+def test_without_a_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
     root = copy_of("node", tmp_path)
     for name in ("cpu.max", "memory.max"):
         for path in (root / "sys/fs/cgroup").rglob(name):
@@ -65,7 +65,7 @@ def test_without_any_limit_the_own_cgroup_is_read(tmp_path: Path) -> None:
     assert collected.problems == []
 
 
-def test_where_a_controller_is_off_the_next_one_up_counts(tmp_path: Path) -> None:
+def test_where_a_controller_is_off_the_nearest_ancestor_is_read(tmp_path: Path) -> None:
     root = copy_of("node", tmp_path)
     for path in (root / "sys/fs/cgroup").rglob("memory.max"):
         path.unlink()
@@ -76,7 +76,7 @@ def test_where_a_controller_is_off_the_next_one_up_counts(tmp_path: Path) -> Non
     assert places_of(collected)["memory"] == ("2", f"{STEP}/user")
 
 
-def test_kills_of_v1_add_up_on_the_way(tmp_path: Path) -> None:
+def test_oom_kills_of_cgroup_v1_are_summed_over_ancestors(tmp_path: Path) -> None:
     root = copy_of("virtual", tmp_path)
     (root / "sys/fs/cgroup/memory/memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
     (root / "sys/fs/cgroup/memory/process_api/memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
@@ -84,7 +84,7 @@ def test_kills_of_v1_add_up_on_the_way(tmp_path: Path) -> None:
     assert value_of(collector_of(root).collect(), "cgroup_memory_events_total", "oom_kill") == 5
 
 
-def test_a_process_that_is_moved_is_followed(tmp_path: Path) -> None:
+def test_a_process_moved_to_another_cgroup_is_followed(tmp_path: Path) -> None:
     root = copy_of("node", tmp_path)
     collector = collector_of(root)
     collector.collect()
@@ -116,7 +116,7 @@ V2 = "30 1 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
         ("1:name=systemd:/a\n", "/", []),
     ],
 )
-def test_the_way_up_is_found_in_every_kind_of_namespace(
+def test_the_ancestors_are_found_in_every_kind_of_namespace(
     tmp_path: Path, membership: str, root: str, directories: list[str]
 ) -> None:
     tree = machine(tmp_path, membership, V2.format(root=root), {})
@@ -127,7 +127,7 @@ def test_the_way_up_is_found_in_every_kind_of_namespace(
     assert [level.path for each in found.values() for level in each.levels] == directories
 
 
-def test_the_root_of_all_has_no_memory_and_that_is_a_normal_state(tmp_path: Path) -> None:
+def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) -> None:
     stat = "usage_usec 3\nuser_usec 2\nsystem_usec 1\n"
     root = machine(tmp_path, "0::/\n", V2.format(root="/"), {"sys/fs/cgroup/cpu.stat": stat})
     collected = collector_of(root).collect()
@@ -174,7 +174,7 @@ def limited() -> Iterator[list[Path]]:
             directory.rmdir()
 
 
-def test_the_kernels_own_files_say_what_was_set(limited: list[Path]) -> None:
+def test_real_cgroup_files_show_the_configured_limits(limited: list[Path]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *map(str, limited)], capture_output=True, text=True, check=True
     )

@@ -27,7 +27,7 @@ def queue_of(tmp_path: Path, jobs: int) -> Path:
     return queue
 
 
-def test_the_document_shows_what_the_examples_hold() -> None:
+def test_the_document_contains_the_tested_examples() -> None:
     code = (EXAMPLES / "queue_collector.py").read_text() + (EXAMPLES / "own_registry.py").read_text()
     shown = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
@@ -35,7 +35,7 @@ def test_the_document_shows_what_the_examples_hold() -> None:
     assert all(each in code for each in shown)
 
 
-def test_a_collector_that_the_configuration_names_runs_beside_ours(tmp_path: Path) -> None:
+def test_a_configured_collector_class_runs_beside_the_built_in_ones(tmp_path: Path) -> None:
     [text] = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     settings = yaml.safe_load(text)
     settings["collectors"]["extra"]["classes"] += ["nowhere:Nothing"]
@@ -69,7 +69,7 @@ def test_a_package_offers_its_collectors_by_an_entry_point(tmp_path: Path) -> No
         assert running.sample('queue_jobs{queue="night"}') == 2
 
 
-def test_ours_can_be_registered_in_any_registry() -> None:
+def test_built_in_collectors_can_be_registered_in_any_registry() -> None:
     printed = subprocess.run(
         [sys.executable, EXAMPLES / "own_registry.py"],
         env={"PYTHONPATH": str(PROJECT)},

@@ -81,7 +81,7 @@ def hanging() -> Iterator[Callable[..., Hanging]]:
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
 
 
-def test_a_dead_server_costs_its_own_mount_only(tmp_path: Path, hanging: Callable[..., Hanging]) -> None:
+def test_a_dead_server_affects_only_its_own_mount(tmp_path: Path, hanging: Callable[..., Hanging]) -> None:
     root = machine_of(
         tmp_path,
         "20 1 8:1 / / rw - ext4 /dev/sda1 rw",
@@ -103,7 +103,7 @@ def test_a_dead_server_costs_its_own_mount_only(tmp_path: Path, hanging: Callabl
     assert [reason for reason, _ in collected.problems] == ["hanging"]
 
 
-def test_what_hangs_gets_no_second_call_and_is_not_waited_for_until_it_has_returned(
+def test_a_hanging_mount_gets_no_second_call_until_the_first_returns(
     hanging: Callable[..., Hanging],
 ) -> None:
     statvfs = hanging("/dead")
@@ -123,7 +123,7 @@ def test_what_hangs_gets_no_second_call_and_is_not_waited_for_until_it_has_retur
     assert statvfs.calls.count("/dead") == 2
 
 
-def test_a_collector_made_anew_by_a_reload_does_not_call_what_hangs_once_more(
+def test_a_reloaded_collector_does_not_call_a_hanging_mount_again(
     tmp_path: Path, hanging: Callable[..., Hanging]
 ) -> None:
     root = machine_of(tmp_path, "1 0 0:40 / /dead rw - nfs4 filer:/x rw")
@@ -148,7 +148,7 @@ def test_patterns_choose_mount_points_and_kinds() -> None:
     assert sum(len(metric.samples) for metric in collected if metric.name == ERROR) == 1
 
 
-def test_each_run_has_the_room_of_each_directory_of_checkpoints_that_answers(
+def test_each_run_has_the_free_space_of_each_responding_checkpoint_directory(
     tmp_path: Path, hanging: Callable[..., Hanging]
 ) -> None:
     pool = StatvfsPool(statvfs=hanging("/dead"), deadline_seconds=0.2)
@@ -168,7 +168,7 @@ def test_each_run_has_the_room_of_each_directory_of_checkpoints_that_answers(
 
 
 @pytest.mark.parametrize(("paths", "runs"), [((), {"r"}), ((Path("/"),), set()), ((Path("/"),), None)])
-def test_without_directories_or_runs_there_is_nothing_to_tell(
+def test_without_checkpoint_directories_or_runs_no_series_are_published(
     paths: tuple[Path, ...], runs: set[str] | None
 ) -> None:
     collected = CheckpointDirsCollector(paths, runs=lambda: runs).collect()
@@ -178,7 +178,7 @@ def test_without_directories_or_runs_there_is_nothing_to_tell(
 
 
 @given(st.binary(max_size=30))
-def test_every_name_survives_the_kernels_escaping(name: bytes) -> None:
+def test_every_name_survives_the_escaping_of_the_kernel(name: bytes) -> None:
     escaped = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes((byte,)) for byte in name)
 
     assert os.fsencode(unescape(os.fsdecode(escaped))) == name
@@ -187,7 +187,7 @@ def test_every_name_survives_the_kernels_escaping(name: bytes) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])), max_size=6)
 )
-def test_of_each_path_at_most_one_mount_can_be_seen_in_a_real_tree(steps: list[tuple[int, str]]) -> None:
+def test_each_path_has_at_most_one_visible_mount_in_a_real_tree(steps: list[tuple[int, str]]) -> None:
     """Mount in sequence as the kernel does: on the present target of the path."""
     mounts: list[Mount] = parse_mounts("10 1 0:10 / / rw - ext4 x rw")
     for number, (_, path) in enumerate(steps, 100):
@@ -233,7 +233,7 @@ def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
 
 
 @needs_fuse
-def test_a_filesystem_that_really_hangs_is_asked_once_and_costs_itself_alone(tmp_path: Path) -> None:
+def test_a_really_hanging_filesystem_is_called_once_and_affects_only_itself(tmp_path: Path) -> None:
     told = beside_a_dead_filesystem("collect", tmp_path)
 
     assert told["asked"] == 1
@@ -244,7 +244,7 @@ def test_a_filesystem_that_really_hangs_is_asked_once_and_costs_itself_alone(tmp
 
 
 @needs_fuse
-def test_a_sidecar_that_no_signal_can_end_does_not_keep_the_job(tmp_path: Path) -> None:
+def test_a_sidecar_that_no_signal_can_end_does_not_delay_the_job(tmp_path: Path) -> None:
     told = beside_a_dead_filesystem("run", tmp_path)
 
     assert told["status"] == 3, told["log"]

@@ -76,7 +76,7 @@ def test_guest_time_is_counted_once(tmp_path: Path, read_from: ReadFrom) -> None
     assert value_of(collected, CPU, "nice") == 0.3
 
 
-def test_utilization_is_that_of_the_last_interval(tmp_path: Path, read_from: ReadFrom) -> None:
+def test_utilization_covers_the_last_interval(tmp_path: Path, read_from: ReadFrom) -> None:
     proc = read_from(tmp_path) / "proc"
     collector = CpuCollector()
     write_cpu(proc, user=9000, idle=1000)
@@ -88,7 +88,7 @@ def test_utilization_is_that_of_the_last_interval(tmp_path: Path, read_from: Rea
     assert value_of(second, "host_cpu_utilization_ratio") == pytest.approx(0.25)
 
 
-def test_cpu_time_that_the_kernel_takes_back_stays(tmp_path: Path, read_from: ReadFrom) -> None:
+def test_cpu_time_never_decreases_when_the_kernel_corrects_it(tmp_path: Path, read_from: ReadFrom) -> None:
     proc = read_from(tmp_path) / "proc"
     collector = CpuCollector()
     write_cpu(proc, user=100, idle=1000, iowait=500)
@@ -100,7 +100,7 @@ def test_cpu_time_that_the_kernel_takes_back_stays(tmp_path: Path, read_from: Re
     assert value_of(collected, CPU, "user") == 1.5
 
 
-def test_a_cpu_that_was_plugged_in_anew_begins_anew(tmp_path: Path, read_from: ReadFrom) -> None:
+def test_a_replugged_cpu_restarts_its_counters(tmp_path: Path, read_from: ReadFrom) -> None:
     proc = read_from(tmp_path) / "proc"
     collector = CpuCollector(per_core=True)
     write_cpu(proc, user=10_000, idle=90_000)
@@ -112,7 +112,7 @@ def test_a_cpu_that_was_plugged_in_anew_begins_anew(tmp_path: Path, read_from: R
     assert value_of(collected, "host_cpu_utilization_ratio") is None
 
 
-def test_per_core_replaces_the_sum_and_keeps_the_kernels_numbers(read_from: ReadFrom) -> None:
+def test_the_per_core_option_replaces_the_sum_and_keeps_the_core_numbers(read_from: ReadFrom) -> None:
     read_from(MACHINES / "node")
     collected = CpuCollector(per_core=True).collect()
 
@@ -121,7 +121,7 @@ def test_per_core_replaces_the_sum_and_keeps_the_kernels_numbers(read_from: Read
     assert value_of(collected, CPU, "7", "idle") is None  # offline
 
 
-def test_the_kernel_counts_what_it_killed_for_memory(tmp_path: Path) -> None:
+def test_oom_kills_come_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 3\nother 1\n")
 
     assert oom_kills(tmp_path) == 3
@@ -148,7 +148,7 @@ def test_patterns_choose_interfaces() -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_a_link_tells_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_link_has_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     links = {name: SimpleNamespace(isup=name != "ens1f0np0") for name in ("eno1", "ens1f0np0", "lo")}
     monkeypatch.setattr(psutil, "net_if_stats", lambda: links)
     collected = NetworkCollector().collect()
@@ -158,14 +158,14 @@ def test_a_link_tells_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value_of(collected, "host_network_up", "lo") is None
 
 
-def test_partitions_come_with_their_option(node: Path) -> None:
+def test_partitions_are_published_with_their_option(node: Path) -> None:
     collected = DiskCollector(sys=node / "sys", partitions=True).collect()
 
     assert value_of(collected, READS, "nvme0n1p1") == 1000
     assert value_of(collected, READS, "cciss/c0d0p1") == 49
 
 
-def test_what_another_disk_of_the_same_name_has_counted_is_not_added(node: Path) -> None:
+def test_counters_of_another_disk_of_the_same_name_are_not_added(node: Path) -> None:
     collector = DiskCollector(sys=node / "sys")
     collector.collect()
     path = node / "proc/diskstats"
@@ -178,7 +178,7 @@ def test_what_another_disk_of_the_same_name_has_counted_is_not_added(node: Path)
 # NFS and Lustre ----------------------------------------------------------------------------------------
 
 
-def test_a_damaged_operation_costs_its_mount_only(node: Path) -> None:
+def test_a_damaged_operation_affects_only_its_mount(node: Path) -> None:
     path = node / "proc/self/mountstats"
     path.write_text(path.read_text().replace("WRITE: 12", "WRITE: dozen"))
     collected = NfsCollector().collect()
@@ -201,7 +201,7 @@ def test_a_lustre_client_is_named_by_its_mount_point_or_where_there_are_two_by_i
     assert value_of(two, "host_lustre_read_bytes_total", "scratch1-ffff9a5bc1f2c800") == 3145728000
 
 
-def test_old_lustre_has_its_statistics_in_proc_and_no_times(node: Path, tmp_path: Path) -> None:
+def test_old_lustre_statistics_are_read_from_proc_without_times(node: Path, tmp_path: Path) -> None:
     client = node / "proc/fs/lustre/llite/scratch1-ffff1"
     client.mkdir(parents=True)
     (node / "sys/kernel").rename(tmp_path / "away")
@@ -273,7 +273,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
         (lambda path: (path.unlink(), path.mkdir()), "unreadable"),
     ],
 )
-def test_a_damaged_file_costs_what_is_in_it(
+def test_a_damaged_file_affects_only_its_own_families(
     damage: Callable[[Path], object], reason: str, tmp_path: Path, read_from: ReadFrom
 ) -> None:
     for directory in (tmp_path, *tmp_path.parents):
@@ -295,7 +295,7 @@ WITHOUT_DISK = [entry for entry in OF_TREE if entry.name not in {"disk", "hardwa
 
 
 @pytest.mark.parametrize("entry", WITHOUT_DISK, ids=lambda entry: str(entry.name))
-def test_a_machine_that_offers_nothing_is_a_normal_state(
+def test_a_machine_without_any_source_is_a_normal_state(
     entry: CollectorEntry, tmp_path: Path, read_from: ReadFrom
 ) -> None:
     collector = build(entry, read_from(tmp_path))

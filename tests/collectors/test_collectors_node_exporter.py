@@ -111,7 +111,7 @@ def test_the_table_is_read_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.ours))
-def test_a_value_is_node_exporters(row: Row, moments: tuple[Values, Values, Values]) -> None:
+def test_a_value_equals_that_of_node_exporter(row: Row, moments: tuple[Values, Values, Values]) -> None:
     before, now, after = moments
     if row.theirs not in before:
         pytest.skip("not offered by this machine")

@@ -54,7 +54,7 @@ def test_the_registers_of_a_link_that_is_down_or_no_infiniband_are_not_touched(
     assert value_of(collected, "host_rdma_port_state", device, "1") is not None
 
 
-def test_what_was_refused_is_left_alone_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_counter_is_skipped_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     collector = node(device_include=["mlx5_0"], monotonic=lambda: now[0])
     with kernel(monkeypatch, link_downed=errno.EINVAL) as opened:
@@ -67,7 +67,7 @@ def test_what_was_refused_is_left_alone_for_ten_minutes(monkeypatch: pytest.Monk
     assert value_of(collector.collect(), DOWNED, "mlx5_0", "1") == 255
 
 
-def test_a_file_that_fails_otherwise_is_a_failure_of_its_port_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_error_is_a_failure_of_its_port_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with kernel(monkeypatch, port_rcv_errors=errno.EIO):
         collected = node().collect()
 
@@ -76,7 +76,7 @@ def test_a_file_that_fails_otherwise_is_a_failure_of_its_port_only(monkeypatch: 
     assert value_of(collected, RECEIVED, "mlx5_2", "1") is not None
 
 
-def test_a_port_that_belongs_to_somebody_else_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_of_another_namespace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with kernel(monkeypatch, state=errno.EINVAL):
         collected = node(device_include=["mlx5_0"]).collect()
 

@@ -78,7 +78,7 @@ def test_the_reference_is_generated_without_opentelemetry() -> None:
         ("training_process_up", "processes"),
     ],
 )
-def test_the_reference_tells_the_collector(name: str, collector: str) -> None:
+def test_the_reference_names_the_collector(name: str, collector: str) -> None:
     text = (ROOT / "docs/METRICS.md").read_text(encoding="utf-8")
     [row] = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
 
@@ -91,7 +91,7 @@ def test_no_two_specifications_share_a_name() -> None:
         assert by_name.setdefault(spec.name.removesuffix("_total"), spec) == spec
 
 
-def test_every_form_of_a_name_of_the_machine_is_reserved() -> None:
+def test_every_sample_name_of_a_machine_family_is_reserved() -> None:
     names = [spec.name for entry in CATALOGUE for spec in entry.specs]
 
     for name in (*names, "host_cpu_seconds", "exporter_build", "up"):

@@ -103,7 +103,7 @@ def metric(scheduler: Scheduler, name: str, collector: str, **labels: str) -> fl
     return found[0].value if found else None
 
 
-def test_any_collector_begins_at_once_and_goes_on_after_its_interval() -> None:
+def test_a_collector_runs_at_once_and_again_after_its_interval() -> None:
     class Foreign:
         """A collector of prometheus_client's kind."""
 
@@ -125,7 +125,7 @@ def test_any_collector_begins_at_once_and_goes_on_after_its_interval() -> None:
         assert "foreign_things_total 3.0" in text_of(board.blocks["foreign"])
 
 
-def test_a_collector_that_hangs_costs_itself_alone_and_its_late_result_is_dropped() -> None:
+def test_a_hanging_collector_affects_only_itself_and_its_late_result_is_dropped() -> None:
     board, hanging, healthy = Board(), Hanging("nfs"), Source("healthy")
     hanging.act = block
     with running(board, (hanging, TIGHT), (healthy, OFTEN)) as scheduler:
@@ -150,7 +150,7 @@ def test_a_collector_that_hangs_costs_itself_alone_and_its_late_result_is_droppe
         assert (metric(scheduler, "duration_seconds_total", "nfs") or 0) >= 0.4
 
 
-def test_stopping_waits_for_nothing_that_hangs_and_nothing_is_published_after_it() -> None:
+def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() -> None:
     board, hanging = Board(), Hanging("stuck")
     with running(board, (hanging, SELDOM)) as scheduler:
         wait_until(lambda: hanging.calls == 1)
@@ -177,7 +177,7 @@ def test_a_partial_success_is_published_with_the_verdict_zero() -> None:
         assert metric(scheduler, "errors_total", "half", reason="malformed") == 1
 
 
-def test_a_block_without_successor_is_withdrawn_and_comes_back() -> None:
+def test_a_block_without_a_successor_is_withdrawn_and_published_again() -> None:
     board, source = Board(), Source("gpu")
     with running(board, (source, TIGHT)) as scheduler:
         wait_until(lambda: "gpu" in board.blocks)
@@ -191,7 +191,7 @@ def test_a_block_without_successor_is_withdrawn_and_comes_back() -> None:
         assert status_of(scheduler, "gpu").success is True
 
 
-def test_a_removed_collector_takes_its_block_and_its_series_along() -> None:
+def test_removing_a_collector_removes_its_block_and_series() -> None:
     board, source = Board(), Source("gone")
     with running(board, (source, OFTEN), (Source("stays"), OFTEN)) as scheduler:
         wait_until(lambda: len(board.blocks) == 2)
@@ -255,7 +255,7 @@ def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogC
     ]
 
 
-def test_a_publication_that_hangs_costs_its_own_collector_only() -> None:
+def test_a_hanging_publication_affects_only_its_collector() -> None:
     board, release = Board(), threading.Event()
 
     def publish(name: str, families: Sequence[Metric]) -> None:
@@ -286,7 +286,7 @@ def test_a_publication_that_hangs_costs_its_own_collector_only() -> None:
         (["no family"], "internal"),
     ],
 )
-def test_a_collector_that_fails_publishes_nothing_and_counts_on_when_it_is_added_again(
+def test_a_failing_collector_publishes_nothing_and_continues_counting_when_added_again(
     answer: Any, reason: str
 ) -> None:
     board, bad = Board(), Source("bad", giving(answer))
@@ -300,7 +300,7 @@ def test_a_collector_that_fails_publishes_nothing_and_counts_on_when_it_is_added
         assert status_of(scheduler, "bad").reason == reason
 
 
-def test_a_page_that_refuses_a_block_is_the_failure_of_its_collector() -> None:
+def test_a_refused_block_is_a_failure_of_its_collector() -> None:
     def refuse(name: str, families: object) -> None:
         raise ValueError(f"{name} does not fit")
 
@@ -332,7 +332,7 @@ def test_local_collectors_share_one_thread() -> None:
     assert threads["gpu"].isdisjoint(threads["cpu"])
 
 
-def test_a_collector_that_hangs_in_a_file_costs_the_others_of_its_lane_nothing(tmp_path: Path) -> None:
+def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "stat")  # open waits for a writer
 
     def read() -> Collected:

@@ -44,7 +44,7 @@ def test_a_described_machine_gives_the_expected_exposition(name: str, tmp_path: 
 @pytest.mark.parametrize(
     ("register", "reason"), [(5.0, "reset"), (50_000.0, "backwards"), (200_000.0, "jump")]
 )
-def test_a_register_that_cannot_be_right_is_bridged_with_the_last_power(register: float, reason: str) -> None:
+def test_an_implausible_register_is_bridged_with_the_last_power(register: float, reason: str) -> None:
     counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
     counter.update(100_000.0, 10.0)
     counter.update(100_500.0, 15.0)
@@ -66,7 +66,7 @@ def test_several_wraps_between_two_readings_are_found_by_the_last_power() -> Non
 
 
 @pytest.mark.parametrize("at", [2000.0, 3.0])
-def test_after_a_long_time_or_another_boot_nothing_is_guessed(at: float) -> None:
+def test_after_a_long_gap_or_a_reboot_no_energy_is_estimated(at: float) -> None:
     counter = EnergyCounter(range_joules=RANGE, max_watts=2000.0)
     counter.update(1000.0, 5.0)
     counter.update(1500.0, 10.0)
@@ -106,7 +106,7 @@ def test_registers_that_only_root_may_read_are_absent_with_the_remedy(tmp_path: 
 
 @pytest.mark.parametrize("content", ["", "N/A\n", "1e9\n", "\x00\xff"])
 @pytest.mark.parametrize("name", ["energy_uj", "max_energy_range_uj", "name"])
-def test_garbage_costs_its_zone_and_nothing_else(name: str, content: str, tmp_path: Path) -> None:
+def test_garbage_affects_only_its_zone(name: str, content: str, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     (tmp_path / "sys/class/powercap/intel-rapl:0" / name).write_text(content, encoding="latin-1")
     collector = machine.collector()
@@ -120,7 +120,7 @@ def test_garbage_costs_its_zone_and_nothing_else(name: str, content: str, tmp_pa
     assert {reason for reason, _ in collected.problems} <= {"malformed"}
 
 
-def test_an_exporter_that_does_not_count_publishes_nothing(tmp_path: Path) -> None:
+def test_an_exporter_without_the_energy_lock_publishes_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     counts = [True]
     collector = machine.collector(counts=lambda: counts[0])
@@ -150,7 +150,7 @@ def test_a_machine_without_registers_is_a_normal_state(tmp_path: Path) -> None:
     assert "masks" in RaplCollector(sys=masked).collect().unsupported[0]
 
 
-def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
+def test_idle_power_has_a_label_for_its_method(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     working = [False]
     collector = machine.collector(working=lambda: working[0], idle_watts=55.0)
@@ -170,7 +170,7 @@ def test_idle_power_is_known_by_method(tmp_path: Path) -> None:
     assert collector.readings[0].idle_watts == 55.0
 
 
-def test_a_model_stands_in_only_where_it_was_asked_for_and_is_labelled(
+def test_modelled_energy_is_published_only_on_request_and_is_labelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path / "none", {})
@@ -193,7 +193,7 @@ def test_a_model_stands_in_only_where_it_was_asked_for_and_is_labelled(
         max_size=15,
     )
 )
-def test_published_totals_never_fall(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
+def test_published_totals_never_decrease(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
     number = len(list(tmp_path.iterdir()))
     machine = Machine(tmp_path / f"m{number}")
     collector = machine.collector()
@@ -265,7 +265,7 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("garbage", ["", "N/A", "-5", "5000000000"])
-def test_a_meter_that_shows_what_cannot_be_costs_itself(tmp_path: Path, garbage: str) -> None:
+def test_a_meter_with_implausible_values_affects_only_itself(tmp_path: Path, garbage: str) -> None:
     grace = Grace(tmp_path)
     collector = grace.machine.collector()
     collector.collect()

@@ -25,7 +25,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_a_specification_that_agrees_with_itself_is_made() -> None:
+def test_a_consistent_specification_is_accepted() -> None:
     assert FamilySpec(**GOOD).labels == ("device",)
 
 

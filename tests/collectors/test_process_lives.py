@@ -12,7 +12,7 @@ from waiting import wait_until
 from exporter.collectors.processes.lives import ProcessLives
 
 
-def test_begin_and_end_of_a_process_are_known_to_a_tenth_of_a_second() -> None:
+def test_start_and_end_of_a_process_are_exact_to_a_tenth_of_a_second() -> None:
     lives = ProcessLives()
     began = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
@@ -28,5 +28,5 @@ def test_begin_and_end_of_a_process_are_known_to_a_tenth_of_a_second() -> None:
     assert life.ended == pytest.approx(ended, abs=0.1)
 
 
-def test_a_process_that_does_not_exist_has_no_life() -> None:
+def test_a_process_that_does_not_exist_has_no_start_or_end() -> None:
     assert ProcessLives().watch([2**22 - 1]) == {}

@@ -108,7 +108,7 @@ def cpu_seconds(collected: Collected) -> float:
     return sum(value(collected, CPU, *LOADER, mode) for mode in ("user", "system"))
 
 
-def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
+def test_real_workers_are_found_and_counted(job: Job) -> None:
     collector = collector_of(job)
     for name in ("one", "two"):
         job.tell("fork", name)
@@ -135,7 +135,7 @@ def test_real_workers_are_found_counted_and_remembered(job: Job) -> None:
     assert cpu_seconds(after) >= cpu_seconds(first)
 
 
-def test_the_numbers_are_those_of_the_kernel_s_own_tools(job: Job) -> None:
+def test_the_numbers_match_the_tools_of_the_system(job: Job) -> None:
     collector = collector_of(job)
     job.tell("fork", "one")  # the trainer has started completely
     collected = collector.collect()
@@ -156,7 +156,7 @@ def test_the_numbers_are_those_of_the_kernel_s_own_tools(job: Job) -> None:
     assert value(collected, f"{PROCESS}_open_fds", *TRAINER) == descriptors
 
 
-def test_of_another_user_s_processes_what_is_private_is_absent(job: Job) -> None:
+def test_private_facts_of_another_users_processes_are_absent(job: Job) -> None:
     collector = collector_of(job)
     with nobody():
         collected = collector.collect()

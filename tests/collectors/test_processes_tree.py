@@ -77,7 +77,7 @@ def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     assert_golden(text_of([*collected, *memory]), DATA / "processes.metrics")
 
 
-def test_a_restarted_rank_goes_on_counting(watch: Watch, proc: Proc) -> None:
+def test_a_restarted_rank_continues_counting(watch: Watch, proc: Proc) -> None:
     proc.processes[100].user = 50.0
     watch.collect()
     watch.dies()
@@ -90,7 +90,7 @@ def test_a_restarted_rank_goes_on_counting(watch: Watch, proc: Proc) -> None:
     assert value_of(after, "training_process_up", "r", "0") == 1
 
 
-def test_somebody_else_with_the_pid_is_not_the_recording_process(watch: Watch, proc: Proc) -> None:
+def test_another_process_with_the_same_pid_is_not_the_recording_process(watch: Watch, proc: Proc) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
         watch.records(proc.add(FakeProcess(pid, own_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started += 3600.0  # started after the recording
@@ -111,7 +111,7 @@ def test_a_process_stays_visible_when_the_clock_is_set(watch: Watch, proc: Proc)
     assert collected.unsupported == []
 
 
-def test_a_process_in_a_namespace_that_cannot_be_seen_is_up_and_nothing_else(watch: Watch) -> None:
+def test_a_process_in_an_invisible_namespace_is_only_up(watch: Watch) -> None:
     watch.job[0] = replace(watch.job[0], pid=None)
     collected = watch.collect()
 
@@ -128,7 +128,7 @@ def test_workers_that_outlive_their_trainer_stay_members(watch: Watch, proc: Pro
     assert value_of(watch.collect(), INSTANCES, *LOADER) == 1
 
 
-def test_a_forked_child_that_is_no_other_program_is_a_worker(watch: Watch, proc: Proc) -> None:
+def test_a_forked_child_without_exec_is_a_worker(watch: Watch, proc: Proc) -> None:
     spawned = "python\0-c\0from multiprocessing.spawn import spawn_main\0"
     server = "python\0-c\0from multiprocessing.forkserver import main\0"
     proc.add(FakeProcess(110, parent=100))
@@ -142,7 +142,7 @@ def test_a_forked_child_that_is_no_other_program_is_a_worker(watch: Watch, proc:
     assert value_of(collected, INSTANCES, "r", "0", "other") == 2
 
 
-def test_a_child_is_judged_only_when_it_had_time_to_become_another_program(watch: Watch, proc: Proc) -> None:
+def test_a_child_is_classified_only_after_it_had_time_to_exec(watch: Watch, proc: Proc) -> None:
     child = proc.add(FakeProcess(110, parent=100, started=proc.wall + 4.9, user=0.25))
     young = watch.collect()
     child.command = "nvidia-smi\0"
@@ -152,7 +152,7 @@ def test_a_child_is_judged_only_when_it_had_time_to_become_another_program(watch
     assert value_of(old, CPU, "r", "0", "other", "user") == 0.25
 
 
-def test_the_exporter_itself_is_not_of_the_job_that_started_it(watch: Watch, proc: Proc) -> None:
+def test_the_exporter_is_not_a_process_of_the_job_that_started_it(watch: Watch, proc: Proc) -> None:
     proc.add(FakeProcess(999_999, parent=100))
     proc.add(FakeProcess(120, parent=999_999))
 
@@ -170,7 +170,9 @@ def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
 
 @pytest.mark.parametrize("name", ["stat", "status", "statm", "io"])
 @pytest.mark.parametrize("content", ["garbage", "1 (x) Q -1 " + "x " * 60, "9" * 5000])
-def test_garbage_costs_the_process_and_names_it(watch: Watch, proc: Proc, name: str, content: str) -> None:
+def test_garbage_affects_only_its_process_and_names_it(
+    watch: Watch, proc: Proc, name: str, content: str
+) -> None:
     watch.records(proc.add(FakeProcess(200, user=7.0)), rank=1)
     watch.collect()
     (proc.root / "100" / name).write_text(content)
@@ -182,7 +184,7 @@ def test_garbage_costs_the_process_and_names_it(watch: Watch, proc: Proc, name: 
     assert "100" in collected.problems[0][1]
 
 
-def test_a_run_that_is_over_lingers_and_goes(watch: Watch) -> None:
+def test_the_series_of_an_ended_run_linger_and_disappear(watch: Watch) -> None:
     watch.collect()
     watch.dies()
     watch.collect()
@@ -214,7 +216,7 @@ def counters(collected: Collected) -> dict[tuple[str, ...], float]:
         max_size=12,
     )
 )
-def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, int, float]]) -> None:
+def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, int, float]]) -> None:
     proc = Proc(tmp_path / "proc")
     watch = Watch(proc)
     watch.records(proc.add(FakeProcess(100)))
@@ -254,7 +256,7 @@ def test_cpu_time_before_the_sidecar_started_is_no_increase(watch: Watch, proc: 
     assert value_of(watch.collect(), CPU, *TRAINER, "user") == 2.0
 
 
-def test_a_process_that_is_gone_when_the_tree_is_read_is_not_hidden() -> None:
+def test_a_process_that_ended_before_the_tree_is_read_is_not_hidden() -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
         process.wait()
     gone = ProcessIdentity(id="p" * 16, pid=process.pid, run="r", rank=0, started=time.time())

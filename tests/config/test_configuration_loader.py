@@ -122,7 +122,7 @@ free: {k: v}
     assert root.free == {"k": "v"}
 
 
-def test_a_mapping_is_laid_over_the_default_of_its_field() -> None:
+def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
     root = load("leaf: {flag: true}\nknown: {cpu: {flag: true}}", "f.yaml", Root)
 
     assert root.leaf.number == 7
@@ -171,20 +171,20 @@ def test_a_mapping_is_laid_over_the_default_of_its_field() -> None:
         (" " * (MAX_BYTES + 1), "f.yaml: larger than 256 KiB"),
     ],
 )
-def test_a_problem_is_told_with_its_place(text: str | bytes, expected: str) -> None:
+def test_a_problem_is_reported_with_its_place(text: str | bytes, expected: str) -> None:
     found = problems(text)
 
     assert [(each.startswith("f.yaml:"), expected in each) for each in found] == [(True, True)]
 
 
-def test_all_problems_come_at_once_and_in_order() -> None:
+def test_all_problems_are_reported_together_in_order() -> None:
     found = problems("leaf:\n  flag: 1\n  numbr: 1\nnames:\n  - secret: [1]\nzzz: {}\n")
 
     places = [":".join(problem.split(":")[1:3]) for problem in found]
     assert places == ["2:9", "3:3", "5:5", "5:13", "6:1"]
 
 
-def test_fields_that_do_not_fit_together_are_told_at_each_of_them() -> None:
+def test_contradicting_fields_are_reported_at_each_field() -> None:
     found = problems("names:\n  - name: a\n    low: 3\n    high: 2\n")
 
     assert found == ["f.yaml:3:10: names[0].low: is above high", "f.yaml:4:11: names[0].high: is below low"]
@@ -197,23 +197,23 @@ def test_a_secret_is_never_shown(value: str) -> None:
     assert value.strip("[]{}") not in found
 
 
-def test_hostile_text_stays_on_its_line_of_the_message() -> None:
+def test_hostile_text_stays_on_one_line_of_the_message() -> None:
     for found in problems('"a\\nf.yaml:9:9: fake": 1\n"\\e[2Jkey": 1\n"\\u202e": 1\n'):
         assert found.isprintable()
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigurationError, match=f"{path}: cannot be read: {reason}"):
             load_file(path, Root)
 
 
-def test_a_file_without_end_is_refused() -> None:
+def test_an_endless_file_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="larger than 256 KiB"):
         load_file("/dev/zero", Root)
 
 
-def test_a_flag_is_read_as_it_stands() -> None:
+def test_a_flag_is_read_literally() -> None:
     assert parse("yes", "--f", str) == "yes"
     assert parse("1m30s", "--f", Duration) == 90.0
     assert parse("a'b", "--f", Path) == Path("a'b")
@@ -242,7 +242,7 @@ YAML_LIKE = st.text(
 @example("%TAG ! x\n--- !a b")
 @example("! a")
 @example('"\\x')
-def test_any_text_gives_a_value_or_the_one_error(text: str) -> None:
+def test_any_text_gives_a_value_or_the_documented_error(text: str) -> None:
     found: Root | ConfigurationError
     try:
         found = load(text, "f.yaml", Root)

@@ -90,7 +90,7 @@ def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
         yield address
 
 
-def test_a_switch_that_is_lost_is_one_page_for_all_its_nodes_and_a_lost_run_another(
+def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
     tmp_path: Path, receiver: Receiver
 ) -> None:
     nodes = [f"node{number}:20909" for number in range(64)]
@@ -113,9 +113,7 @@ def test_a_switch_that_is_lost_is_one_page_for_all_its_nodes_and_a_lost_run_anot
     ]
 
 
-def test_a_gpu_that_is_lost_reaches_the_pager_and_is_called_off_when_it_returns(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver: Receiver) -> None:
     machine, options = (tmp_path / name for name in ("machine.yaml", "config.yaml"))
     machine.write_text(MACHINE)
     options.write_text("gpu: {retry: 500ms}\n")

@@ -27,7 +27,7 @@ OF_PROMETHEUS = {"scrape_duration_seconds": OF_TARGETS, "ALERTS": OF_ALERTS, "AL
 """Series that Prometheus writes itself, with their labels."""
 
 
-def test_the_committed_json_is_what_the_code_says() -> None:
+def test_the_committed_json_is_generated_from_the_code() -> None:
     command = [sys.executable, "-m", "dashboards", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -35,7 +35,7 @@ def test_the_committed_json_is_what_the_code_says() -> None:
 
 
 @every_board
-def test_panels_have_titles_of_their_own_and_stand_beside_each_other(uid: str) -> None:
+def test_panels_have_unique_titles_and_do_not_overlap(uid: str) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in MODELS[uid]["panels"]:
         x, y, w, h = (panel["gridPos"][key] for key in "xywh")
@@ -50,7 +50,7 @@ def test_panels_have_titles_of_their_own_and_stand_beside_each_other(uid: str) -
 
 
 @every_board
-def test_a_panel_has_a_unit_says_what_it_shows_and_draws_no_line_over_a_gap(uid: str) -> None:
+def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str) -> None:
     for panel in panels_of(MODELS[uid]):
         defaults = panel["fieldConfig"]["defaults"]
         _, bad, do, gap = panel["description"].split("\n\n")
@@ -68,7 +68,7 @@ def test_a_panel_has_a_unit_says_what_it_shows_and_draws_no_line_over_a_gap(uid:
             assert all(target["instant"] for target in panel["targets"])
 
 
-def test_a_text_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_panel_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# A\n\n### Loss\n\nWhat it is.\n\n**Bad:** a rise.\n\n**Empty:** none\n")
 
     with pytest.raises(ValueError, match="Loss: missing Action"):
@@ -94,7 +94,7 @@ def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
 
 
 @every_board
-def test_only_the_fleet_is_asked_for_by_recorded_series(uid: str) -> None:
+def test_only_the_fleet_uses_recorded_series(uid: str) -> None:
     of_chosen_runs = {panel["title"] for panel in MODELS["training-fleet"]["panels"][-1]["panels"]}
     for one in asked(uid):
         recorded = uid == "training-fleet" and one.panel not in of_chosen_runs
@@ -103,7 +103,7 @@ def test_only_the_fleet_is_asked_for_by_recorded_series(uid: str) -> None:
 
 
 @every_board
-def test_a_variable_of_one_value_is_compared_as_it_is_and_one_of_several_as_a_pattern(uid: str) -> None:
+def test_a_single_value_variable_is_compared_literally_and_a_multi_value_one_as_a_pattern(uid: str) -> None:
     variables = [each for each in MODELS[uid]["templating"]["list"] if each["type"] == "query"]
     several = {variable["name"]: variable["multi"] for variable in variables}
     for one in everything(uid):
@@ -112,7 +112,7 @@ def test_a_variable_of_one_value_is_compared_as_it_is_and_one_of_several_as_a_pa
 
 
 @every_board
-def test_rates_look_over_an_interval_that_follows_the_zoom(uid: str) -> None:
+def test_rates_cover_an_interval_that_follows_the_zoom(uid: str) -> None:
     for one in asked(uid):
         for window in re.findall(r"\b(?:rate|irate|increase)\([^[]*\[([^]]*)\]", one.expression):
             assert window in {"$__rate_interval", "$__range", "5m"}, str(one)

@@ -208,7 +208,7 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("uid", sorted(MODELS))
-def test_every_query_gives_data_or_is_on_the_list(uid: str, served: Served) -> None:
+def test_every_query_returns_data_or_is_listed(uid: str, served: Served) -> None:
     values = served.values(MODELS[uid]) | CHOSEN.get(uid, {})
 
     empty = [
@@ -241,7 +241,7 @@ def test_no_event_or_total_is_doubled_and_nothing_is_missing(
     assert not wrong, "\n".join(wrong.values())
 
 
-def test_divided_gpus_are_shown_where_there_are_some(served: Served) -> None:
+def test_mig_panels_show_divided_gpus(served: Served) -> None:
     uid = "training-gpus"
     values = served.values(MODELS[uid]) | {"node": "node-4"}
 
@@ -260,7 +260,7 @@ def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
     assert cluster.query('host_load1{instance="node-3"}', time=str(cluster.started + timeline.seconds))
 
 
-def test_the_straggler_is_named_with_the_machine_that_makes_it_one(cluster: Cluster) -> None:
+def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
     timeline = cluster.timeline
     slow = cluster.started + timeline.at(timeline.crash) - 2
     values = {"cluster": ".*", "run": RUN, "rank": "3"}

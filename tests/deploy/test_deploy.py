@@ -59,14 +59,14 @@ def check(document: Any, kind: str) -> None:
 # --- YAML, and shell -----------------------------------------------------------------------------------------
 
 
-def test_yaml_is_clean() -> None:
+def test_yaml_files_pass_yamllint() -> None:
     yamllint, folders = program("yamllint", "the extra `test`"), (DEPLOY, ROOT / "dashboards/provisioning")
     told = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
 
     assert told.returncode == 0, told.stdout
 
 
-def test_shell_scripts_are_clean() -> None:
+def test_shell_scripts_pass_shellcheck() -> None:
     scripts = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("systemd/*.sh")])
     told = run(program("shellcheck", "shellcheck"), *scripts)
 
@@ -77,7 +77,7 @@ def test_shell_scripts_are_clean() -> None:
 # --- the image -----------------------------------------------------------------------------------------------
 
 
-def test_the_image_is_clean_to_hadolint_and_runs_as_nobody() -> None:
+def test_the_image_passes_hadolint_and_runs_unprivileged() -> None:
     told = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
     final = DOCKERFILE.rpartition("\nFROM ")[2]
 
@@ -86,7 +86,7 @@ def test_the_image_is_clean_to_hadolint_and_runs_as_nobody() -> None:
     assert 'CMD ["python", "/healthcheck.py"]' in final
 
 
-def test_all_that_the_image_copies_is_there_and_not_ignored() -> None:
+def test_every_file_that_the_image_copies_exists_and_is_not_ignored() -> None:
     ignore = (DEPLOY / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     copied: list[str] = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
 
@@ -106,7 +106,7 @@ def test_the_image_has_every_dependency_by_hash() -> None:
     assert set(entries) == names | {"bcrypt", "markupsafe"}  # jinja2 needs the latter
 
 
-def test_the_health_check_tells_a_living_exporter_from_none(tmp_path: Path) -> None:
+def test_the_health_check_detects_a_running_exporter(tmp_path: Path) -> None:
     healthcheck = DEPLOY / "docker/healthcheck.py"
     with sidecar(tmp_path) as running:
         alive = run(sys.executable, healthcheck, EXPORTER_HEALTH_ADDRESS=running.address)
@@ -120,7 +120,7 @@ def test_the_health_check_tells_a_living_exporter_from_none(tmp_path: Path) -> N
 # --- compose and Grafana -------------------------------------------------------------------------------------
 
 
-def test_what_the_demo_mounts_is_there_and_what_it_needs_is_a_service() -> None:
+def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> None:
     check(COMPOSE, "compose")
     services = COMPOSE["services"]
     mounts = [each.split(":") for service in services.values() for each in service.get("volumes", [])]
@@ -135,7 +135,7 @@ def test_what_the_demo_mounts_is_there_and_what_it_needs_is_a_service() -> None:
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
 
 
-def test_grafana_of_the_demo_finds_its_source_and_its_dashboards() -> None:
+def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     grafana = COMPOSE["services"]["grafana"]
     source = load(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
     provider = load(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
@@ -177,7 +177,7 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
     assert told.returncode == 0, told.stdout + told.stderr
 
 
-def test_limits_of_a_scrape_lie_above_those_of_the_exporter() -> None:
+def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
     ours = [each for _, each in scrape_configs() if each["job_name"].startswith("training")]
     example = load(ROOT / "config.example.yaml")
 
@@ -186,7 +186,7 @@ def test_limits_of_a_scrape_lie_above_those_of_the_exporter() -> None:
     assert len({each["label_value_length_limit"] for each in ours}) == 1
 
 
-def test_scrape_jobs_have_the_names_that_the_alerts_go_by() -> None:
+def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
     asked = {found for rule in alerts() for found in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
     always = {found for rule in alerts() for found in re.findall(r'\bjob="([^"]+)"', rule.expr)}
     names = {each["job_name"] for _, each in scrape_configs()} - {"prometheus"}
@@ -203,7 +203,7 @@ def test_scrape_jobs_have_the_names_that_the_alerts_go_by() -> None:
     assert [name for name in names | monitored for each in asked if not re.fullmatch(each, name)] == []
 
 
-def test_amtool_accepts_the_configuration_of_alertmanager_whose_alerts_exist() -> None:
+def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() -> None:
     file = DEPLOY / "prometheus/alertmanager.yaml"
     told = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
     text = file.read_text(encoding="utf-8")
@@ -236,7 +236,7 @@ def check_manifest(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "path", sorted(KUBERNETES.rglob("*.yaml")), ids=lambda path: str(path.relative_to(KUBERNETES))
 )
-def test_a_manifest_is_valid_as_it_stands(path: Path) -> None:
+def test_a_manifest_is_valid(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         check_manifest(document)
 
@@ -273,7 +273,7 @@ POD_OF_A_CHART = {
         ),
     ],
 )
-def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_flags_that_it_knows(
+def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_flags(
     build: Callable[[], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     documents = build()
@@ -352,7 +352,7 @@ def test_a_digest_a_priority_and_an_account_reach_the_pods_of_the_chart() -> Non
     assert "watcher" in {each["metadata"]["name"] for each in documents if each["kind"] == "ServiceAccount"}
 
 
-def test_helm_finds_no_fault_with_the_chart_and_knows_its_values() -> None:
+def test_helm_lint_accepts_the_chart_and_its_values() -> None:
     helm = program("helm", "the extra `test`")
     linted = run(helm, "lint", "--strict", CHART)
     misspelt = run(helm, "template", CHART, "--set", "node.prot=3")
@@ -364,7 +364,7 @@ def test_helm_finds_no_fault_with_the_chart_and_knows_its_values() -> None:
     assert "rules/thresholds.yml has no threshold:x" in unknown.stderr
 
 
-def test_the_chart_has_every_rule_and_dashboard_and_the_numbers_that_a_site_sets() -> None:
+def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
     documents = chart(
         "prometheusRule.thresholds.threshold:gpu_idle:ratio=0.1", "prometheusRule.links.grafana=https://g"
     )
@@ -430,7 +430,7 @@ def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
     assert {"name": "feed", "mountPath": feed} in trainer["volumeMounts"]
 
 
-def test_the_dashboards_of_kubernetes_are_those_that_there_are() -> None:
+def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
     folder = KUBERNETES / "base/dashboards"
     listed = {
         name for each in load(folder / "kustomization.yaml")["configMapGenerator"] for name in each["files"]
@@ -440,7 +440,7 @@ def test_the_dashboards_of_kubernetes_are_those_that_there_are() -> None:
     assert len(built(folder)) == len(listed)
 
 
-def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator() -> None:
+def test_rules_are_available_as_a_prometheus_operator_resource() -> None:
     told = run(sys.executable, KUBERNETES / "prometheusrule.py")
     resource = yaml.safe_load(told.stdout)
 
@@ -451,7 +451,7 @@ def test_rules_can_be_had_as_a_resource_of_the_prometheus_operator() -> None:
 # --- systemd -------------------------------------------------------------------------------------------------
 
 
-def test_systemd_accepts_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> None:
     copy = tmp_path / "training-exporter.service"
     copy.write_text(UNIT.replace("/opt/training-exporter/bin/python", sys.executable))
 
@@ -464,7 +464,7 @@ def test_systemd_accepts_the_unit_and_finds_it_closed(tmp_path: Path) -> None:
     assert "DeviceAllow=char-nvidia* rw" in UNIT  # whatever the driver calls them in /proc/devices
 
 
-def test_the_unit_starts_the_exporter_with_flags_that_it_knows(tmp_path: Path) -> None:
+def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
     line = re.search(r"^ExecStart=\S+ -m exporter (.*)$", UNIT, re.MULTILINE)
     assert line is not None
     (tmp_path / "config.yaml").write_text("")
@@ -482,7 +482,7 @@ SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_families_that_a_document_speaks_of_exist(document: Path) -> None:
+def test_families_named_in_documents_exist(document: Path) -> None:
     names = {*known(), *(each.removesuffix("_bucket") for each in known())}  # as a native histogram
     spoken = {
         name

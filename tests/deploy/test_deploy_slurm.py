@@ -58,21 +58,21 @@ def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> No
     assert [each.name for each in node.targets.iterdir()] == [path.name]  # nothing unfinished is left
 
 
-def test_jobs_that_start_at_once_on_a_node_get_a_port_each(node: Node) -> None:
+def test_concurrent_jobs_on_a_node_get_distinct_ports(node: Node) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda job: node.run("prolog.sh", job), range(1, 9)))
 
     assert node.ports_taken() == [str(20909 + number) for number in range(8)]
 
 
-def test_a_prolog_that_runs_again_keeps_the_port_of_its_job(node: Node) -> None:
+def test_a_repeated_prolog_keeps_the_port_of_its_job(node: Node) -> None:
     for job in (1, 2, 1):
         node.run("prolog.sh", job)
 
     assert node.ports_taken() == ["20909", "20910"]
 
 
-def test_the_epilog_takes_away_what_is_its_jobs_and_nothing_else(node: Node) -> None:
+def test_the_epilog_removes_only_the_files_of_its_job(node: Node) -> None:
     for job in (1, 11):
         node.run("prolog.sh", job)
         node.run("task-prolog.sh", job)
@@ -85,7 +85,7 @@ def test_the_epilog_takes_away_what_is_its_jobs_and_nothing_else(node: Node) -> 
     assert [path.name for path in node.shm.iterdir()] == [f"exporter-{os.getuid()}-11"]
 
 
-def test_a_task_is_told_the_port_and_the_feed_directory_of_its_job(node: Node) -> None:
+def test_a_task_receives_port_and_feed_directory_of_its_job(node: Node) -> None:
     for job in (1, 2):
         node.run("prolog.sh", job)
 
@@ -97,15 +97,13 @@ def test_a_task_is_told_the_port_and_the_feed_directory_of_its_job(node: Node) -
 
 
 @pytest.mark.parametrize(("script", "said"), [("prolog.sh", "job 3 is not monitored"), ("epilog.sh", "")])
-def test_a_node_is_never_drained_for_our_sake(script: str, said: str, node: Node) -> None:
+def test_a_failing_prolog_never_drains_the_node(script: str, said: str, node: Node) -> None:
     told = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
 
     assert (told.returncode, said in told.stderr) == (0, True)
 
 
-def test_a_node_is_not_kept_waiting_by_a_shared_directory_whose_server_is_gone(
-    node: Node, tmp_path: Path
-) -> None:
+def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     for name in ("chmod", "rm"):  # as they do on a mount that hangs
@@ -121,7 +119,7 @@ def test_a_node_is_not_kept_waiting_by_a_shared_directory_whose_server_is_gone(
 
 
 @pytest.mark.parametrize("trap", ["directory", "link"])
-def test_a_feed_directory_that_somebody_else_made_is_not_used(node: Node, tmp_path: Path, trap: str) -> None:
+def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path, trap: str) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can make what is another user's")
     theirs = node.shm / f"exporter-{os.getuid()}-5" if trap == "directory" else tmp_path / "theirs"
@@ -135,7 +133,7 @@ def test_a_feed_directory_that_somebody_else_made_is_not_used(node: Node, tmp_pa
     assert (told.returncode, told.stdout) == (0, "")
 
 
-def test_a_node_without_a_free_port_says_so(node: Node) -> None:
+def test_a_node_without_a_free_port_logs_the_reason(node: Node) -> None:
     node.run("prolog.sh", 1, EXPORTER_PORTS="1")
 
     told = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
@@ -144,7 +142,7 @@ def test_a_node_without_a_free_port_says_so(node: Node) -> None:
     assert len(node.files()) == 1
 
 
-def test_the_name_of_a_user_cannot_write_json(node: Node) -> None:
+def test_a_user_name_cannot_inject_json(node: Node) -> None:
     node.run("prolog.sh", 1, SLURM_JOB_USER='a","targets":["evil:1\\', SLURM_JOB_PARTITION="p\n{")
 
     (group,) = json.loads(node.files()[0].read_text())
@@ -154,7 +152,7 @@ def test_the_name_of_a_user_cannot_write_json(node: Node) -> None:
 
 @needs_prometheus
 @pytest.mark.timeout(120)
-def test_series_of_a_job_come_with_its_prolog_and_go_with_its_epilog(node: Node, tmp_path: Path) -> None:
+def test_series_of_a_job_exist_from_prolog_to_epilog(node: Node, tmp_path: Path) -> None:
     prometheus = Prometheus(tmp_path / "prometheus", {})
     text = (ROOT / "deploy/prometheus/scrape/slurm.yaml").read_text(encoding="utf-8")
     text = text.replace("/shared/prometheus/sd", str(node.targets))

@@ -40,7 +40,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: f"{rule.file}:{rule.name}")
-def test_a_rule_asks_only_for_families_and_labels_that_exist(rule: Rule) -> None:
+def test_a_rule_uses_only_existing_families_and_labels(rule: Rule) -> None:
     names, found = known(), list(selectors(rule.expr))
     labels = frozenset().union(*(names.get(each.name, frozenset()) for each in found)) | OF_TARGETS
     grouped = labels_grouped(rule.expr) - labels - MADE.get(rule.file, set())
@@ -52,7 +52,7 @@ def test_a_rule_asks_only_for_families_and_labels_that_exist(rule: Rule) -> None
 
 
 @needs_promtool
-def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     told = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
     assert (told.returncode, told.stderr) == (0, "")
@@ -61,7 +61,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
 @needs_promtool
 @pytest.mark.timeout(90)  # promtool writes each evaluation to a database on disk
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
-def test_every_case_comes_out(path: Path) -> None:
+def test_every_case_gives_the_expected_alerts(path: Path) -> None:
     if os.environ.get("UPDATE_GOLDEN") == "1":
         fill_annotations(path)
 
@@ -84,7 +84,7 @@ def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(aler
     assert {bool(each["exp_alerts"]) for each in found} == {True, False}
 
 
-def test_a_record_has_a_case_that_knows_its_value() -> None:
+def test_a_recording_rule_has_a_case_with_its_value() -> None:
     told = [each["expr"] for each in checks("promql_expr_test") if each["exp_samples"]]
     valued = {each.name for text in told for each in selectors(text)}
 
@@ -100,7 +100,7 @@ def headings() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
-def test_an_alert_says_what_happened_and_where_to_read_on(alert: Rule) -> None:
+def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     annotations = alert.body["annotations"]
     page, anchor = linked("runbook", annotations["runbook_url"]).split("#")
     section = headings()[anchor]
@@ -131,7 +131,7 @@ def linked(site: str, text: str) -> str:
 TABLE = re.compile(r"(?<=<!-- alerts -->\n\n).*?(?=\n<!-- end of alerts -->)", re.DOTALL)
 
 
-def test_the_runbooks_table_has_every_alert_as_it_is() -> None:
+def test_the_table_of_the_runbook_matches_the_alerts() -> None:
     """UPDATE_GOLDEN=1 writes it."""
     path = ROOT / "docs/runbook.md"
     rows = ["| alert | severity | for | fires when |", "|---|---|---|---|"]

@@ -257,7 +257,7 @@ FAULTS: dict[Fault, set[str]] = {
 @needs_promtool
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_fires_what_it_should_and_nothing_else(tmp_path: Path, fault: Fault) -> None:
+def test_a_fault_fires_only_the_expected_alerts(tmp_path: Path, fault: Fault) -> None:
     (tmp_path / "state").mkdir()
     world = World(tmp_path / "state")
     while world.scrapes <= END:

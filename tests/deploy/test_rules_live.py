@@ -104,7 +104,7 @@ def nothing_after_a_while(lacking: Callable[[], list[str]]) -> list[str]:
     return lacking()
 
 
-def test_every_record_has_data_or_lacks_it_for_a_reason(prometheus: Prometheus) -> None:
+def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus) -> None:
     due = [rule.name for rule in records() if rule.name not in NOTHING_YET and not excused(rule)]
 
     def lacking() -> list[str]:
@@ -118,7 +118,7 @@ def asked() -> list[Selector]:
     return sorted({each for rule in rules() for each in selectors(rule.expr)}, key=str)
 
 
-def test_everything_that_rules_ask_for_is_there_or_absent_for_a_reason(prometheus: Prometheus) -> None:
+def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prometheus: Prometheus) -> None:
     lawful = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
     due = [each for each in asked() if not {each.name, str(each)} & lawful]
 
@@ -128,7 +128,7 @@ def test_everything_that_rules_ask_for_is_there_or_absent_for_a_reason(prometheu
     assert nothing_after_a_while(lacking) == []
 
 
-def test_no_rule_fails_when_it_is_evaluated_and_none_wakes_anybody(prometheus: Prometheus) -> None:
+def test_no_rule_fails_and_no_alert_fires_on_a_healthy_job(prometheus: Prometheus) -> None:
     body = fetch(f"{prometheus.url}/api/v1/rules")
     assert body is not None
     found = [rule for group in json.loads(body)["data"]["groups"] for rule in group["rules"]]

@@ -137,7 +137,7 @@ def test_every_event_is_accounted_for(job: Any, page: str) -> None:
     assert labelled(page, "training_elastic_worker_results_total", result="succeeded", exit_code="0") == 2
 
 
-def test_agent_and_ranks_are_told_apart_and_nothing_was_refused(page: str) -> None:
+def test_agent_and_ranks_are_distinct_and_nothing_is_refused(page: str) -> None:
     who = sorted(series(page, "training_rank_info"))
 
     assert len(who) == 3

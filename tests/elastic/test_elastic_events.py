@@ -70,7 +70,7 @@ def counted(type_: str, severity: str = "info") -> int:
 # The same on both ---------------------------------------------------------------------------------------------
 
 
-def test_every_public_name_of_torchs_module_is_here() -> None:
+def test_every_public_name_of_the_torch_module_exists() -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
     imported = {"inspect", "logging", "os", "socket", "traceback", "Optional"}
 
@@ -92,7 +92,7 @@ def test_events_of_both_kinds_survive_serializing(module: ModuleType) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_what_is_listened_to_in_torchs_own_module_keeps_its_one_handler(tmp_path: Path) -> None:
+def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path) -> None:
     program = """
         import logging
         from exporter.elastic import events
@@ -130,7 +130,7 @@ def test_an_unknown_destination_is_a_key_error(module: ModuleType) -> None:
         module.get_logging_handler("nowhere")
 
 
-def test_a_rendezvous_event_tells_who_reported_it_where_somebody_wants_it(
+def test_a_rendezvous_event_has_its_source_where_a_handler_exists(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def report(state: str, **more: Any) -> None:
@@ -190,7 +190,7 @@ def test_the_documented_way_to_write_to_the_console_works(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().err)["name"] == "documented"
 
 
-def test_configure_replaces_and_takes_several() -> None:
+def test_configure_replaces_handlers_and_accepts_several() -> None:
     class Keeping(events.EventHandler):
         def __init__(self) -> None:
             self.names: list[str] = []
@@ -209,7 +209,7 @@ def test_configure_replaces_and_takes_several() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, object(), events.NullEventHandler, [events.NullEventHandler(), "x"]])
-def test_what_is_no_handler_is_refused_at_the_call(wrong: Any) -> None:
+def test_an_invalid_handler_is_refused_at_the_call(wrong: Any) -> None:
     with pytest.raises(TypeError, match="record"):
         events.configure(wrong)
 
@@ -217,7 +217,7 @@ def test_what_is_no_handler_is_refused_at_the_call(wrong: Any) -> None:
 # What is mended -----------------------------------------------------------------------------------------------
 
 
-def test_an_event_without_a_timestamp_has_that_of_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_without_a_timestamp_has_the_time_of_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     handler = Writing()
     event = events.Event("stamped", events.EventSource.WORKER)
 
@@ -253,7 +253,7 @@ STRANGE = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud
         {"name": 7},
     ],
 )
-def test_whatever_an_event_has_in_the_place_of_its_fields_it_counts_and_is_told_and_written(
+def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
     strange: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler, told = Writing(), list[exporter.Event]()
@@ -279,7 +279,7 @@ def test_whatever_an_event_has_in_the_place_of_its_fields_it_counts_and_is_told_
         ('{"name": "x", "source": "AGENT", "more": 1}', ValueError),
     ],
 )
-def test_what_is_no_event_is_told_so(data: Any, error: type[Exception]) -> None:
+def test_an_object_that_is_not_an_event_is_reported(data: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         events.Event.deserialize(data)
 
@@ -309,7 +309,7 @@ def status(state, source, code=None, **more):
 """
 
 
-def test_what_becomes_of_workers_is_told_by_their_events_and_not_by_the_agents(tmp_path: Path) -> None:
+def test_the_end_of_workers_is_counted_from_worker_events_only(tmp_path: Path) -> None:
     program = f"""{STATUS}
 status("START", "WORKER"); status("START", "WORKER")
 status("FAILED", "WORKER", -11, raw_error="x" * 100_000)

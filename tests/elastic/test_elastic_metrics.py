@@ -69,7 +69,7 @@ def fresh(word: str = "value") -> str:
 # The same on both ---------------------------------------------------------------------------------------------
 
 
-def test_every_public_name_of_torchs_module_is_here() -> None:
+def test_every_public_name_of_the_torch_module_exists() -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
 
     public = {name for name in dir(theirs) if not name.startswith("_") and name != "Optional"}
@@ -87,7 +87,7 @@ def test_signatures_name_the_same_arguments_in_the_same_order() -> None:
         assert mine == torchs, name
 
 
-def test_prof_tells_success_and_duration_of_a_method_by_its_class_also_where_a_base_class_calls_it(
+def test_prof_records_success_and_duration_under_the_class_of_the_method(
     module: ModuleType,
 ) -> None:
     class Base:
@@ -110,7 +110,7 @@ def test_prof_tells_success_and_duration_of_a_method_by_its_class_also_where_a_b
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_prof_tells_failure_and_raises_on(module: ModuleType, error: type[BaseException]) -> None:
+def test_prof_records_a_failure_and_reraises(module: ModuleType, error: type[BaseException]) -> None:
     if module is not metrics and not issubclass(error, Exception):
         pytest.skip("torch takes it for a success")
 
@@ -131,7 +131,7 @@ def test_prof_tells_failure_and_raises_on(module: ModuleType, error: type[BaseEx
 def free_function() -> None: ...
 
 
-def test_a_handler_is_given_group_name_value_and_time_and_one_of_the_group_goes_before_the_default(
+def test_a_handler_receives_the_metric_and_a_group_handler_precedes_the_default(
     module: ModuleType,
 ) -> None:
     default, first, second = Keeping(), Keeping(), Keeping()
@@ -146,9 +146,7 @@ def test_a_handler_is_given_group_name_value_and_time_and_one_of_the_group_goes_
     assert (default.data, first.data) == ([], [])
 
 
-def test_a_stream_that_stands_for_get_stream_is_used(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_get_stream_is_used(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = Keeping()
     stream = module.api.MetricStream("torchelastic", handler)
     monkeypatch.setattr(module.api, "getStream", lambda group: stream)
@@ -202,7 +200,7 @@ def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
         ("min", 4, "min", None, 4.0),
     ],
 )
-def test_units_are_moved_into_the_name_and_milliseconds_become_seconds(
+def test_units_become_part_of_the_name_and_milliseconds_become_seconds(
     name: str, value: float, stat: str, unit: str | None, recorded: float
 ) -> None:
     group = fresh("units")
@@ -213,7 +211,7 @@ def test_units_are_moved_into_the_name_and_milliseconds_become_seconds(
     assert found.sum == pytest.approx(recorded, rel=1e-12)
 
 
-def test_names_that_end_as_prometheus_own_suffixes_do_pass_its_lint(tmp_path: Path) -> None:
+def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -> None:
     child(
         tmp_path / "feed",
         """
@@ -233,7 +231,7 @@ def test_names_that_end_as_prometheus_own_suffixes_do_pass_its_lint(tmp_path: Pa
     assert labelled(page, "my_app_total_seconds_sum") == 0.002
 
 
-def test_pairs_that_fold_into_one_family_are_kept_apart_by_their_group() -> None:
+def test_metrics_that_map_to_one_family_are_distinguished_by_group() -> None:
     group, before = fresh("twin"), total("training.elastic.refused", reason="collision")
     pairs = [("b_c", group), ("c", f"{group}_b"), ("x", f"{group}-q"), ("x", f"{group}_q"), ("b-c", group)]
     for number, (name, of) in enumerate(pairs, 1):
@@ -248,14 +246,14 @@ def test_pairs_that_fold_into_one_family_are_kept_apart_by_their_group() -> None
     assert total("training.elastic.refused", reason="collision") == before
 
 
-def test_name_of_the_exporters_own_is_refused_and_counted() -> None:
+def test_reserved_names_are_refused_and_counted() -> None:
     before = total("training.elastic.refused", reason="collision")
     metrics.put_metric("utilization", 1, "gpu")
 
     assert total("training.elastic.refused", reason="collision") == before + 1
 
 
-def test_names_beyond_the_bound_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_beyond_the_limit_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = families.MetricStats()
     monkeypatch.setattr(families, "MOST_NAMES", 10)
     before = total("training.elastic.refused", reason="too_many")
@@ -278,7 +276,7 @@ def test_no_name_group_or_value_raises(name: Any, group: Any, value: Any) -> Non
 
 @pytest.mark.parametrize("value", ["12", None, [1], float("nan"), 10**400, object(), 1 + 2j])
 @pytest.mark.parametrize("name", ["plain", "scaled_ms"])
-def test_what_is_no_number_is_counted_and_kept_out(value: Any, name: str) -> None:
+def test_a_value_that_is_not_a_number_is_counted_and_excluded(value: Any, name: str) -> None:
     group = fresh("strange")
     metrics.put_metric(name, value, group)
     metrics.put_metric(name, 1000, group)
@@ -301,7 +299,7 @@ def test_a_tensor_is_read_when_it_is_recorded() -> None:
 # What is mended -----------------------------------------------------------------------------------------------
 
 
-def test_a_stream_uses_the_handlers_that_are_configured_now_one_or_several() -> None:
+def test_a_stream_uses_the_currently_configured_handlers() -> None:
     stream, first, second = metrics.getStream("g"), Keeping(), Keeping()
     stream.add_value("before", 1)
     metrics.configure([first, second], "g")
@@ -315,7 +313,7 @@ def test_a_stream_uses_the_handlers_that_are_configured_now_one_or_several() -> 
 
 
 @pytest.mark.parametrize("wrong", [5, "console", object(), Keeping, [Keeping(), 5]])
-def test_what_is_no_handler_is_refused_at_the_call(wrong: Any) -> None:
+def test_an_invalid_handler_is_refused_at_the_call(wrong: Any) -> None:
     with pytest.raises(TypeError, match="emit"):
         metrics.configure(wrong)
 
@@ -403,7 +401,7 @@ def test_a_generator_is_measured_from_its_first_step_and_may_be_left_early() -> 
     assert outcomes(handler) == ["success", "success"]
 
 
-def test_threads_that_put_lose_nothing_while_handlers_change() -> None:
+def test_concurrent_puts_lose_nothing_while_handlers_change() -> None:
     name = fresh("threads")
 
     def put() -> None:

@@ -28,7 +28,7 @@ def test_a_publish_replaces_the_whole_block() -> None:
     assert read(page.render(Format.TEXT), Format.TEXT) == {("a", (("rank", "1"),)): 3.0}
 
 
-def test_a_withdrawn_block_is_gone_and_may_come_back() -> None:
+def test_a_withdrawn_block_disappears_and_can_be_published_again() -> None:
     page = page_of(gauge("a", {"0": 1.0}))
     page.withdraw("block")
     page.withdraw("never there")
@@ -52,7 +52,7 @@ def test_a_withdrawn_block_is_gone_and_may_come_back() -> None:
         (("steps_created", "gauge"), ("steps_total", "counter")),
     ],
 )
-def test_names_that_meet_are_served_for_the_first_family_only(
+def test_colliding_names_are_served_for_the_first_family_only(
     first: tuple[str, str], second: tuple[str, str]
 ) -> None:
     one, two = (
@@ -67,7 +67,7 @@ def test_names_that_meet_are_served_for_the_first_family_only(
     assert dropped(apart, second[0], "duplicate") > 0
 
 
-def test_a_name_is_kept_as_long_as_its_block_has_it_and_then_free() -> None:
+def test_a_name_is_reserved_while_its_block_uses_it() -> None:
     page = page_of(gauge("a", {"0": 1.0}))
     page.publish("later", [gauge("a", {"0": 2.0}), gauge("b", {"0": 2.0})])
     page.publish("block", [gauge("a", {"0": 3.0})])
@@ -88,7 +88,7 @@ def test_a_published_family_gives_way_to_a_watched_one() -> None:
     assert value(page, "a", rank="0") == 1.0
 
 
-def test_a_watched_block_that_raises_is_missing_alone_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_watched_block_is_absent_alone_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     page = page_of(gauge("a", {"0": 1.0}))
     page.watch("broken", lambda: [gauge("b", {"0": 1 / 0})])
     page.watch("self", page.families)
@@ -123,7 +123,7 @@ def test_a_block_is_written_once_for_all_scrapes_until_it_changes(monkeypatch: p
     assert written == ["a", "b", "a"]
 
 
-def test_nobody_who_publishes_waits_for_a_scrape() -> None:
+def test_publishing_never_waits_for_a_scrape() -> None:
     page, asked, release = page_of(gauge("a", {"0": 1.0})), threading.Event(), threading.Event()
 
     def hangs() -> Sequence[Metric]:
@@ -155,7 +155,7 @@ def test_nobody_who_publishes_waits_for_a_scrape() -> None:
         (["lo?s", "[l]oss", "none"], []),
     ],
 )
-def test_some_families_can_be_asked_for_by_name_or_beginning(
+def test_families_can_be_selected_by_name_or_prefix(
     form: Format, wanted: list[str], found: list[str]
 ) -> None:
     page = page_of(
@@ -169,7 +169,7 @@ def test_some_families_can_be_asked_for_by_name_or_beginning(
     assert sorted(name for name, _ in read(body, form)) == found
 
 
-def test_the_snapshot_has_what_a_scrape_would_show() -> None:
+def test_the_snapshot_has_the_content_of_a_scrape() -> None:
     page = page_of(gauge("a", {"0": 1.0}), Metric("a-b", "", "gauge"))
     page.watch("self", lambda: [gauge("own", {"0": 1.0})])
 
@@ -177,7 +177,7 @@ def test_the_snapshot_has_what_a_scrape_would_show() -> None:
     assert len(page.offered()) == 2
 
 
-def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_series_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         page = page_of(gauge("a", {"0": float("nan"), "1": float("nan")}))
         text_of(page)
@@ -190,7 +190,7 @@ def test_what_is_left_out_is_logged_once(caplog: pytest.LogCaptureFixture) -> No
     assert dropped(page, "a", "value") == 3
 
 
-def test_names_that_run_away_share_one_count_and_do_not_fill_the_log(
+def test_unbounded_names_share_one_counter_and_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     page = page_of(*(gauge(f"bad_{each}", {"0": float("nan")}) for each in range(1000)))
@@ -274,7 +274,7 @@ def shown(page: Page, name: str, **labels: str) -> int:
     return sum(family == name and labels.items() <= dict(pairs).items() for family, pairs in body)
 
 
-def test_a_family_that_runs_away_displaces_no_other() -> None:
+def test_an_unbounded_family_displaces_no_other_family() -> None:
     page = page_of(many("small", 1), many("wild", 5000), many("usual", 30), max_series=100)
     page.publish("later", [many("late", 20)])
 
@@ -282,7 +282,7 @@ def test_a_family_that_runs_away_displaces_no_other() -> None:
     assert dropped(page, "wild", "cap") >= 4951
 
 
-def test_our_own_families_have_room_before_the_stats_of_the_users() -> None:
+def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None:
     stats = [many(f"user_stat_{each}", 40, run="a") for each in range(50)]
     ours = [many(name, 30) for name in ("host_cpu_seconds", "cgroup_memory_bytes", "training_attempt")]
     page = page_of(*stats, *ours, max_series=200)
@@ -317,7 +317,7 @@ def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
     assert not cut or not any(of[cut[0] + 1 :])
 
 
-def test_runs_share_the_room_for_stats_fairly() -> None:
+def test_runs_share_the_series_cap_fairly() -> None:
     wild = [many(f"wild_{each}", 10, run="wild") for each in range(100)]
     page = page_of(*wild, many("modest", 40, run="modest"), max_series=100)
 
@@ -325,7 +325,7 @@ def test_runs_share_the_room_for_stats_fairly() -> None:
     assert sum(shown(page, each.name) for each in wild) == 60
 
 
-def test_a_stat_of_two_runs_is_cut_for_the_one_that_runs_away() -> None:
+def test_only_the_unbounded_run_of_a_shared_stat_is_cut() -> None:
     spec = Family(name="stat", type="gauge", help="A stat.", labels=("run", "rank"))
     runs: dict[tuple[str, ...], float | Distribution] = {("wild", str(each)): 1.0 for each in range(500)}
     runs.update({("modest", str(each)): 1.0 for each in range(20)})
@@ -344,7 +344,7 @@ def test_a_cut_family_keeps_its_first_series_while_others_change_a_little() -> N
     }
 
 
-def test_everything_is_back_when_the_cause_is_gone() -> None:
+def test_all_series_return_after_the_cause_is_removed() -> None:
     page = page_of(many("usual", 90), max_series=100)
     page.publish("later", [many("wild", 1000)])
     assert shown(page, "usual") == 50
@@ -366,7 +366,7 @@ def test_a_distribution_is_shown_whole_or_not_at_all(kind: str, series: int) -> 
     assert len(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == series * 10
 
 
-def test_the_exporters_own_numbers_have_room_before_all_others() -> None:
+def test_metrics_about_the_exporter_have_the_highest_priority() -> None:
     page = page_of(many("host_wild", 5000), max_series=60)
     page.watch("self", page.families)
     text_of(page)

@@ -91,7 +91,7 @@ def labels(metric: Any) -> tuple[tuple[str, str], ...]:
 
 
 @given(found=valid_families())
-def test_the_series_are_those_of_plain_text(found: list[Metric]) -> None:
+def test_protobuf_has_the_series_of_plain_text(found: list[Metric]) -> None:
     page = page_of(*found)
     series = {
         (family.name, labels(metric)): getattr(metric, {0: "counter", 1: "gauge"}[family.type]).value
@@ -177,7 +177,7 @@ sys.stdin.readline()
 
 @needs_prometheus
 @pytest.mark.timeout(120)
-def test_prometheus_stores_native_and_classic_and_both_go_on_over_a_kill(tmp_path: Path) -> None:
+def test_prometheus_stores_native_and_classic_histograms_which_continue_over_a_kill(tmp_path: Path) -> None:
     native, classic = "histogram_count(fetch_latency_seconds)", "fetch_latency_seconds_count"
     with (
         sidecar(tmp_path) as running,

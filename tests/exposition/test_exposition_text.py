@@ -61,7 +61,7 @@ def test_the_content_types_are_those_that_prometheus_3_insists_on() -> None:
         (";;,,;q=1;=,", Format.TEXT),
     ],
 )
-def test_who_prefers_openmetrics_gets_it_and_everyone_else_plain_text(
+def test_openmetrics_is_served_on_request_and_plain_text_otherwise(
     accept: str | None, expected: Format
 ) -> None:
     assert negotiate(accept) is expected
@@ -75,7 +75,7 @@ def test_who_prefers_openmetrics_gets_it_and_everyone_else_plain_text(
         ("identity, gzip;q=0.5", False),
     ],
 )
-def test_gzip_is_used_when_it_is_accepted_and_not_less_wanted(accepted: str | None, expected: bool) -> None:
+def test_gzip_is_used_when_accepted_and_not_less_preferred(accepted: str | None, expected: bool) -> None:
     assert accepts_gzip(accepted) is expected
 
 
@@ -105,7 +105,7 @@ LATENCY = Family(
 @FORMS
 @settings(deadline=None)
 @given(families=valid_families())
-def test_every_byte_is_that_of_prometheus_client(form: Format, families: list[Metric]) -> None:
+def test_every_byte_equals_the_output_of_prometheus_client(form: Format, families: list[Metric]) -> None:
     assert page_of(*families).render(form) == library_body(families, form)
 
 
@@ -183,7 +183,7 @@ def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
         ("info", ({"rank": "1"}, 2), "value"),
     ],
 )
-def test_a_bad_sample_is_left_out_and_counted_and_its_neighbours_stay(
+def test_an_invalid_sample_is_dropped_and_counted_and_others_stay(
     kind: Any, bad: tuple[Any, Any], reason: str
 ) -> None:
     name = {"counter": "good_total", "info": "good_info"}.get(kind, "good")
@@ -205,7 +205,7 @@ def test_a_bad_sample_is_left_out_and_counted_and_its_neighbours_stay(
         (Distribution(1, float("nan")), "value"),
     ],
 )
-def test_a_histogram_with_a_bad_sample_is_left_out_whole(value: Distribution, reason: str) -> None:
+def test_a_histogram_with_an_invalid_sample_is_dropped_completely(value: Distribution, reason: str) -> None:
     page = page_of(LATENCY.family({("z", "c"): value}), gauge("after", {"0": 1.0}))
 
     assert set(read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)) == {("after", (("rank", "0"),))}
@@ -213,7 +213,7 @@ def test_a_histogram_with_a_bad_sample_is_left_out_whole(value: Distribution, re
 
 
 @pytest.mark.parametrize("name", ["a-b", "é", "a" * 300, "a.b", "1a"])
-def test_a_family_whose_name_cannot_be_written_is_left_out(name: str) -> None:
+def test_a_family_with_an_invalid_name_is_dropped(name: str) -> None:
     page = page_of(gauge("before", {"0": 1.0}), Metric(name, "", "gauge"), gauge("after", {"0": 1.0}))
 
     found = read(page.render(Format.OPENMETRICS), Format.OPENMETRICS)
@@ -244,7 +244,7 @@ def _wild(draw: st.DrawFn) -> Metric:
 
 @settings(deadline=None)
 @given(families=st.lists(_wild(), max_size=4))
-def test_whatever_is_published_the_plain_text_parses_to_its_end(families: list[Metric]) -> None:
+def test_the_plain_text_always_parses_to_its_end(families: list[Metric]) -> None:
     page = page_of(*families)
     page.watch("wild too", lambda: families)
     page.watch("self", page.families)

@@ -147,9 +147,7 @@ def snapshot_or_reason(data: bytes) -> Snapshot | str:
 
 
 @given(snapshots, recordings)
-def test_what_is_decoded_is_what_was_encoded_also_where_encoder_and_decoder_remember(
-    first: Snapshot, other: Recording
-) -> None:
+def test_decoding_returns_the_encoded_snapshot_also_with_caches(first: Snapshot, other: Recording) -> None:
     encoder, remembering = Encoder(), Decoder()
     for snapshot in (first, first.replace(recording=other), first):
         data = encoder.encode(snapshot)
@@ -195,7 +193,7 @@ def test_a_number_that_is_not_finite_is_written_as_absent(number: float) -> None
         Recording((), training=TrainingReading(facts=(("application", "half a pair: \ud800"),))),
     ],
 )
-def test_values_outside_the_contract_give_one_error_and_do_not_stick(recording: Recording) -> None:
+def test_invalid_values_raise_one_error_and_leave_no_state(recording: Recording) -> None:
     encoder = Encoder()
 
     with pytest.raises(FeedFormatError) as caught:
@@ -247,7 +245,7 @@ json_values = st.recursive(
 
 @settings(max_examples=300)
 @given(st.data(), json_values)
-def test_any_value_in_any_place_is_read_or_gives_the_documented_error(
+def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
     data: st.DataObject, value: object
 ) -> None:
     def replace(*bodies: dict[str, Any]) -> None:
@@ -264,7 +262,7 @@ def test_any_value_in_any_place_is_read_or_gives_the_documented_error(
     assert found == "content" if isinstance(found, str) else decode(encode(found)) == found
 
 
-def test_a_version_of_the_future_is_refused_whatever_else_it_holds() -> None:
+def test_a_future_version_is_refused() -> None:
     data = bytearray(encode(example()))
     struct.pack_into("<H", data, 8, 99)
 
@@ -272,7 +270,7 @@ def test_a_version_of_the_future_is_refused_whatever_else_it_holds() -> None:
     assert reason_of(bytes(data) + b"more") == "version"
 
 
-def test_a_key_of_the_future_is_passed_over() -> None:
+def test_a_future_key_is_ignored() -> None:
     def add(what: Any, when: Any, totals: Any) -> None:
         totals["training"] = {}
         for place in (
@@ -292,7 +290,7 @@ def test_a_key_of_the_future_is_passed_over() -> None:
     )
 
 
-def test_an_aggregation_of_the_future_is_left_out_and_not_the_file() -> None:
+def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
     def add(what: Any, when: Any, totals: Any) -> None:
         what["stats"][0]["aggregations"].append("median")
         when["windows"][0]["values"]["median"] = 1.0
@@ -333,7 +331,7 @@ def test_content_that_could_not_be_published_is_refused(change: Callable[..., ob
     assert reason_of(changed(change)) == "content"
 
 
-def test_more_exponential_buckets_than_a_process_may_cost_are_left_out() -> None:
+def test_exponential_buckets_beyond_the_limit_of_a_process_are_dropped() -> None:
     many = StatReading(StatDefinition("a", frozenset()), 1, exponential=dict.fromkeys(range(500), 1))
     readings = [many.replace(definition=many.definition.replace(name=f"a{n}")) for n in range(81)]
     found = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
@@ -352,5 +350,5 @@ def test_more_exponential_buckets_than_a_process_may_cost_are_left_out() -> None
         b" " * (16 << 20),
     ],
 )
-def test_hostile_json_and_too_much_of_it_are_refused(section: bytes) -> None:
+def test_hostile_and_oversized_json_is_refused(section: bytes) -> None:
     assert reason_of(with_totals(section)) == "content"

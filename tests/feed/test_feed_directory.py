@@ -84,7 +84,7 @@ def give_away(path: Path) -> None:
         pytest.param(give_away, "uid 12345", marks=needs_root),
     ],
 )
-def test_a_default_directory_that_is_none_or_not_ours_alone_is_refused(
+def test_a_default_directory_that_is_not_private_is_refused(
     default: Path, make: Callable[[Path], object], problem: str
 ) -> None:
     make(default)
@@ -124,7 +124,7 @@ def test_off_linux_every_directory_is_refused_with_the_reason(
     assert not default.exists()
 
 
-def test_a_process_finds_its_directory_in_the_environment_or_learns_what_is_wrong(
+def test_a_process_takes_its_directory_from_the_environment_or_gets_the_reason(
     default: Path, tmp_path: Path
 ) -> None:
     assert feed_directory({"EXPORTER_FEED_DIR": str(tmp_path)}) == str(tmp_path)
@@ -136,7 +136,7 @@ def test_a_process_finds_its_directory_in_the_environment_or_learns_what_is_wron
 # Rules
 
 
-def test_rules_are_read_as_they_were_written_and_recording_takes_them(tmp_path: Path) -> None:
+def test_rules_round_trip_and_are_accepted_by_recording(tmp_path: Path) -> None:
     assert read_overrides(tmp_path) is read_overrides(tmp_path / "missing") is None
     write_overrides(tmp_path, RULES)
 
@@ -146,7 +146,7 @@ def test_rules_are_read_as_they_were_written_and_recording_takes_them(tmp_path: 
     assert check_rules(read)[1] == []
 
 
-def test_a_follower_sees_each_change_once_and_a_broken_file_too(tmp_path: Path) -> None:
+def test_a_follower_sees_each_change_and_each_broken_file_once(tmp_path: Path) -> None:
     follower = OverridesReader(tmp_path)
     seen = [OverridesReader(tmp_path / "missing").changed_rules(), follower.changed_rules()]
     for rules in (RULES, RULES[:1], ()):
@@ -186,7 +186,7 @@ def test_a_damaged_file_of_rules_gives_the_documented_error(
     assert caught.value.reason == reason
 
 
-def test_rules_that_everybody_may_write_are_refused(tmp_path: Path) -> None:
+def test_world_writable_rules_are_refused(tmp_path: Path) -> None:
     write_overrides(tmp_path, RULES)
     (tmp_path / "overrides.json").chmod(0o646)
 

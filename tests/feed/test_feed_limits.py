@@ -75,7 +75,7 @@ TOTAL = {"count": 1, "sum": 1.0}
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_definition_beyond_a_limit_of_the_writer_is_refused(changes: dict[str, Any]) -> None:
+def test_a_definition_beyond_a_limit_of_the_writer_is_refused(changes: dict[str, Any]) -> None:
     total = {**TOTAL, "bucket_counts": [0] * len(changes.get("buckets", ()))}
 
     with pytest.raises(FeedFormatError):
@@ -83,7 +83,7 @@ def test_definition_beyond_a_limit_of_the_writer_is_refused(changes: dict[str, A
 
 
 @pytest.mark.parametrize("field", ["run", "node", "version"])
-def test_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None:
+def test_an_identity_beyond_a_limit_of_the_writer_is_refused(field: str) -> None:
     data = feed_file([], [])
     body = data[HEADER.size :].replace(b'"run":"r"', b'"run":"r","%b":"%b"' % (field.encode(), b"x" * 257), 1)
     lengths = HEADER.unpack_from(data)[-3:]

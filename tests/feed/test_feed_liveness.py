@@ -14,7 +14,7 @@ from exporter.feed.files import RecordLock, holder
 from exporter.feed.reader import FeedReader
 
 
-def test_a_process_that_outlives_its_writer_as_a_fork_does_not_keep_it_alive(tmp_path: Path) -> None:
+def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) -> None:
     reader = FeedReader(tmp_path)
     with training_process(tmp_path) as child:
         child.tell("publish")
@@ -32,7 +32,7 @@ def test_a_process_that_outlives_its_writer_as_a_fork_does_not_keep_it_alive(tmp
             os.kill(worker, 9)
 
 
-def test_a_fork_finds_the_lock_held_by_its_parent_whose_life_does_not_end_with_it(tmp_path: Path) -> None:
+def test_a_fork_does_not_release_the_lock_of_its_parent(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         assert child.tell("ask_in_fork") == str(child.process.pid)
@@ -48,7 +48,7 @@ def taken(path: Path) -> RecordLock:
     return lock
 
 
-def test_a_lock_that_was_taken_is_never_one_that_was_just_removed(tmp_path: Path) -> None:
+def test_a_lock_is_never_taken_on_a_removed_file(tmp_path: Path) -> None:
     path, times = str(tmp_path / f"{'0' * 32}.lock"), 0
     with training_process(tmp_path) as child:
         assert child.tell("remove_for_ever") == "removing"
@@ -63,7 +63,7 @@ def test_a_lock_that_was_taken_is_never_one_that_was_just_removed(tmp_path: Path
 
 
 @pytest.mark.parametrize("mishap", ["close_all", "open_own"])
-def test_a_job_that_drops_the_lock_has_it_back_with_the_next_snapshot(tmp_path: Path, mishap: str) -> None:
+def test_a_lost_lock_is_taken_again_with_the_next_snapshot(tmp_path: Path, mishap: str) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         child.tell(mishap)
@@ -74,7 +74,7 @@ def test_a_job_that_drops_the_lock_has_it_back_with_the_next_snapshot(tmp_path: 
         assert only_entry(FeedReader(tmp_path)).alive
 
 
-def test_a_descriptor_that_the_job_has_reused_is_left_alone(tmp_path: Path) -> None:
+def test_a_descriptor_reused_by_the_job_is_not_closed(tmp_path: Path) -> None:
     lock = taken(tmp_path / "lock")
     other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
     os.dup2(other, lock._descriptor)  # what closing all and opening again amounts to
@@ -140,7 +140,7 @@ def test_only_a_plain_file_is_a_lock(tmp_path: Path, put: Callable[[Path, Path],
         holder(str(path))
 
 
-def test_a_reader_on_a_read_only_mount_sees_who_lives(tmp_path: Path) -> None:
+def test_a_reader_on_a_read_only_mount_sees_live_processes(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     feed.mkdir()
     with training_process(feed) as child, read_only_view(feed, tmp_path / "view") as view:
@@ -163,7 +163,9 @@ def namespace() -> tuple[str, ...]:
     return inside
 
 
-def test_a_reader_in_another_pid_namespace_sees_who_lives(tmp_path: Path, namespace: tuple[str, ...]) -> None:
+def test_a_reader_in_another_pid_namespace_sees_live_processes(
+    tmp_path: Path, namespace: tuple[str, ...]
+) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         code = f"from pathlib import Path; from exporter.feed.reader import FeedReader; e, = FeedReader(Path({str(tmp_path)!r})).scan().entries; print(e.alive, e.pid)"
@@ -184,7 +186,7 @@ def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path, namespa
         wait_until(lambda: not only_entry(FeedReader(tmp_path)).alive)
 
 
-def test_a_lock_for_reading_that_somebody_else_took_is_nobodys_life(tmp_path: Path) -> None:
+def test_a_read_lock_of_another_process_does_not_count_as_alive(tmp_path: Path) -> None:
     path = tmp_path / "one.lock"
     path.touch()
     program = (

@@ -78,7 +78,7 @@ def test_a_change_shows_even_where_inode_time_and_size_stay(tmp_path: Path) -> N
         assert only_entry(reader).snapshot.recording.stats[0].count == count
 
 
-def test_other_files_are_nobodys_business(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     for name in ("state.json", "notes", ".feed.swp", f"{'0' * 32}.tmp", "owner.lock"):
         (tmp_path / name).write_text("x")
     (tmp_path / "runs").mkdir()
@@ -88,7 +88,7 @@ def test_other_files_are_nobodys_business(tmp_path: Path) -> None:
     assert (scan.entries, scan.refused) == ((), ())
 
 
-def test_age_is_the_files_at_first_sight_and_then_since_the_last_change_by_the_readers_own_clock(
+def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
     tmp_path: Path, clock: Clock
 ) -> None:
     writer = FeedWriter(tmp_path, new_identity(), clock=lambda: 5e9)  # a writer far in the future
@@ -147,7 +147,7 @@ GOOD = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
         (lambda path, other: path.touch() or path.with_suffix(".lock").symlink_to("nowhere"), "lock"),
     ],
 )
-def test_a_bad_file_costs_itself_only_and_is_told_by_name_and_reason(
+def test_a_bad_file_affects_only_itself_and_is_reported_with_the_reason(
     tmp_path: Path, put: Callable[[Path, Path], object], reason: str
 ) -> None:
     feed, other = tmp_path / "feed", tmp_path / "other"
@@ -159,7 +159,7 @@ def test_a_bad_file_costs_itself_only_and_is_told_by_name_and_reason(
     assert refused(feed) == {path.name: reason}
 
 
-def test_a_name_that_is_no_process_id_is_refused_and_printable(tmp_path: Path) -> None:
+def test_a_file_name_without_a_process_id_is_refused_and_printable(tmp_path: Path) -> None:
     for name in (b"x.feed", b"\xff\n.feed", b"A" * 32 + b".feed", b".feed"):
         (tmp_path / os.fsdecode(name)).touch()
 
@@ -168,7 +168,7 @@ def test_a_name_that_is_no_process_id_is_refused_and_printable(tmp_path: Path) -
 
 
 @needs_root
-def test_a_file_of_somebody_else_is_refused_in_the_default_directory_and_read_in_a_chosen_one(
+def test_a_file_of_another_user_is_refused_in_the_default_directory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = make_default(tmp_path, monkeypatch)
@@ -181,7 +181,7 @@ def test_a_file_of_somebody_else_is_refused_in_the_default_directory_and_read_in
 
 
 @needs_root
-def test_a_reader_who_may_not_read_a_file_says_so() -> None:
+def test_a_file_without_read_permission_is_reported() -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to other users
         directory = Path(name)
         directory.chmod(0o755)
@@ -196,7 +196,7 @@ def test_a_reader_who_may_not_read_a_file_says_so() -> None:
     assert scan.refused == ((f"{process}.feed", "unreadable"),)
 
 
-def test_a_file_that_becomes_good_is_read_and_one_that_becomes_damaged_is_not_shown_as_it_was(
+def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
     tmp_path: Path,
 ) -> None:
     reader, process = FeedReader(tmp_path), publish_once(tmp_path)
@@ -214,7 +214,7 @@ def test_a_file_that_becomes_good_is_read_and_one_that_becomes_damaged_is_not_sh
 # Crowds
 
 
-def test_files_beyond_the_limit_are_refused_and_never_those_that_were_read_before(tmp_path: Path) -> None:
+def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: Path) -> None:
     reader = FeedReader(tmp_path, max_files=3)
     before = {publish_once(tmp_path) for _ in range(3)}
     reader.scan()
@@ -227,7 +227,7 @@ def test_files_beyond_the_limit_are_refused_and_never_those_that_were_read_befor
     assert [reason for _, reason in scan.refused] == ["too_many"] * 5
 
 
-def test_a_crowd_of_empty_files_hides_no_later_job_and_is_cleared(tmp_path: Path, clock: Clock) -> None:
+def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, clock: Clock) -> None:
     reader = FeedReader(tmp_path, monotonic=clock, max_files=40)
     assert reader.acquire_ownership()
     for number in range(42):
@@ -244,7 +244,7 @@ def test_a_crowd_of_empty_files_hides_no_later_job_and_is_cleared(tmp_path: Path
     reader.release_ownership()
 
 
-def test_a_missing_default_directory_holds_nothing_and_a_missing_chosen_one_is_an_error(
+def test_a_missing_default_directory_is_empty_and_a_missing_configured_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert FeedReader(make_default(tmp_path, monkeypatch)).scan().entries == ()
@@ -255,7 +255,7 @@ def test_a_missing_default_directory_holds_nothing_and_a_missing_chosen_one_is_a
 # Ownership and removal
 
 
-def test_of_two_readers_both_read_and_one_owns(tmp_path: Path) -> None:
+def test_two_readers_both_read_and_one_owns_the_directory(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         first, second = FeedReader(tmp_path), FeedReader(tmp_path)
@@ -272,14 +272,14 @@ def test_of_two_readers_both_read_and_one_owns(tmp_path: Path) -> None:
         second.release_ownership()
 
 
-def test_a_removed_owner_lock_is_made_again(tmp_path: Path, owner: FeedReader) -> None:
+def test_a_removed_owner_lock_is_created_again(tmp_path: Path, owner: FeedReader) -> None:
     (tmp_path / "owner.lock").unlink()
 
     assert owner.acquire_ownership()
     assert not FeedReader(tmp_path).acquire_ownership()
 
 
-def test_the_owner_removes_what_a_dead_process_left_and_never_the_files_of_the_living(
+def test_the_owner_removes_files_of_dead_processes_only(
     tmp_path: Path, owner: FeedReader, clock: Clock
 ) -> None:
     with training_process(tmp_path) as child:
@@ -334,7 +334,7 @@ def test_removal_waits_until_the_last_snapshot_was_read(tmp_path: Path, owner: F
     assert owner.remove(writer.identity.id)
 
 
-def test_nothing_is_lost_of_processes_that_come_and_go_while_the_owner_reads_and_removes(
+def test_short_lived_processes_lose_nothing_while_the_owner_removes_files(
     tmp_path: Path, owner: FeedReader
 ) -> None:
     ended: set[str] = set()
@@ -362,7 +362,7 @@ def test_only_files_of_a_process_are_removed(tmp_path: Path, owner: FeedReader, 
     assert (tmp_path / "victim.feed").exists()
 
 
-def test_the_owner_clears_what_never_became_a_feed_after_a_while(
+def test_the_owner_removes_files_that_never_became_a_feed(
     tmp_path: Path, owner: FeedReader, clock: Clock
 ) -> None:
     dead = f"{1:032x}"

@@ -26,7 +26,7 @@ from exporter.feed.reader import FeedReader
 from exporter.feed.writer import FeedWriter
 
 
-def test_what_is_published_is_what_is_read_until_an_orderly_end(tmp_path: Path) -> None:
+def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> None:
     identity = new_identity(labels=(("team", "vision"),))
     writer = FeedWriter(tmp_path, identity, flush_seconds=0.5, clock=lambda: 12.5)
     assert not list(tmp_path.iterdir())  # making one touches no file
@@ -45,7 +45,7 @@ def test_what_is_published_is_what_is_read_until_an_orderly_end(tmp_path: Path) 
     assert not writer.publish(new_recording())
 
 
-def test_files_are_private_in_the_default_directory_and_shared_as_the_umask_says_elsewhere(
+def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, shared = make_default(tmp_path, monkeypatch), tmp_path / "shared"
@@ -64,7 +64,7 @@ def test_files_are_private_in_the_default_directory_and_shared_as_the_umask_says
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
-def test_a_relative_directory_stays_where_it_was_when_the_job_changes_its_own(
+def test_a_relative_directory_is_resolved_before_the_job_changes_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "feed").mkdir()
@@ -78,7 +78,7 @@ def test_a_relative_directory_stays_where_it_was_when_the_job_changes_its_own(
     writer.close()
 
 
-def test_a_full_tmpfs_costs_freshness_and_says_so(tmp_path: Path) -> None:
+def test_a_full_tmpfs_makes_the_feed_stale_and_is_counted(tmp_path: Path) -> None:
     with (
         mounted(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"),
         training_process(tmp_path) as child,
@@ -101,7 +101,7 @@ def test_a_full_tmpfs_costs_freshness_and_says_so(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_job_out_of_descriptors_goes_on(tmp_path: Path) -> None:
+def test_a_job_without_free_descriptors_continues(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         child.tell("limit_descriptors 4")
@@ -113,7 +113,7 @@ def test_a_job_out_of_descriptors_goes_on(tmp_path: Path) -> None:
         assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
 
 
-def test_directory_whose_parent_is_removed_is_missed_until_the_parent_is_back(tmp_path: Path) -> None:
+def test_a_directory_is_created_again_once_its_parent_exists(tmp_path: Path) -> None:
     directory = tmp_path / "shared" / "feed"
     directory.mkdir(parents=True)
     writer = FeedWriter(directory, new_identity())
@@ -132,7 +132,7 @@ def test_directory_whose_parent_is_removed_is_missed_until_the_parent_is_back(tm
 
 
 @pytest.mark.parametrize("goes", [shutil.rmtree, lambda directory: directory.rename(f"{directory}-moved")])
-def test_the_default_directory_is_made_again_when_it_goes(
+def test_the_default_directory_is_created_again_when_removed(
     tmp_path: Path, goes: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make_default(tmp_path, monkeypatch)
@@ -149,9 +149,7 @@ def test_the_default_directory_is_made_again_when_it_goes(
 
 
 @pytest.mark.parametrize("blocked", [".feed", ".lock", ".tmp"])
-def test_a_directory_in_the_place_of_a_file_is_a_failure_that_is_counted(
-    tmp_path: Path, blocked: str
-) -> None:
+def test_a_directory_in_place_of_the_file_is_a_counted_failure(tmp_path: Path, blocked: str) -> None:
     identity = new_identity()
     (tmp_path / (identity.id + blocked)).mkdir()
     writer = FeedWriter(tmp_path, identity)
@@ -164,7 +162,7 @@ def test_a_directory_in_the_place_of_a_file_is_a_failure_that_is_counted(
 
 
 @pytest.mark.parametrize("suffix", [".feed", ".tmp"])
-def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path, suffix: str) -> None:
+def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path, suffix: str) -> None:
     identity = new_identity()
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -178,7 +176,7 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Pa
     writer.close()
 
 
-def test_a_snapshot_above_the_limit_loses_its_newest_stats_and_says_how_many(tmp_path: Path) -> None:
+def test_a_snapshot_above_the_limit_drops_and_counts_its_newest_stats(tmp_path: Path) -> None:
     identity = new_identity()
     writer = FeedWriter(tmp_path, identity, max_bytes=20_000)
     outcomes = [writer.publish(new_recording(stats)) for stats in (10, 200, 200)]
@@ -193,7 +191,7 @@ def test_a_snapshot_above_the_limit_loses_its_newest_stats_and_says_how_many(tmp
     writer.close()
 
 
-def test_what_cannot_be_encoded_is_counted_and_not_raised(tmp_path: Path) -> None:
+def test_an_encoding_error_is_counted_and_not_raised(tmp_path: Path) -> None:
     writer = FeedWriter(tmp_path, new_identity())
     recording = new_recording(1)
     bad = recording.replace(stats=(recording.stats[0].replace(count=object()),))
@@ -205,9 +203,7 @@ def test_what_cannot_be_encoded_is_counted_and_not_raised(tmp_path: Path) -> Non
     writer.close()
 
 
-def test_a_thread_that_hangs_in_a_write_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_write_delays_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.01)
     writer = FeedWriter(tmp_path, new_identity())
     writer._writing.acquire()
@@ -236,7 +232,7 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
     assert len(FeedReader(tmp_path).scan().entries) >= len(survived)
 
 
-def test_a_writer_clears_what_has_been_dead_for_a_day_and_nothing_else(tmp_path: Path) -> None:
+def test_a_writer_removes_only_files_dead_for_a_day(tmp_path: Path) -> None:
     old, new = publish_once(tmp_path), publish_once(tmp_path)
     half = "0" * 32
     for leftover in (f"{half}.lock", f"{half}.tmp", "notes.txt", "overrides.json"):
@@ -256,7 +252,7 @@ def test_a_writer_clears_what_has_been_dead_for_a_day_and_nothing_else(tmp_path:
         assert len(left) == 5  # and the one that cleared
 
 
-def test_where_there_are_no_record_locks_the_feed_can_still_be_imported() -> None:
+def test_without_record_locks_the_feed_can_be_imported() -> None:
     code = "import sys; sys.modules['fcntl'] = None; import exporter.feed.writer"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

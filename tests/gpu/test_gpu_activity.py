@@ -31,7 +31,7 @@ def test_pcie_bytes_are_right_where_the_driver_s_register_wraps_fourteen_times_a
     assert received[()] == pytest.approx(59.18e9 * 61, rel=0.01)
 
 
-def test_samples_that_are_too_close_are_not_compared() -> None:
+def test_samples_too_close_in_time_are_not_compared() -> None:
     played = replay(small(model=GPM), 2, period=0.01)
 
     # A pass of the tier comes every 50 ms; without the pause every ratio would be NaN.
@@ -40,7 +40,7 @@ def test_samples_that_are_too_close_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("newest", [2, 7, 20])
-def test_a_metric_that_the_driver_does_not_know_costs_no_other(newest: int) -> None:
+def test_a_metric_unknown_to_the_driver_affects_no_other(newest: int) -> None:
     played = replay(small(model=GPM, head=f"newest_metric: {newest}"), 60)
 
     assert played.values(SM, "0") == {(): 0.6}
@@ -52,14 +52,14 @@ def test_a_metric_that_the_driver_does_not_know_costs_no_other(newest: int) -> N
 
 @pytest.mark.parametrize("error", ["UNKNOWN", "NOT_SUPPORTED"])
 @pytest.mark.parametrize("call", ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
-def test_activity_that_is_no_longer_measured_is_not_shown(call: str, error: str) -> None:
+def test_activity_that_is_no_longer_measured_is_absent(call: str, error: str) -> None:
     played = replay(small(f"at: 20s, errors: {{{call}: {error}}}", model=GPM), 40)
 
     assert 0.6 in played.readings("sm_activity_ratio")
     assert played.values(SM) == played.values(SENT) == {}
 
 
-def test_a_gpu_that_is_divided_anew_shows_its_new_instances_alone() -> None:
+def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
     described = small(
         DIVIDED,
         "at: 31s, gpus: [0], mig: [{gi: 1, profile: 3g.40gb, memory: 3000}]",

@@ -26,9 +26,7 @@ def run(counter: MonotonicCounter, numbers: list[float], *, begin: float = 0) ->
     st.sampled_from(RULES),
     st.lists(st.tuples(st.integers(0, 2**64), st.floats(0, 100), st.integers(0, 3)), max_size=30),
 )
-def test_a_total_never_falls_whatever_comes(
-    rule: CounterRule, readings: list[tuple[int, float, int]]
-) -> None:
+def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, float, int]]) -> None:
     counter, time, child, before = MonotonicCounter(rule), 0.0, 0, 0.0
     for raw, seconds, children in readings:
         time, child = time + seconds, child + children
@@ -55,16 +53,14 @@ def test_a_total_never_falls_whatever_comes(
     ],
     ids=["order", "wrap", "reset", "jump", "backwards", "glitch"],
 )
-def test_numbers_that_do_not_follow_on_are_corrected(
-    numbers: list[float], total: float, resets: dict[str, int]
-) -> None:
+def test_a_reset_counter_is_corrected(numbers: list[float], total: float, resets: dict[str, int]) -> None:
     counter = MonotonicCounter(ENERGY_RULE)
 
     assert run(counter, numbers) == total
     assert counter.resets == resets
 
 
-def test_seconds_that_run_faster_than_the_clock_are_not_shown() -> None:
+def test_seconds_that_exceed_the_elapsed_time_are_absent() -> None:
     counter, shown = MonotonicCounter(SECONDS), list[float | None]()
     for begin, numbers in ((0, [0, 1e9, 2e9]), (3, [40e9, 80e9, 120e9]), (6, [120.5e9, 121e9])):
         run(counter, numbers, begin=begin)
@@ -73,7 +69,7 @@ def test_seconds_that_run_faster_than_the_clock_are_not_shown() -> None:
     assert shown == [2.0, None, 3.0]
 
 
-def test_a_new_child_counts_from_zero_and_the_driver_goes_on() -> None:
+def test_a_new_child_counts_from_zero_and_driver_counters_continue() -> None:
     totals = []
     for rule, raw in ((CHILD_COUNTER, 50), (ENERGY_RULE, 5000)):
         counter = MonotonicCounter(rule)
@@ -111,7 +107,7 @@ Look = tuple[float, list[tuple[float, float]]]
     ],
     ids=["first look", "gap", "clock set back"],
 )
-def test_a_ring_adds_up_what_was_measured_since_the_last_look(looks: list[Look], integral: float) -> None:
+def test_a_sample_ring_sums_samples_since_the_last_pass(looks: list[Look], integral: float) -> None:
     ring = SampleRing()
     for at, samples in looks:
         microseconds = [(int(time * 1e6), number) for time, number in samples]
@@ -128,7 +124,9 @@ def test_a_ring_adds_up_what_was_measured_since_the_last_look(looks: list[Look],
         max_size=10,
     )
 )
-def test_an_integral_never_falls_and_never_outruns_the_clock(batches: list[list[tuple[int, float]]]) -> None:
+def test_an_integral_never_decreases_and_never_exceeds_the_elapsed_time(
+    batches: list[list[tuple[int, float]]],
+) -> None:
     ring, before = SampleRing(), 0.0
     for place, batch in enumerate(batches):
         at = 1000 + 2 * place

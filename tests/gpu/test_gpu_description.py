@@ -63,19 +63,19 @@ def test_a_mistake_in_the_timeline_is_found_at_its_place(happening: str, words: 
         ),
     ],
 )
-def test_a_machine_that_cannot_be_is_told(text: str, words: str) -> None:
+def test_an_impossible_machine_is_reported(text: str, words: str) -> None:
     (found,) = mistakes(text)
 
     assert words in found
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_several_mistakes_are_reported_together() -> None:
     found = mistakes("costs: {nvmlNo: 1}\nmissing: [nvmlNo]\ngpus: [{model: none}]\n")
 
     assert [line.split(" ")[0][-5:] for line in found] == [":1:8:", "2:10:", ":3:7:"]
 
 
-def test_a_machine_that_is_not_there_is_said_so() -> None:
+def test_an_unknown_machine_is_reported() -> None:
     with pytest.raises(
         ConfigurationError, match=r'no machine "h1000" to replay: give a file, or one of a100-mig, .*h100'
     ):
@@ -85,7 +85,7 @@ def test_a_machine_that_is_not_there_is_said_so() -> None:
 
 
 @pytest.mark.parametrize("name", machine_names())
-def test_a_machine_of_the_package_has_words_and_fits_through_the_pipe(name: str) -> None:
+def test_a_packaged_machine_has_a_description_and_fits_the_pipe(name: str) -> None:
     found = load_machine(name)
 
     assert len(found.description) > 30
@@ -98,7 +98,7 @@ def test_a_machine_of_the_package_has_words_and_fits_through_the_pipe(name: str)
     ),
     st.integers(1, 17),
 )
-def test_messages_come_back_whatever_the_pieces(fields: list[dict[str, Any]], size: int) -> None:
+def test_messages_are_reassembled_from_any_chunks(fields: list[dict[str, Any]], size: int) -> None:
     said = [{**each, "kind": "any"} for each in fields]
     data = b"".join(map(encode, said))
     reading, writing = os.pipe()
@@ -114,7 +114,7 @@ def test_messages_come_back_whatever_the_pieces(fields: list[dict[str, Any]], si
 
 
 @pytest.mark.parametrize("line", [b"HTTP/1.1", b"", b"[]", b'{"kind":1}', b"[" * 100_000, b"\xff"])
-def test_json_that_is_no_message_is_refused(line: bytes) -> None:
+def test_json_that_is_not_a_message_is_refused(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         parse(line)
 
@@ -140,7 +140,7 @@ def test_the_names_of_errors_are_those_of_the_binding() -> None:
     assert CODES["gpu_is_lost"] == 15
 
 
-def test_the_guide_tells_every_key_reading_and_machine() -> None:
+def test_the_guide_documents_every_key_reading_and_machine() -> None:
     rows = {line.split("`")[1] for line in GUIDE.read_text().splitlines() if line.startswith("| `")}
     parts = [
         part for part in vars(description).values() if getattr(part, "__module__", "") == description.__name__

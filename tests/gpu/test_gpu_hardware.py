@@ -125,7 +125,7 @@ def test_energy_agrees_with_power(watched: Watched) -> None:
     assert compared == len(watched.energies)
 
 
-def test_nothing_is_garbage_and_no_counter_jumped(watched: Watched) -> None:
+def test_no_reading_is_garbage_and_no_counter_jumps(watched: Watched) -> None:
     errors = values(watched.last, "exporter_nvml_errors_total")
     resets = values(watched.last, "exporter_nvml_resets_total")
 

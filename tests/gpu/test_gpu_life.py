@@ -64,7 +64,7 @@ def saying(said: str, then: str) -> list[str]:
         ("required", None, ["nvml_down"], False),
     ],
 )
-def test_without_the_library_everything_else_goes_on_and_where_gpus_are_expected_it_is_a_failure(
+def test_a_missing_library_is_a_failure_only_where_gpus_are_expected(
     mode: Any, visible: str | None, problems: list[str], *, ready: bool
 ) -> None:
     collector = GpuCollector(GpuOptions(mode=mode), visible=visible, timings=QUICK)
@@ -84,7 +84,7 @@ def test_without_the_library_everything_else_goes_on_and_where_gpus_are_expected
     assert values(collected, "gpu_devices_expected") == ({(): 2} if visible else {})
 
 
-def test_a_child_that_is_killed_is_replaced_and_counters_go_on(tmp_path: Path) -> None:
+def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> None:
     with watching(described(tmp_path)) as collector:
         wait_until(lambda: (value(collector, ENERGY, "0") or 0) > 50)
         first, before = collector.child_pid, value(collector, ENERGY, "0")
@@ -103,7 +103,7 @@ def test_a_child_that_is_killed_is_replaced_and_counters_go_on(tmp_path: Path) -
         assert value(collector, RESTARTS, "crashed") == 1
 
 
-def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) -> None:
+def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
     with watching(described(tmp_path)) as collector:
         wait_until(lambda: nvml_up(collector))
         first = collector.child_pid
@@ -124,7 +124,7 @@ def test_a_child_that_is_stopped_hangs_and_gets_one_replacement(tmp_path: Path) 
         assert nvml_up(collector)
 
 
-def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp_path: Path) -> None:
+def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> None:
     hang = 'at: 1s, until: 9s, gpus: [1], hang: ["*"]'
     # Time for a new process on a busy machine.
     patient = dataclasses.replace(QUICK, deadline=4.0)
@@ -142,7 +142,7 @@ def test_a_card_that_hangs_is_left_out_and_taken_again_when_its_call_returns(tmp
     assert {labels[0] for labels in values(left_out, "gpu_power_watts")} == {"0"}
 
 
-def test_a_card_that_hangs_again_costs_the_others_nothing_and_returns(tmp_path: Path) -> None:
+def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
     hangs = (f'at: {at}s, until: {at + 4}s, gpus: [1], hang: ["*"]' for at in (1, 6))
     # Time for a new process on a busy machine, and a gap that nobody can miss.
     patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, most_backoff=5.0)
@@ -157,7 +157,7 @@ def test_a_card_that_hangs_again_costs_the_others_nothing_and_returns(tmp_path: 
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
 
-def test_cards_that_take_long_to_attach_are_no_hang(tmp_path: Path) -> None:
+def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
     # Without persistence mode each is brought up anew, also when a new driver replaces the process.
     slow = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
     with watching(described(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
@@ -195,7 +195,7 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
         assert gpus_up(collector) == {"0": 1, "1": 1}
 
 
-def test_a_new_driver_is_taken_without_a_gap(tmp_path: Path) -> None:
+def test_a_driver_update_causes_no_gap(tmp_path: Path) -> None:
     update = 'at: 3s, driver: "590.44.01"'
     # Time for a new process on a busy machine.
     with watching(described(tmp_path, update), timings=dataclasses.replace(QUICK, deadline=8.0)) as collector:
@@ -227,7 +227,7 @@ def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
         assert value(collector, RESTARTS, "crashed") == 0
 
 
-def test_a_lost_card_ends_at_once_and_returns_while_others_go_on(
+def test_series_of_a_lost_card_end_and_return_while_others_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="exporter.collectors.gpu")
@@ -325,7 +325,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: 
         ),
     ],
 )
-def test_a_child_that_does_not_start_or_sends_an_invalid_message_is_a_state_and_no_exception(
+def test_a_child_that_fails_to_start_or_sends_garbage_is_a_state(
     tmp_path: Path, command: list[str], words: str
 ) -> None:
     with watching(described(tmp_path), command=command) as collector:
@@ -335,7 +335,7 @@ def test_a_child_that_does_not_start_or_sends_an_invalid_message_is_a_state_and_
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
-def test_a_child_that_grows_asks_to_be_replaced() -> None:
+def test_a_growing_child_requests_its_replacement() -> None:
     start = {"kind": "start", "parent": os.getpid(), "replay": small().plain(), "memory_limit_bytes": 1 << 20}
     command = command_of("exporter.replay.library")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -347,7 +347,7 @@ def test_a_child_that_grows_asks_to_be_replaced() -> None:
         assert parse(child.stdout.read().splitlines()[-1])["reason"] == "memory"
 
 
-def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> None:
+def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("6,1,1,-;NVRM: Xid (PCI:0000:10:00): 31, before the start\n")
     kernel_log = KernelLog(path=log, clock=lambda: 1234.0)
@@ -366,7 +366,7 @@ def test_xids_of_the_kernel_log_count_where_nvml_cannot_tell(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shadow", ["exporter.py", "exporter/__init__.py", "json.py"])
-def test_nothing_in_the_current_directory_stands_in_for_the_child(
+def test_modules_in_the_current_directory_do_not_replace_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shadow: str
 ) -> None:
     (tmp_path / shadow).parent.mkdir(exist_ok=True)
@@ -379,7 +379,7 @@ def test_nothing_in_the_current_directory_stands_in_for_the_child(
         assert value(collector, RESTARTS, "crashed") == 0
 
 
-def test_a_replayed_call_costs_what_the_real_one_does(tmp_path: Path) -> None:
+def test_a_replayed_call_takes_the_described_time(tmp_path: Path) -> None:
     machine = described(tmp_path, head="costs: {nvmlDeviceGetPowerUsage: 20}\n")
     with watching(machine, options=GpuOptions(period=0.1)) as collector:
         wait_until(lambda: (value(collector, "gpu_energy_joules_total") or 0) > 200)

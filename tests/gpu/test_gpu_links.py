@@ -6,7 +6,7 @@ import pytest
 from gpu_support import machine, replay, small, small_text
 
 
-def test_processes_are_values_and_no_labels() -> None:
+def test_processes_are_values_and_not_labels() -> None:
     played = replay("h100", 28)
     processes = played.registry.processes()
 
@@ -19,7 +19,7 @@ def test_processes_are_values_and_no_labels() -> None:
     assert "7300" not in shown
 
 
-def test_the_first_look_at_processes_takes_no_stale_sample() -> None:
+def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
     idle_now = "load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}"
     described = small("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", model=idle_now)
     played = replay(described, 1, origin=-40.0)
@@ -40,7 +40,7 @@ def test_processes_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("how", ["errors: {%s: SUCCESS}", "errors: {%s: NOT_FOUND}", "delay: {%s: 100ms}"])
-def test_samples_that_come_late_or_between_the_binding_s_two_calls_are_no_error(how: str) -> None:
+def test_late_samples_and_samples_between_two_calls_are_no_error(how: str) -> None:
     unusual = how % "nvmlDeviceGetProcessUtilization"
     played = replay(small("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", unusual), 12)
 
@@ -62,7 +62,7 @@ def test_a_link_that_is_not_in_use_disables_nothing() -> None:
         assert 60 <= sent / (3 * 1000 * 1024) <= 65
 
 
-def test_a_sum_over_links_does_not_fall_when_one_goes_down() -> None:
+def test_a_sum_over_links_does_not_decrease_when_a_link_goes_down() -> None:
     down = small(f"set: {{{LINKS}, nvlink_errors: 2}}", "at: 30s, set: {nvlinks_active: 2}")
     before, after = (replay(down, seconds).values("gpu_nvlink_errors_total", "0") for seconds in (20, 130))
 
@@ -70,7 +70,7 @@ def test_a_sum_over_links_does_not_fall_when_one_goes_down() -> None:
     assert all(after[kind] >= number for kind, number in before.items())
 
 
-def test_the_fifth_generation_has_fields_of_its_own() -> None:
+def test_nvlink_5_has_separate_fields() -> None:
     sent = "nvlink_transmit_kib: 0, nvlink_transmit_bytes: {idle: 5000, counter_from: 100}"
     text = small_text(f"set: {{{LINKS}, {sent}, nvlink_errors_fifth: 1}}").replace("hopper", "blackwell")
     played = replay(machine(text), 65)

@@ -69,7 +69,7 @@ def test_gpm_can_be_switched_off() -> None:
     assert played.values("gpu_sm_activity_ratio") == {}
 
 
-def test_the_calls_of_a_card_cost_0_2_percent_of_a_core_at_most(h100: Replayed) -> None:
+def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(h100: Replayed) -> None:
     """By what each costs on the hardware; the rest of the budget of 0.25 % is Python's."""
     before, after = (
         sum(played.values("exporter_nvml_call_seconds_total").values())
@@ -84,7 +84,7 @@ def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
     assert h100.readings("busy_seconds")[-1] == pytest.approx(65 * 0.84, rel=0.05)
 
 
-def test_the_real_h100_shows_what_was_read_from_it() -> None:
+def test_the_replayed_h100_shows_the_recorded_values() -> None:
     """Compared with what the hardware itself said when it was captured (see the description)."""
     families = replay("h100-real", 65).families()
 

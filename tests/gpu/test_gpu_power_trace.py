@@ -33,7 +33,7 @@ def played() -> Played:
     return card.registry, samples
 
 
-def test_the_mean_power_of_phases_of_100_ms_is_theirs(played: Played) -> None:
+def test_the_mean_power_of_100_ms_phases_is_exact(played: Played) -> None:
     _, found = played
     joules, seconds = defaultdict[str, float](float), defaultdict[str, float](float)
     for name, begin, end in TRACE["marks"]:
@@ -49,7 +49,7 @@ def test_the_mean_power_of_phases_of_100_ms_is_theirs(played: Played) -> None:
     assert watts["gemm_40ms"] > 2 * watts["idle_40ms"]  # blurred with their neighbours
 
 
-def test_samples_are_handed_over_once_and_remembered_for_a_while(played: Played) -> None:
+def test_samples_are_delivered_once_and_kept_for_a_bounded_time(played: Played) -> None:
     registry, found = played
     remembered = [at for at, _ in registry.power_samples({})["GPU-a"]]
 
@@ -57,7 +57,7 @@ def test_samples_are_handed_over_once_and_remembered_for_a_while(played: Played)
     assert len(found) == sum(at <= LAST_READ for at, _ in TRACE["power_samples_watts"])
 
 
-def test_the_energy_is_the_counters_with_samples_in_between_which_it_corrects(played: Played) -> None:
+def test_energy_follows_the_counter_and_samples_interpolate_it(played: Played) -> None:
     registry, _ = played
     (integrated,) = registry.energies()
     energy = 1000 * counter_at(19.6)
@@ -78,7 +78,7 @@ def test_the_energy_is_the_counters_with_samples_in_between_which_it_corrects(pl
     assert corrected.joules == pytest.approx(counter_at(19.6) - counter_at(0.01), rel=0.003)
 
 
-def test_the_samples_of_a_new_child_go_on_where_those_of_the_last_one_ended() -> None:
+def test_samples_continue_over_a_new_child() -> None:
     registry = replay(small(), 1).registry
     before = registry.power_samples({})
     for message in replay(small(), 2).samples:  # begins with the ring that the first one has read
@@ -90,7 +90,7 @@ def test_the_samples_of_a_new_child_go_on_where_those_of_the_last_one_ended() ->
         assert [*before[uuid], *samples] == registry.power_samples({})[uuid]
 
 
-def test_samples_begin_anew_when_the_clock_was_set_back() -> None:
+def test_samples_restart_when_the_clock_is_set_back() -> None:
     registry = replay(small(), 60).registry
     last = {uuid: samples[-1][0] for uuid, samples in registry.power_samples({}).items()}
     for message in replay(small(), 10).samples:

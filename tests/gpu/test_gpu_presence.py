@@ -45,7 +45,7 @@ def test_gpus_are_numbered_as_the_job_sees_them(visible: str | None, expected: d
         ("3", {2: 0, 3: 1}),
     ],
 )
-def test_gpus_that_may_not_be_used_are_not_the_jobs(visible: str | None, expected: dict[int, int]) -> None:
+def test_gpus_without_permission_are_not_of_the_job(visible: str | None, expected: dict[int, int]) -> None:
     played = replay(small(FORBIDDEN, count=4), 400, visible=visible)
 
     assert numbers(played) == expected
@@ -53,7 +53,7 @@ def test_gpus_that_may_not_be_used_are_not_the_jobs(visible: str | None, expecte
     assert played.values("exporter_nvml_errors_total") == {}
 
 
-def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
+def test_a_missing_gpu_is_not_replaced_by_the_gpu_of_another_job() -> None:
     played = replay(small("gpus: [3], removed: true", count=4), 10, visible=f"{UUID}3")
     families = played.families(expected=1)
 
@@ -62,13 +62,13 @@ def test_the_gpus_of_others_do_not_stand_in_for_one_that_is_gone() -> None:
     assert values(families, "gpu_devices_expected") == {(): 1}
 
 
-def test_an_instance_that_is_visible_brings_its_gpu() -> None:
+def test_a_visible_instance_includes_its_parent_gpu() -> None:
     uuid = replay(small(DIVIDED), 6).registry.gpus[1].instances[0].uuid
 
     assert numbers(replay(small(DIVIDED), 1, visible=uuid)) == {1: 0}
 
 
-def test_a_lost_gpu_ends_alone_and_returns_with_its_counters() -> None:
+def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     lost = small("at: 10s, until: 35s, gpus: [1], lost: true")
     during, after = replay(lost, 20), replay(lost, 60)
 
@@ -84,7 +84,7 @@ def test_a_lost_gpu_ends_alone_and_returns_with_its_counters() -> None:
     assert (second.joules, second.gap_joules) == (2900.0, {"no_reading": 3100.0})
 
 
-def test_a_gpu_that_needs_a_reset_says_so() -> None:
+def test_a_gpu_that_needs_a_reset_is_reported() -> None:
     played = replay(small('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
 
     reset = {labels[0]: number for labels, number in played.values("gpu_reset_required").items()}
@@ -109,14 +109,14 @@ def test_a_gpu_that_was_never_there_is_down_from_the_start() -> None:
         ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # it may return for five minutes
     ],
 )
-def test_what_only_a_new_process_can_mend_ends_this_one(fault: str, farewell: str, samples: range) -> None:
+def test_errors_that_need_a_new_process_end_the_child(fault: str, farewell: str, samples: range) -> None:
     played = replay(small(f"at: 5s, {fault}"), 400)
 
     assert played.farewell == farewell
     assert len(played.samples) in samples
 
 
-def test_other_gpus_are_heard_while_one_is_lost_and_that_one_when_it_is_back() -> None:
+def test_other_gpus_are_read_while_one_is_lost_and_it_is_read_on_return() -> None:
     described = small(
         "at: 10s, until: 35s, gpus: [1], xid: [79, 79, 48], lost: true",
         "at: 20s, gpus: [0], xid: [48]",
@@ -134,14 +134,14 @@ def test_other_gpus_are_heard_while_one_is_lost_and_that_one_when_it_is_back() -
 @pytest.mark.parametrize(
     "error", ["DRIVER_NOT_LOADED", "NO_PERMISSION", "LIB_RM_VERSION_MISMATCH", "LIBRARY_NOT_FOUND"]
 )
-def test_a_library_that_does_not_come_up_says_why(error: str) -> None:
+def test_a_failing_library_is_reported_with_the_reason(error: str) -> None:
     played = replay(small(f"errors: {{nvmlInitWithFlags: {error}}}"), 5)
 
     assert played.farewell == error.lower()
     assert played.values("gpu_nvml_up") == {(): 0.0}
 
 
-def test_counters_go_with_their_gpu_when_the_ones_before_it_are_gone() -> None:
+def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
     described = small("at: 20s, gpus: [1], removed: true", count=4)
     played = replay(described, 19)
 

@@ -25,7 +25,7 @@ THROTTLED = """set: {
         *((driver, False) for driver in ("535.129.03", "550.90.07", "570.148.08", "580.70.01")),
     ],
 )
-def test_throttle_counters_are_read_under_the_id_of_the_driver(driver: str, has_thermal: bool) -> None:
+def test_throttle_counters_use_the_field_ids_of_the_driver(driver: str, has_thermal: bool) -> None:
     played = replay(small(THROTTLED, head=f'driver: "{driver}"'), 21)
     seconds = played.values("gpu_clocks_event_seconds_total", "0")
 
@@ -34,7 +34,7 @@ def test_throttle_counters_are_read_under_the_id_of_the_driver(driver: str, has_
     assert seconds.get(("hw_thermal",)) == (pytest.approx(0.1 * 21) if has_thermal else None)
 
 
-def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
+def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
     broken = small(
         "errors: {nvmlDeviceGetPowerUsage: UNKNOWN, nvmlDeviceGetPcieReplayCounter: NO_PERMISSION}",
         "errors: {nvmlDeviceGetClockInfo: NOT_SUPPORTED}",
@@ -52,14 +52,14 @@ def test_unsupported_failed_forbidden_and_zero_stay_apart() -> None:
     assert played.readings("power_watts")[-1] is None
 
 
-def test_what_is_not_there_is_asked_again_after_ten_minutes() -> None:
+def test_an_unsupported_call_is_retried_after_ten_minutes() -> None:
     played = replay(small("until: 100s, errors: {nvmlDeviceGetPowerUsage: NOT_SUPPORTED}"), 610)
 
     assert played.readings("power_watts")[-12:] == [None, *[100.0] * 11]
 
 
 @pytest.mark.parametrize("garbage", [0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, -1])
-def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
+def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
     h100 = load_machine("h100")
     (model,) = h100.models.values()
     numbers = {
@@ -86,7 +86,7 @@ def test_one_wrong_number_everywhere_is_shown_nowhere(garbage: int) -> None:
     assert {labels[-1] for labels in down} <= {"garbage"}
 
 
-def test_text_that_is_none_costs_only_itself() -> None:
+def test_invalid_text_affects_only_its_reading() -> None:
     played = replay(machine(small_text().replace("name: Small", 'name: "Sm\\xe9ll"')), 20)
 
     # pynvml decodes a name that is not UTF-8.
@@ -94,7 +94,7 @@ def test_text_that_is_none_costs_only_itself() -> None:
     assert len(played.values("gpu_info")) == 2
 
 
-def test_process_ids_that_cannot_be_are_garbage() -> None:
+def test_impossible_process_ids_are_garbage() -> None:
     played = replay(small("processes: [{pid: 4294967290, memory: 1}]"), 10)
 
     assert played.registry.processes() == ()
@@ -103,7 +103,7 @@ def test_process_ids_that_cannot_be_are_garbage() -> None:
 
 
 @pytest.mark.parametrize("period", [1.0, 5.0, 30.0])
-def test_where_there_is_no_energy_counter_power_is_integrated_however_seldom_the_passes_are(
+def test_without_an_energy_counter_power_is_integrated_at_any_interval(
     period: float,
 ) -> None:
     played = replay(small("set: {energy: null}"), 600, period=period)
@@ -115,7 +115,7 @@ def test_where_there_is_no_energy_counter_power_is_integrated_however_seldom_the
     assert busy == {(): pytest.approx(300, rel=0.12)}
 
 
-def test_a_symbol_that_the_driver_lacks_is_a_lack_and_no_error() -> None:
+def test_a_missing_driver_symbol_is_unsupported_and_not_an_error() -> None:
     missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
     played = replay(small(head=missing), 10)
 

@@ -55,7 +55,7 @@ def test_sixty_four_ranks_fit_into_a_few_lines() -> None:
     assert len(sentence) < 200
 
 
-def test_every_rank_elsewhere_is_cut_to_six_groups() -> None:
+def test_more_than_six_groups_are_shortened() -> None:
     sentence = explain([waiting(rank, f"f{rank}", "t.py:1", rank) for rank in range(64)]).sentence()
 
     assert "58 more groups." in sentence

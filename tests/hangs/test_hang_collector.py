@@ -92,7 +92,7 @@ def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene)
     )
 
 
-def test_a_run_is_asked_again_after_a_minute_and_ten_times_at_most(scene: Scene) -> None:
+def test_a_run_is_requested_again_after_a_minute_and_at_most_ten_times(scene: Scene) -> None:
     ids = []
     for _ in range(15):
         scene.series(61.0)
@@ -104,7 +104,7 @@ def test_a_run_is_asked_again_after_a_minute_and_ten_times_at_most(scene: Scene)
     assert len(set(ids)) == 10
 
 
-def test_the_series_go_with_the_hang(scene: Scene) -> None:
+def test_the_series_end_with_the_hang(scene: Scene) -> None:
     scene.series()
     scene.series(4.0)
     scene.runs.clear()
@@ -112,7 +112,7 @@ def test_the_series_go_with_the_hang(scene: Scene) -> None:
     assert scene.series(1.0) == set()
 
 
-def test_a_second_hang_of_a_run_is_explained_anew(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_hang_of_a_run_is_explained_again(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.series()
     scene.series(4.0)
     scene.series(4.0)
@@ -124,7 +124,7 @@ def test_a_second_hang_of_a_run_is_explained_anew(scene: Scene, caplog: pytest.L
     assert (before, len(caplog.records)) == (1, 2)
 
 
-def test_nothing_is_asked_with_stacks_off(tmp_path: Path) -> None:
+def test_no_stack_is_requested_with_stacks_off(tmp_path: Path) -> None:
     scene = Scene(tmp_path, detail=None)
 
     assert scene.series() == set()
@@ -138,7 +138,7 @@ def test_a_stopped_process_is_described_by_its_kernel_state() -> None:
         process.kill()
 
 
-def test_a_process_that_ended_is_described_as_ended() -> None:
+def test_an_ended_process_is_described_as_ended() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
 

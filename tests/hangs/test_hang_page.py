@@ -86,7 +86,7 @@ def test_the_odd_rank_of_a_gloo_job_is_on_the_page_in_the_log_and_in_the_events(
 
 
 @pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
-def test_a_sidecar_in_another_pid_namespace_explains_answers_and_says_what_it_cannot_see(
+def test_a_sidecar_in_another_pid_namespace_explains_answers_and_names_missing_evidence(
     tmp_path: Path,
 ) -> None:
     feed = tmp_path / "feed"
@@ -114,7 +114,7 @@ def test_a_hang_that_ends_by_itself_leaves_no_series(tmp_path: Path) -> None:
     assert events is None or events >= 1
 
 
-def test_a_save_is_no_hang_before_five_times_the_limit(tmp_path: Path) -> None:
+def test_a_save_is_not_hung_before_five_times_the_limit(tmp_path: Path) -> None:
     with watched(tmp_path, str(JOBS / "stall.py"), "save") as running:
         wait_until(
             lambda: 'training_phase_active{phase="checkpoint_save_sync",rank="0",run="job"} 1' in running.page
@@ -128,7 +128,7 @@ def test_a_save_is_no_hang_before_five_times_the_limit(tmp_path: Path) -> None:
     assert seen <= {"running", "starting"}
 
 
-def test_a_first_step_that_takes_minutes_is_no_hang(tmp_path: Path) -> None:
+def test_a_first_step_of_minutes_is_not_a_hang(tmp_path: Path) -> None:
     with watched(tmp_path, str(JOBS / "stall.py"), "first") as running:
         wait_until(lambda: state(running) == "starting")
         time.sleep(2 * HANG_AFTER_SECONDS)

@@ -30,7 +30,7 @@ ANSWER = StackAnswer(
 )
 
 
-def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_request_round_trips(tmp_path: Path) -> None:
     request = StackRequest("ef" * 16, 12.5, Detail.LOCATION, "llama")
     write_request(str(tmp_path), request, shared=False)
 
@@ -38,7 +38,7 @@ def test_a_request_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / REQUEST).stat().st_mode & 0o777 == 0o600
 
 
-def test_an_answer_is_read_as_it_was_written_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_an_answer_round_trips_and_is_private(tmp_path: Path) -> None:
     write_answer(str(tmp_path), ANSWER)
 
     assert read_answer(str(tmp_path), PROCESS) == ANSWER
@@ -87,7 +87,7 @@ def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
         read_answer(str(tmp_path), PROCESS)
 
 
-def test_a_request_that_is_a_link_or_of_a_stranger_is_ignored(tmp_path: Path) -> None:
+def test_a_request_that_is_a_link_or_foreign_is_ignored(tmp_path: Path) -> None:
     write_request(str(tmp_path), StackRequest("ef" * 16, 12.5), shared=True)
     (tmp_path / REQUEST).rename(tmp_path / "elsewhere")
     (tmp_path / REQUEST).symlink_to(tmp_path / "elsewhere")
@@ -111,7 +111,7 @@ def test_a_stack_has_files_lines_and_functions_and_no_values() -> None:
     assert "password" not in json.dumps(asdict(main))
 
 
-def test_a_location_is_the_innermost_own_frame_and_the_frame_that_it_called() -> None:
+def test_a_location_is_the_innermost_frame_of_the_job_and_its_callee() -> None:
     main, others = capture(Detail.LOCATION)
 
     assert len(main.frames) <= 2

@@ -67,7 +67,7 @@ def explained(feed: Path, ranks: int, function: str) -> dict[str, Any]:
 @wanted("torch")
 @pytest.mark.parametrize("odd", [0, 1])
 @pytest.mark.parametrize("group", ["default", "new"])
-def test_the_rank_that_is_not_in_the_collective_is_named(tmp_path: Path, odd: int, group: str) -> None:
+def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, group: str) -> None:
     job = str(JOBS / "collective.py")
     with running(
         tmp_path / "feed", "-m", "torch.distributed.run", "--nproc-per-node=3", job, str(odd), group

@@ -43,7 +43,7 @@ def an_end(sidecar: Sidecar, status: int) -> End:
     return End(sidecar.directory, 99, status, sidecar.clock.wall, "another name", launch=LAUNCH)
 
 
-def test_nothing_is_committed_or_counted_while_the_launch_may_say_more(sidecar: Sidecar) -> None:
+def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> None:
     watched = trained(sidecar)
     evidence(sidecar, launches=[LAUNCH])
     watched.write(final=True)
@@ -59,7 +59,7 @@ def test_nothing_is_committed_or_counted_while_the_launch_may_say_more(sidecar: 
     ("status", "final", "expected", "productive"),
     [(0, True, "finished", 5), (0, False, "finished", 5), (3, True, "failed", 0), (-15, False, "stopped", 0)],
 )
-def test_the_status_of_the_launch_decides_whatever_the_name_of_its_run(
+def test_the_exit_status_of_the_launch_decides_for_any_run_name(
     sidecar: Sidecar, status: int, final: bool, expected: str, productive: float
 ) -> None:
     watched = trained(sidecar)

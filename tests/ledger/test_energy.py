@@ -155,7 +155,7 @@ def test_a_run_alone_on_its_gpus_gets_their_energy_from_zero(tmp_path: Path) -> 
     ],
     ids=["utilization", "memory", "nobody-knows"],
 )
-def test_a_shared_gpu_is_divided_by_what_is_known_and_a_stranger_s_part_is_nobody_s(
+def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
     tmp_path: Path,
     ratios: tuple[float | None, float | None],
     sizes: tuple[int | None, int | None],
@@ -191,7 +191,7 @@ def test_memory_energy_is_divided_by_resident_memory(tmp_path: Path) -> None:
     assert node.after(10.0).get(ENERGY, run="r", component="dram", method="memory_share") == 50.0
 
 
-def test_a_machine_that_serves_one_run_is_that_run_s_also_where_processes_cannot_be_seen(
+def test_a_machine_with_one_run_is_attributed_also_without_visible_processes(
     tmp_path: Path,
 ) -> None:
     node = Node(tmp_path, options=EnergyOptions(whole_machine=True), runs={"r": Run()})
@@ -201,7 +201,7 @@ def test_a_machine_that_serves_one_run_is_that_run_s_also_where_processes_cannot
     assert node.after(10.0).get(ENERGY, run="r", component="cpu", method="whole") == 1000.0
 
 
-def test_a_machine_without_a_job_uses_energy_that_is_nobody_s(tmp_path: Path) -> None:
+def test_energy_of_a_machine_without_a_job_is_unattributed(tmp_path: Path) -> None:
     node = looked(tmp_path)
     node.after(3600.0)
     node.runs["r"] = Run(cpus=4.0)
@@ -255,7 +255,7 @@ def test_a_changed_carbon_file_applies_to_later_energy_only(tmp_path: Path) -> N
     assert since == START + 7
 
 
-def test_a_carbon_file_that_breaks_leaves_the_last_value_in_force_and_is_told(tmp_path: Path) -> None:
+def test_a_broken_carbon_file_keeps_the_last_value_and_is_logged(tmp_path: Path) -> None:
     file = tmp_path / "carbon"
     file.write_text("360\n")
     os.utime(file, (START - 5, START - 5))
@@ -301,7 +301,7 @@ def test_a_carbon_file_is_a_number_and_a_pipe_does_not_block(
     assert carbon.intensity == (Intensity(327.5 / KWH, "file", START - 1) if understood else None)
 
 
-def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_who_lived(
+def test_counters_continue_after_a_restart_and_the_gap_belongs_to_surviving_runs(
     tmp_path: Path,
 ) -> None:
     node = looked(tmp_path, options=PRICED, runs={"old": Run(cpus=4.0)})
@@ -318,7 +318,7 @@ def test_counters_go_on_after_a_restart_and_the_time_between_belongs_to_those_wh
     assert carbon == pytest.approx(14_000.0 * 1.5 * 1e-4)
 
 
-def test_a_run_that_came_back_after_days_goes_on_without_their_energy(tmp_path: Path) -> None:
+def test_a_run_that_returns_after_days_continues_without_the_energy_in_between(tmp_path: Path) -> None:
     node = looked(tmp_path, runs={"r": Run(cpus=4.0)})
     node.after(10.0)
     run = node.runs.pop("r")
@@ -330,7 +330,7 @@ def test_a_run_that_came_back_after_days_goes_on_without_their_energy(tmp_path: 
     assert [cpu_energy(lingering), cpu_energy(gone), cpu_energy(node.after(5.0))] == [1000, None, 1500]
 
 
-def test_totals_that_cannot_be_saved_are_withheld_and_not_lost(tmp_path: Path) -> None:
+def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:
     node = looked(tmp_path, runs={"r": Run(cpus=4.0)})
     ledger = tmp_path / "ledger"
     ledger.rename(tmp_path / "away")
@@ -342,7 +342,7 @@ def test_totals_that_cannot_be_saved_are_withheld_and_not_lost(tmp_path: Path) -
     assert [cpu_energy(withheld), cpu_energy(node.after(5.0))] == [None, 1000]
 
 
-def test_what_is_measured_and_what_is_not_is_told(tmp_path: Path) -> None:
+def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
     node = looked(tmp_path, watts={"package0": 100.0, "GPU-a": 100.0}, runs={"r": Run()})
     page = [node.after(5.0) for _ in range(60)][-1]
 
@@ -352,7 +352,7 @@ def test_what_is_measured_and_what_is_not_is_told(tmp_path: Path) -> None:
     assert page.get("exporter_energy_source_info", measured="true", **what) == 1
 
 
-def test_a_collector_that_starts_again_at_zero_loses_no_energy_of_the_run(tmp_path: Path) -> None:
+def test_a_restarted_counter_loses_no_energy_of_the_run(tmp_path: Path) -> None:
     node = looked(tmp_path, watts={"GPU-a": 400.0}, runs={"r": Run(gpus={"GPU-a": 1.0})})
     node.after(10.0)
     node.joules["GPU-a"] = 0.0  # a configuration reload replaces the collector
@@ -371,7 +371,7 @@ sys.stdin.readline()
 """
 
 
-def test_the_second_exporter_of_a_machine_counts_nothing_until_the_first_ends(tmp_path: Path) -> None:
+def test_the_second_exporter_of_a_machine_counts_after_the_first_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
@@ -390,7 +390,7 @@ def test_the_second_exporter_of_a_machine_counts_nothing_until_the_first_ends(tm
     assert cpu_energy(node.after(5.0)) == 500
 
 
-def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path) -> None:
+def test_a_removed_lock_file_is_not_a_lock(tmp_path: Path) -> None:
     lock = NodeLock(tmp_path, "boot")
     assert lock.acquire()
     lock.path.unlink()
@@ -399,7 +399,7 @@ def test_a_lock_file_that_was_removed_is_no_lock(tmp_path: Path) -> None:
     assert oct(lock.path.stat().st_mode & 0o777) == "0o666"
 
 
-def test_where_no_lock_can_be_had_energy_is_counted_and_that_is_said(tmp_path: Path) -> None:
+def test_without_a_lock_energy_is_counted_and_a_warning_is_logged(tmp_path: Path) -> None:
     trap = NodeLock(tmp_path, "boot")
     trap.path.symlink_to(tmp_path / "elsewhere")
 
@@ -423,7 +423,7 @@ HAPPENINGS = ["work", "restart", "boot", "fall", "jump", "come", "go", "unread",
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.floats(0, 2000)), max_size=25))
-def test_no_counter_ever_falls(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
+def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, float]]) -> None:
     directory = tmp_path / str(len(list(tmp_path.iterdir())))
     directory.mkdir()
     watts = {"package0": 90.0, "GPU-a": 300.0}

@@ -33,7 +33,7 @@ def killed_at_100(sidecar: Sidecar) -> None:
 
 
 @pytest.mark.usefixtures("killed_at_100")
-def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice(sidecar: Sidecar) -> None:
+def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None:
     again = Watched(sidecar, a_job(50))
     again.job.train(50)
     again.job.save(1.0)
@@ -46,7 +46,7 @@ def test_work_that_is_repeated_from_behind_a_save_is_not_productive_twice(sideca
 
 
 @pytest.mark.usefixtures("killed_at_100")
-def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_latest_save(
+def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_latest_save(
     sidecar: Sidecar,
 ) -> None:
     again = Watched(sidecar, a_job(0, load=1.0))
@@ -58,7 +58,7 @@ def test_one_that_loads_a_checkpoint_and_counts_from_zero_goes_on_from_the_lates
 
 
 @pytest.mark.usefixtures("killed_at_100")
-def test_a_warm_up_does_not_settle_where_a_training_goes_on(sidecar: Sidecar) -> None:
+def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
     again = Watched(sidecar, a_job(0))
     again.job.guessed = True
     again.job.train(3)
@@ -70,7 +70,9 @@ def test_a_warm_up_does_not_settle_where_a_training_goes_on(sidecar: Sidecar) ->
 
 
 @pytest.mark.parametrize("tag", ["", "s"], ids=["by-run", "by-tag"])
-def test_after_an_end_in_order_another_task_begins_unless_a_tag_ties_them(sidecar: Sidecar, tag: str) -> None:
+def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_tag(
+    sidecar: Sidecar, tag: str
+) -> None:
     first = Watched(sidecar, a_job(session_tag=tag))
     first.job.train(10)
     first.finish()
@@ -88,7 +90,7 @@ def test_after_an_end_in_order_another_task_begins_unless_a_tag_ties_them(sideca
 
 @pytest.mark.parametrize(("first_step", "load", "same"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)])
 @pytest.mark.usefixtures("killed_at_100")
-def test_a_crash_long_ago_is_another_task_where_the_training_begins_from_nothing(
+def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
     sidecar: Sidecar, first_step: int, load: float, same: bool
 ) -> None:
     sidecar.clock.advance(DAY)
@@ -101,7 +103,7 @@ def test_a_crash_long_ago_is_another_task_where_the_training_begins_from_nothing
 
 
 @pytest.mark.parametrize(("held", "cause"), [(400.0, "hang"), (200.0, "lost_progress")])
-def test_a_step_that_never_ended_hung_and_a_short_one_was_lost(
+def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
     sidecar: Sidecar, held: float, cause: str
 ) -> None:
     watched = Watched(sidecar, a_job())

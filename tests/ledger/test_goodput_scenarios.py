@@ -183,9 +183,7 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
 
 
 @pytest.mark.timeout(90)
-def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
-    tmp_path: Path, flags: list[str]
-) -> None:
+def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, flags: list[str]) -> None:
     chance = random.Random(7)
     marks: list[Page] = []
     kills = 0
@@ -226,7 +224,7 @@ def test_a_job_and_a_sidecar_that_are_killed_at_any_instant_lose_no_count(
             assert (of(after, name, "job-1") or 0.0) >= (of(before, name, "job-1") or 0.0)
 
 
-def test_a_session_goes_on_on_another_node_while_the_first_ones_sidecar_lives(
+def test_a_session_continues_on_another_node_while_the_first_sidecar_lives(
     tmp_path: Path, flags: list[str]
 ) -> None:
     """Two nodes with a sidecar each, that share a directory of state."""
@@ -262,7 +260,7 @@ energy:
 """
 
 
-def test_the_energy_of_a_run_is_that_of_its_phases_and_of_what_became_of_its_work(
+def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     tmp_path: Path, flags: list[str]
 ) -> None:
     """The machine's CPUs stand for a device; a model of their power will do, as it is the sums that are looked at."""

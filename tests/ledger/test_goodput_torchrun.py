@@ -84,7 +84,7 @@ say(what="end")
 
 
 @pytest.mark.timeout(180)
-def test_the_goodput_of_a_torchrun_that_is_killed_twice_is_what_a_hand_calculates(tmp_path: Path) -> None:
+def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
 
     script = tmp_path / "train.py"

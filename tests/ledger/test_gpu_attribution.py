@@ -50,7 +50,7 @@ def test_a_run_has_the_energy_of_its_whole_life(ended: float) -> None:
     assert {each.method for each in found} == {"exclusive"}
 
 
-def test_a_run_that_ended_is_divided_without_another_list() -> None:
+def test_an_ended_run_gets_its_share_without_another_process_list() -> None:
     found = played([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, until=16)
 
     assert joules(found, "a") == pytest.approx(WATTS * 12.5)
@@ -79,7 +79,7 @@ def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> N
     assert joules(found, "a") == pytest.approx(WATTS * 19)
 
 
-def test_a_process_that_came_to_a_card_late_has_nothing_of_before() -> None:
+def test_a_process_gets_no_energy_from_before_its_arrival_on_the_card() -> None:
     lists = [listing(2), listing(4), listing(6, 7), listing(8, 7)]
     found = played(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, until=8)
 
@@ -87,7 +87,7 @@ def test_a_process_that_came_to_a_card_late_has_nothing_of_before() -> None:
 
 
 @pytest.mark.parametrize(("divided", "name"), [(False, "NVIDIA A100"), (True, "")])
-def test_a_process_on_a_mig_instance_has_not_the_peak_of_the_card(divided: bool, name: str) -> None:
+def test_a_process_on_a_mig_instance_has_the_peak_of_the_instance(divided: bool, name: str) -> None:
     card = EnergyReading(
         component="gpu", device="GPU-a", source="nvml_counter", measured=True, joules=1.0, watts=1.0, at=1.0,
         name="NVIDIA A100", divided=divided,

@@ -98,7 +98,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=30))
-def test_wall_is_the_sum_and_no_counter_falls_whatever_hangs(story: Sequence[tuple[str, float]]) -> None:
+def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(story: Sequence[tuple[str, float]]) -> None:
     books = Books()
     before = books.counters()
     for event, seconds in [("work", 5.0), ("end", 0.0), *story]:

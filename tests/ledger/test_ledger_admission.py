@@ -46,7 +46,7 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize(("first", "second"), CONFLICTS.values(), ids=CONFLICTS)
-def test_the_first_living_definition_stands_and_the_other_is_counted(
+def test_the_first_live_definition_wins_and_the_other_is_counted(
     sidecar: Sidecar, first: StatDefinition, second: StatDefinition
 ) -> None:
     runs(sidecar, 1, second)
@@ -64,7 +64,7 @@ def test_the_first_living_definition_stands_and_the_other_is_counted(
     assert dropped(page, 0) is None
 
 
-def test_a_holder_stays_whoever_comes_later(sidecar: Sidecar) -> None:
+def test_a_family_owner_keeps_the_family(sidecar: Sidecar) -> None:
     runs(sidecar, 1, a_definition("a", buckets=(1.0,)))
     sidecar.collect()
     runs(sidecar, 0, a_definition("a", buckets=(2.0,)))
@@ -74,7 +74,7 @@ def test_a_holder_stays_whoever_comes_later(sidecar: Sidecar) -> None:
     assert page.count("a", run="r", rank="0") is None
 
 
-def test_when_the_holder_has_died_the_other_takes_the_family_with_all_it_counted(sidecar: Sidecar) -> None:
+def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a", buckets=(1.0,)))
     runs(sidecar, 1, a_definition("a", buckets=(2.0,)))
     sidecar.collect()
@@ -87,7 +87,7 @@ def test_when_the_holder_has_died_the_other_takes_the_family_with_all_it_counted
     assert page.count("a", run="r", rank="0") is None, "what lingers gives way to the living"
 
 
-def test_help_may_differ_and_the_first_is_shown(sidecar: Sidecar) -> None:
+def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidecar) -> None:
     runs(sidecar, 0, a_definition("a", help="First."))
     runs(sidecar, 1, a_definition("a", help="Second."))
     page = sidecar.collect()
@@ -126,7 +126,7 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
     ],
     ids=lambda definition: definition.name,
 )
-def test_names_of_the_exporter_are_refused_whoever_asks(sidecar: Sidecar, definition: StatDefinition) -> None:
+def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definition: StatDefinition) -> None:
     runs(sidecar, 0, definition, a_definition("good"))
     page = sidecar.after(1)
 
@@ -162,7 +162,7 @@ def everything(process: ProcessIdentity, value: float) -> Snapshot:
     return a_snapshot(process, *readings)
 
 
-def test_a_family_without_a_rank_is_rank_0s_alone(sidecar: Sidecar) -> None:
+def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> None:
     for rank in (3, 0, 1):
         sidecar.feed.put(everything(a_process(rank=rank), 1.0 + rank))
     page = sidecar.collect()
@@ -177,7 +177,7 @@ def test_a_family_without_a_rank_is_rank_0s_alone(sidecar: Sidecar) -> None:
     assert page.get("training_steps_total", run="r", rank="3", mode="x") == 4.0
 
 
-def test_a_second_process_of_rank_0_does_not_speak_for_the_run(sidecar: Sidecar) -> None:
+def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: Sidecar) -> None:
     sidecar.feed.put(everything(a_process(), 1.0))
     sidecar.collect()
     sidecar.feed.put(everything(a_process(), 2.0))
@@ -193,7 +193,7 @@ def reading_with(definition: StatDefinition, **changes: object) -> StatReading:
 
 
 @pytest.mark.parametrize("changes", [{"kind": "counter"}, {"labels": ()}, {"unit": "seconds"}])
-def test_what_only_looks_like_such_a_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
+def test_a_stat_that_imitates_a_run_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
     loss = next(spec for spec in TRAINING_FAMILIES.values() if spec.name == "training_loss")
     sidecar.feed.put(a_snapshot(a_process(), reading_with(definition_of(loss), **changes)))
     page = sidecar.collect()

@@ -77,7 +77,7 @@ def a_rank_that_begins_again(sidecar: Sidecar, started: float = START + 50) -> o
     return sidecar.after(1.0).count("loss", **RANK_0)
 
 
-def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory(tmp_path: Path) -> None:
+def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     process = a_process()
     sidecar.record(process, 3, alive=False)
@@ -94,7 +94,7 @@ def test_a_file_that_is_damaged_while_the_sidecar_runs_takes_nothing_from_memory
 
 
 @pytest.mark.parametrize("cut", [0, 20], ids=["whole", "damaged"])
-def test_a_copy_of_another_ranks_file_costs_the_rank_whose_file_it_replaced(tmp_path: Path, cut: int) -> None:
+def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, cut: int) -> None:
     sidecar = Sidecar(tmp_path)
     for rank in (0, 1):
         sidecar.record(a_process(rank=rank), 3 + rank, alive=False)
@@ -111,7 +111,7 @@ def test_a_copy_of_another_ranks_file_costs_the_rank_whose_file_it_replaced(tmp_
     assert (sidecar.state.damaged, files["1"].read_bytes()) == (1, whole)
 
 
-def test_a_state_directory_that_is_removed_is_made_again_with_what_memory_has(tmp_path: Path) -> None:
+def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     process = a_process()
     for sequence in (1, 2):
@@ -139,9 +139,7 @@ def a_crowd(directory: Path, *, processes: int, stats: int) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("processes", "stats"), [(1, 5000), (8, 6_000)], ids=["names", "files"])
-def test_a_crowd_of_stats_is_shed_and_counted_and_the_sidecar_lives(
-    tmp_path: Path, processes: int, stats: int
-) -> None:
+def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes: int, stats: int) -> None:
     a_crowd(tmp_path, processes=processes, stats=stats)
     command = [sys.executable, str(Path(__file__).parent / "crowd_child.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
@@ -153,7 +151,7 @@ def test_a_crowd_of_stats_is_shed_and_counted_and_the_sidecar_lives(
     assert 0 < shed < processes * stats
 
 
-def test_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
+def test_a_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path)
     window = WindowReading(START - 60, START, 1, dict.fromkeys([Aggregation.MEAN, Aggregation.MAX], 1.0))
     readings = [a_reading(a_definition(f"stat{number}"), [0.5], window=window) for number in range(100)]

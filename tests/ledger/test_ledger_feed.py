@@ -44,7 +44,7 @@ def flood(child: Child, seconds: float) -> int:
     return [int(line) for line in [*first, *child.kill().split("\n")[:-1]] if line.strip().isdigit()][-1]
 
 
-def test_a_killed_process_is_taken_over_and_its_files_are_gone(tmp_path: Path) -> None:
+def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Path) -> None:
     sidecar = a_sidecar(tmp_path)
     with training_process(tmp_path) as child:
         child.tell("publish")
@@ -93,7 +93,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.timeout(60)
-def test_ranks_and_a_sidecar_that_are_killed_at_any_instant_lose_nothing_and_no_total_falls(
+def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     tmp_path: Path,
 ) -> None:
     published: list[int] = []
@@ -118,7 +118,7 @@ def test_ranks_and_a_sidecar_that_are_killed_at_any_instant_lose_nothing_and_no_
     assert not list((tmp_path / "ledger").glob("*.damaged-*"))
 
 
-def test_a_second_sidecar_looks_on_and_takes_over_when_the_first_is_killed(tmp_path: Path) -> None:
+def test_a_second_sidecar_only_reads_until_the_first_is_killed(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.tell("publish")
         with sidecar_process(tmp_path) as first:
@@ -131,7 +131,7 @@ def test_a_second_sidecar_looks_on_and_takes_over_when_the_first_is_killed(tmp_p
     assert [page.count("train_stat0", **RANK_0) for page in (looks_on, takes_over)] == [1, 1]
 
 
-def test_a_rank_that_moves_to_another_node_continues_there_once_the_first_has_let_go(tmp_path: Path) -> None:
+def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_path: Path) -> None:
     here, there, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
     for each in (here, there, shared):
         each.mkdir()
@@ -158,7 +158,7 @@ def test_a_rank_that_moves_to_another_node_continues_there_once_the_first_has_le
     assert page.get("exporter_ledger_withheld_ranks") == 0
 
 
-def test_a_read_only_feed_directory_is_looked_at_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_read_only_feed_directory_is_read_without_writes(tmp_path: Path) -> None:
     feed = tmp_path / "feed"
     feed.mkdir()
     with training_process(feed) as child, read_only_view(feed, tmp_path / "view") as view:
@@ -170,7 +170,7 @@ def test_a_read_only_feed_directory_is_looked_at_and_nothing_is_written(tmp_path
         assert page.get("exporter_feed_owner") == 0
 
 
-def test_an_owner_lock_that_somebody_else_made_first_is_said() -> None:
+def test_a_foreign_owner_lock_created_first_is_reported() -> None:
     with tempfile.TemporaryDirectory() as shared:  # every directory on the way is open to others
         feed = Path(shared)
         feed.chmod(0o1777)
@@ -183,7 +183,7 @@ def test_an_owner_lock_that_somebody_else_made_first_is_said() -> None:
     assert f"{feed}/owner.lock: Permission denied" in told
 
 
-def test_a_missing_feed_directory_costs_the_feed_only(tmp_path: Path) -> None:
+def test_a_missing_feed_directory_affects_only_the_feed(tmp_path: Path) -> None:
     sidecar = a_sidecar(tmp_path / "gone")
 
     with pytest.raises(CollectError) as raised:
@@ -192,7 +192,7 @@ def test_a_missing_feed_directory_costs_the_feed_only(tmp_path: Path) -> None:
     assert sidecar.loaded
 
 
-def test_damaged_and_hostile_files_cost_themselves_only_and_a_line_for_each_reason(
+def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sidecar = a_sidecar(tmp_path)

@@ -53,7 +53,7 @@ def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowRea
     assert page.get(SAMPLES, **RANK_0) == 0
 
 
-def test_totals_of_the_dead_linger_for_their_time_by_any_clock_and_come_back_with_a_restart(
+def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     sidecar: Sidecar,
 ) -> None:
     process = a_process()
@@ -89,7 +89,7 @@ def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
     assert shown(sidecar.after(1)) == EVERYTHING
 
 
-def test_windows_of_a_process_that_cannot_write_them_go_at_once(sidecar: Sidecar) -> None:
+def test_windows_of_a_process_that_cannot_write_end_at_once(sidecar: Sidecar) -> None:
     process = a_process()
     sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25, 0.75], window=WINDOW)))
     sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], outdated=True)
@@ -97,21 +97,21 @@ def test_windows_of_a_process_that_cannot_write_them_go_at_once(sidecar: Sidecar
     assert shown(sidecar.collect()) == TOTALS_ONLY
 
 
-def test_a_writer_that_means_to_write_seldom_is_not_stale_in_between(sidecar: Sidecar) -> None:
+def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: Sidecar) -> None:
     snapshot = a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW))
     sidecar.feed.put(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
 
     assert shown(sidecar.collect()) == EVERYTHING
 
 
-def test_a_time_window_that_should_have_been_followed_by_another_is_absent(sidecar: Sidecar) -> None:
+def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None:
     sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW)))
 
     assert shown(sidecar.after(68)) == EVERYTHING
     assert shown(sidecar.after(3)) == TOTALS_ONLY
 
 
-def test_a_living_file_that_becomes_unreadable_keeps_its_seat_for_a_while(sidecar: Sidecar) -> None:
+def test_a_live_file_that_becomes_unreadable_keeps_its_place_temporarily(sidecar: Sidecar) -> None:
     process = a_process()
     sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25])))
     sidecar.collect()
@@ -123,7 +123,9 @@ def test_a_living_file_that_becomes_unreadable_keeps_its_seat_for_a_while(sideca
     assert sidecar.after(6).get("training_feed_alive", **RANK_0) == 0
 
 
-def test_no_feed_after_a_minute_is_said_once(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_feed_is_logged_once_after_a_minute(
+    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     sidecar.collect()
     sidecar.after(59)
@@ -178,14 +180,14 @@ def text_of_a_small_job(sidecar: Sidecar) -> str:
     return page.render(Format.TEXT).decode()
 
 
-def test_the_families_of_a_small_job_are_these(text_of_a_small_job: str) -> None:
+def test_a_small_job_has_the_expected_families(text_of_a_small_job: str) -> None:
     if UPDATE:
         GOLDEN.write_text(text_of_a_small_job, encoding="utf-8")
     assert text_of_a_small_job == GOLDEN.read_text(encoding="utf-8")
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_nothing_to_mend(text_of_a_small_job: str) -> None:
+def test_promtool_accepts_the_page(text_of_a_small_job: str) -> None:
     command, text = ["promtool", "check", "metrics"], text_of_a_small_job
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
 

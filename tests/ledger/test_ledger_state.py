@@ -50,7 +50,7 @@ def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
 
 @quick
 @given(data=st.data())
-def test_a_damaged_byte_is_found_and_the_file_is_kept_aside(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_damaged_byte_is_detected_and_the_file_moved_aside(tmp_path: Path, data: st.DataObject) -> None:
     store = StateStore(tmp_path)
     path = saved(store, b'{"some": "content", "of": 17}')
     good = path.read_bytes()
@@ -70,7 +70,7 @@ def test_a_damaged_byte_is_found_and_the_file_is_kept_aside(tmp_path: Path, data
     store.close()
 
 
-def test_a_file_of_a_later_version_is_moved_aside_and_told(
+def test_a_file_of_a_later_version_is_moved_aside_and_logged(
     store: StateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = saved(store)
@@ -107,7 +107,7 @@ def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_only_what_this_keeper_saved_lately_is_recent(tmp_path: Path) -> None:
+def test_only_records_saved_recently_by_this_store_are_recent(tmp_path: Path) -> None:
     ours, theirs = StateStore(tmp_path, keeper="here"), StateStore(tmp_path, keeper="there")
     old = saved(ours, key=("rank", "old", "0", "", ""))
     os.utime(old, (0, 0))
@@ -117,7 +117,7 @@ def test_only_what_this_keeper_saved_lately_is_recent(tmp_path: Path) -> None:
     assert list(ours.recent("rank", 60.0)) == [("rank", "ours", "0", "", "")]
 
 
-def test_tidying_removes_what_nobody_kept_for_long(store: StateStore) -> None:
+def test_cleanup_removes_records_unused_for_a_long_time(store: StateStore) -> None:
     paths = {run: saved(store, key=("rank", run, "0", "", "")) for run in ("past", "present", "kept")}
     stray = paths["past"].with_name(paths["past"].name + ".tmp")
     stray.write_bytes(b"hal")
@@ -150,7 +150,7 @@ def writer(directory: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(60)
-def test_a_sidecar_that_is_killed_again_and_again_loses_no_save(tmp_path: Path) -> None:
+def test_a_repeatedly_killed_sidecar_loses_no_save(tmp_path: Path) -> None:
     last = 0
     for round_ in range(12):
         child = writer(tmp_path)
@@ -167,7 +167,7 @@ def test_a_sidecar_that_is_killed_again_and_again_loses_no_save(tmp_path: Path) 
     assert not list(store.directory.glob("*.damaged-*"))
 
 
-def test_claims_survive_that_somebody_removes_the_lock_file(store: StateStore, tmp_path: Path) -> None:
+def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -> None:
     saved(store)
     (store.directory / "locks").unlink()
     store.save(KEY, b"new")
@@ -179,7 +179,7 @@ def test_claims_survive_that_somebody_removes_the_lock_file(store: StateStore, t
         child.communicate()
 
 
-def test_a_full_tmpfs_costs_the_save_and_leaves_the_last_one(tmp_path: Path) -> None:
+def test_a_full_tmpfs_fails_the_save_and_keeps_the_last_one(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     with mounted(small, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):

@@ -28,7 +28,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_told(sidecar: Sidecar) -> None:
+def test_a_process_that_returns_after_its_totals_were_sealed_is_refused_and_logged(sidecar: Sidecar) -> None:
     ghost = a_process()
     sidecar.record(ghost, 5)
     sidecar.collect()
@@ -46,7 +46,7 @@ def test_a_process_that_comes_back_after_its_share_was_sealed_is_refused_and_tol
     assert ghost.id in sidecar.feed.files
 
 
-def test_a_file_that_a_listing_misses_once_or_has_twice_makes_no_difference(sidecar: Sidecar) -> None:
+def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sidecar) -> None:
     sidecar.record(a_process(), 5)
     sidecar.collect()
     kept = dict(sidecar.feed.files)
@@ -61,7 +61,7 @@ def test_a_file_that_a_listing_misses_once_or_has_twice_makes_no_difference(side
         assert page.count("loss", **RANK_0) == 5
 
 
-def test_a_stat_that_the_restarted_rank_has_not_made_yet_lingers(sidecar: Sidecar) -> None:
+def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) -> None:
     first = a_process()
     sidecar.record(first, 5)
     sidecar.collect()
@@ -73,7 +73,7 @@ def test_a_stat_that_the_restarted_rank_has_not_made_yet_lingers(sidecar: Sideca
     assert page.get("training_feed_alive", **RANK_0) == 1
 
 
-def test_once_a_negative_sample_was_seen_there_is_no_sum_any_more(sidecar: Sidecar) -> None:
+def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
     first = a_process()
     sidecar.record(first, 2)
     pages = [sidecar.collect()]
@@ -88,7 +88,7 @@ def test_once_a_negative_sample_was_seen_there_is_no_sum_any_more(sidecar: Sidec
     assert [page.count("loss", **RANK_0) for page in pages] == [2, 3, 6, 6]
 
 
-def test_buckets_that_change_over_a_restart_start_the_histogram_anew(sidecar: Sidecar) -> None:
+def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
     fine, coarse = a_definition(buckets=(1.0, 2.0)), a_definition(buckets=(5.0,))
     lives = [(fine, [1.5, 9.0]), (coarse, [4.0]), (coarse, [4.0, 6.0]), (fine, [0.5])]
     seen = []
@@ -134,7 +134,7 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     assert whole.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
 
 
-def test_losses_and_events_continue_over_restarts_too(sidecar: Sidecar) -> None:
+def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> None:
     for life in (1, 2):
         reading = a_reading(LOSS, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
         snapshot = a_snapshot(a_process(started=START + life), reading, dropped={"write_failed": 4})
@@ -155,7 +155,7 @@ def test_losses_and_events_continue_over_restarts_too(sidecar: Sidecar) -> None:
     assert page.get("training_event_last_timestamp_seconds", **of_events) == 10.0
 
 
-def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Sidecar) -> None:
+def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, a_job(session_tag="s"))
     watched.job.train(3)
     watched.write(a_reading(LOSS, [2.0] * 3))
@@ -181,7 +181,7 @@ def test_totals_that_cannot_be_saved_are_withheld_and_gauges_are_not(sidecar: Si
     assert sidecar.feed.files == {}
 
 
-def test_what_does_not_change_is_not_written_again(sidecar: Sidecar) -> None:
+def test_unchanged_state_is_not_written_again(sidecar: Sidecar) -> None:
     sidecar.record(a_process(), 3)
     sidecar.collect()
     written = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}

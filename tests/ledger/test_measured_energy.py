@@ -25,7 +25,7 @@ FAMILY = "training_phase_energy_joules_total"
 QUALITY = "training_phase_energy_quality_ratio"
 
 
-def test_the_power_of_phases_is_that_of_the_card_and_the_sum_is_the_counters(tmp_path: Path) -> None:
+def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path) -> None:
     page = Node(tmp_path).play()
     measured = joules(page, FAMILY, method="power_samples")
     seconds = dict.fromkeys(PHASE_OF, 0.0)
@@ -47,7 +47,7 @@ def test_the_power_of_phases_is_that_of_the_card_and_the_sum_is_the_counters(tmp
     assert {quality[phase] for phase in clear} == {1.0}
 
 
-def test_a_card_that_another_uses_too_is_split_by_time(tmp_path: Path) -> None:
+def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> None:
     page = Node(tmp_path, strangers=1).play()
 
     assert joules(page, FAMILY, method="power_samples") == {}
@@ -112,7 +112,7 @@ def looked(directory: Path, **how: Any) -> Paper:
     return paper
 
 
-def test_what_was_drawn_after_the_last_that_is_known_of_phases_waits_for_it(tmp_path: Path) -> None:
+def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path: Path) -> None:
     paper = looked(tmp_path)
     paper.after(4.0)
     before = paper.after(1.0, flush=False)
@@ -126,11 +126,11 @@ def test_what_was_drawn_after_the_last_that_is_known_of_phases_waits_for_it(tmp_
     assert joules(after, FAMILY, method="power_samples")["forward"] == pytest.approx(2100.0)
 
 
-def test_a_job_that_tells_no_more_is_waited_for_only_so_long(tmp_path: Path) -> None:
+def test_waiting_for_phases_of_a_silent_job_is_bounded(tmp_path: Path) -> None:
     assert energy_of(looked(tmp_path).after(22.0, flush=False)) == pytest.approx(26 * 400.0)
 
 
-def test_an_interval_in_which_the_wall_clock_was_set_is_split_by_time(tmp_path: Path) -> None:
+def test_an_interval_with_a_clock_step_is_split_by_time(tmp_path: Path) -> None:
     paper = looked(tmp_path)
     paper.wall_offset += 0.5
     paper.after(4.0)
@@ -141,9 +141,7 @@ def test_an_interval_in_which_the_wall_clock_was_set_is_split_by_time(tmp_path: 
 
 
 @pytest.mark.parametrize(("step", "has_samples"), [(1.0, True), (0.02, False)], ids=["rare", "none"])
-def test_without_samples_energy_is_split_by_time_and_one_phase_has_all_of_it(
-    tmp_path: Path, step: float, has_samples: bool
-) -> None:
+def test_without_samples_energy_is_split_by_time(tmp_path: Path, step: float, has_samples: bool) -> None:
     paper = Paper(tmp_path, step=step, has_samples=has_samples)
     paper.collect()
     paper.after(1.0)
@@ -162,7 +160,7 @@ happenings = st.lists(
 
 @settings(max_examples=40)
 @given(happenings)
-def test_phases_sum_to_the_runs_energy_whatever_happens(story: Sequence[tuple[str, float]]) -> None:
+def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         paper = Paper(Path(directory))
         before: Mapping[str, float] = {}

@@ -79,7 +79,7 @@ def watched(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], s
 
 
 @pytest.mark.parametrize("launcher", ["python", "bash", "torchrun", "torchrun with an id"])
-def test_a_job_with_an_exit_status_is_failed_and_never_finished(
+def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
     tmp_path: Path, script: Path, launcher: str
 ) -> None:
     account = tmp_path / "account"

@@ -32,9 +32,7 @@ from exporter.recording.values import TrainingReading
         ("", "bf16", None),
     ],
 )
-def test_a_device_of_the_table_has_its_dense_peak_and_no_other_has_one(
-    name: str, dtype: str, tera: float | None
-) -> None:
+def test_only_devices_of_the_table_have_a_dense_peak(name: str, dtype: str, tera: float | None) -> None:
     assert peak_flops(name, dtype) == (None if tera is None else tera * 1e12)
 
 
@@ -49,7 +47,7 @@ def test_a_device_of_the_table_has_its_dense_peak_and_no_other_has_one(
         ("", ""),
     ],
 )
-def test_a_precision_is_a_data_type_where_it_is_clear(precision: str, dtype: str) -> None:
+def test_an_unambiguous_precision_is_a_data_type(precision: str, dtype: str) -> None:
     assert data_type(precision) == dtype
 
 
@@ -91,7 +89,7 @@ def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 
 
-def test_a_run_is_described_by_its_lowest_rank_here(tmp_path: Path) -> None:
+def test_a_run_is_described_by_its_lowest_local_rank(tmp_path: Path) -> None:
     page = page_with(
         tmp_path,
         training(a_process(rank=1), session_tag="other"),
@@ -117,7 +115,7 @@ def test_a_rank_has_the_gpu_that_its_process_holds(tmp_path: Path) -> None:
     assert page.get("training_rank_info", rank="1", local_rank="1", **common) == 1
 
 
-def test_the_peak_is_that_of_the_ranks_own_device_and_data_type(tmp_path: Path) -> None:
+def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> None:
     page = page_with(
         tmp_path,
         training(a_process(rank=0), precision="bf16-mixed"),
@@ -135,15 +133,13 @@ def test_the_peak_is_that_of_the_ranks_own_device_and_data_type(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("other", "known"), [(H100, 1), (L4, 0)])
-def test_where_nobody_can_tell_who_holds_what_equal_devices_will_do(
-    tmp_path: Path, other: str, known: int
-) -> None:
+def test_without_process_lists_equal_devices_give_the_peak(tmp_path: Path, other: str, known: int) -> None:
     gpus = (a_gpu("a", H100), a_gpu("b", other))
 
     assert len(peaks_of(page_with(tmp_path, training(a_process(), precision="bf16"), gpus=gpus))) == known
 
 
-def test_what_is_told_goes_before_what_is_configured_and_that_before_the_table(tmp_path: Path) -> None:
+def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -> None:
     settings = (PeakFlops("*H100*", 3e15, "fp8"), PeakFlops("*H100*", 2e15))
     page = page_with(
         tmp_path,

@@ -106,7 +106,7 @@ def test_a_run_starts_and_runs(sidecar: Sidecar) -> None:
     assert [state(before), state(compiling), state(look(watched))] == ["starting", "starting", "running"]
 
 
-def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
+def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, a_job())
     running = look(watched)
     watched.job.hold(299.0)
@@ -122,7 +122,7 @@ def test_a_hang_is_a_gap_that_ends_with_the_next_step(sidecar: Sidecar) -> None:
     assert shown(hung) == {"training_step"}
 
 
-def test_five_times_the_longest_step_is_no_hang_and_both_numbers_are_configured(sidecar: Sidecar) -> None:
+def test_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, a_job(seconds=100.0))
     look(watched)
     watched.job.hold(450.0)
@@ -140,7 +140,7 @@ def test_five_times_the_longest_step_is_no_hang_and_both_numbers_are_configured(
         ("data_loading", 310.0, "stalled"),
     ],
 )
-def test_who_waits_is_stalled_and_a_long_phase_has_longer(
+def test_a_waiting_rank_is_stalled_and_long_phases_have_a_longer_limit(
     running: Watched, phase: str, seconds: float, expected: str
 ) -> None:
     running.job.spend(phase, seconds)
@@ -149,7 +149,7 @@ def test_who_waits_is_stalled_and_a_long_phase_has_longer(
     assert state(look(running)) == expected
 
 
-def test_a_process_that_is_stopped_is_stalled(running: Watched) -> None:
+def test_a_stopped_process_is_stalled(running: Watched) -> None:
     assert state(look(running, age_seconds=30.0)) == "stalled"
 
 
@@ -165,7 +165,7 @@ def test_a_process_that_is_stopped_is_stalled(running: Watched) -> None:
         (130, "stopped", {"signal": "SIGINT"}),
     ],
 )
-def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
+def test_the_exit_status_seen_by_run_survives_a_restart_of_the_sidecar(
     sidecar: Sidecar, status: int, expected: str, reason: dict[str, str], pid: int
 ) -> None:
     watched = Watched(sidecar, a_job())
@@ -196,7 +196,7 @@ def test_run_knows_how_it_ended_also_after_a_restart_of_the_sidecar(
         ({"failure": "gpu_memory"}, True, "failed", "reported: gpu_memory"),
     ],
 )
-def test_without_run_the_end_is_inferred_or_reported_and_the_reason_says_so(
+def test_without_run_the_end_is_inferred_and_the_reason_is_labelled(
     sidecar: Sidecar, running: Watched, told: dict[str, Any], final: bool, expected: str, reason: str
 ) -> None:
     running.job.failure = told.get("failure", "")
@@ -211,7 +211,7 @@ def test_without_run_the_end_is_inferred_or_reported_and_the_reason_says_so(
     assert why(page)["reason"].startswith(reason)
 
 
-def test_a_death_is_dated_by_run_and_settled_at_once(sidecar: Sidecar, running: Watched) -> None:
+def test_a_death_seen_by_run_has_its_time_and_is_decided_at_once(sidecar: Sidecar, running: Watched) -> None:
     at = sidecar.clock.wall
     ended(sidecar, End(sidecar.directory, 7, -9, at))
     sidecar.clock.advance(20.0)
@@ -223,7 +223,7 @@ def test_a_death_is_dated_by_run_and_settled_at_once(sidecar: Sidecar, running: 
     assert of(sidecar.after(1.0), "wall_seconds_total") == 9
 
 
-def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar, running: Watched) -> None:
+def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running: Watched) -> None:
     at = sidecar.clock.wall
     lost = running.die(1.0)
     ended(sidecar, End(sidecar.directory, 7, -9, at))
@@ -231,7 +231,7 @@ def test_a_status_that_comes_a_little_later_is_believed(sidecar: Sidecar, runnin
     assert [state(lost), state(sidecar.after(1.0))] == ["ending", "failed"]
 
 
-def test_a_helper_takes_no_rank_and_one_that_begins_to_train_is_counted_once(sidecar: Sidecar) -> None:
+def test_a_helper_has_no_rank_and_a_late_trainer_is_counted_once(sidecar: Sidecar) -> None:
     helper = a_process(rank=None, role="helper")
     sidecar.record(helper, 3)
     before = sidecar.collect()
@@ -256,7 +256,7 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
     assert page.count("loss", run="r", rank="0", worker="1") == 3
 
 
-def test_two_jobs_that_share_a_given_name_are_told_and_a_restart_is_not(sidecar: Sidecar) -> None:
+def test_two_live_jobs_with_one_name_are_reported_and_a_restart_is_not(sidecar: Sidecar) -> None:
     def conflicts(run: str, *, given: bool = True, helper: bool = False) -> object:
         for trains in (True, not helper):
             sidecar.record(a_process(run=run).replace(trains=trains, run_given=given), 1)
@@ -319,13 +319,11 @@ def killed(
 
 
 @pytest.mark.parametrize("failure", ["network", "nccl_timeout", ""])
-def test_a_rank_that_died_without_a_word_is_the_cause_of_what_the_others_see(
-    tmp_path: Path, failure: str
-) -> None:
+def test_a_silently_killed_rank_is_the_cause_of_errors_in_other_ranks(tmp_path: Path, failure: str) -> None:
     assert killed(tmp_path, failure=failure, final=True, others=[""]) == {"signal": 1}
 
 
-def test_what_the_processes_say_is_believed_the_most_telling_first(tmp_path: Path) -> None:
+def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> None:
     said = killed(tmp_path / "a", failure="gpu_memory", final=True)
     by_others = killed(tmp_path / "b", failure="nccl_timeout", others=["gpu", "network"])
     left_before = killed(tmp_path / "c", failure="network", final=True, others=[""], others_final=True)
@@ -333,7 +331,7 @@ def test_what_the_processes_say_is_believed_the_most_telling_first(tmp_path: Pat
     assert [said, by_others, left_before] == [{"gpu_memory": 1}, {"gpu": 1}, {"exit": 1}]
 
 
-def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
+def test_an_oom_kill_is_recognised_from_kernel_counters(tmp_path: Path) -> None:
     assert killed(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}  # while it lives, and after its end
 
 
@@ -345,17 +343,19 @@ def test_the_kernel_counts_those_it_kills_for_memory(tmp_path: Path) -> None:
         *((137, 99, "signal"), (1, 99, "signal")),
     ],
 )
-def test_run_has_seen_the_exit_status(tmp_path: Path, status: int, pid: int, expected: str) -> None:
+def test_the_exit_status_seen_by_run_is_the_evidence(
+    tmp_path: Path, status: int, pid: int, expected: str
+) -> None:
     assert killed(tmp_path, status=status, pid=pid) == {expected: 1}
 
 
-def test_a_process_that_exited_normally_is_believed_unless_its_status_says_otherwise(tmp_path: Path) -> None:
+def test_a_normal_exit_is_accepted_unless_the_exit_status_contradicts(tmp_path: Path) -> None:
     assert killed(tmp_path / "a", final=True) == {}
     assert killed(tmp_path / "b", final=True, status=3) == {"exit": 1}
 
 
 @pytest.mark.parametrize(("boot", "expected"), [("boot-1", "unknown"), ("boot-2", "host")])
-def test_who_ended_while_nobody_looked_ended_with_the_machine_if_that_began_anew(
+def test_processes_that_ended_before_a_reboot_ended_with_the_machine(
     tmp_path: Path, boot: str, expected: str
 ) -> None:
     sidecar = Sidecar(tmp_path)

@@ -40,7 +40,7 @@ def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sideca
     assert process.id not in sidecar.feed.files
 
 
-def test_a_rank_that_was_seen_before_rank_0_is_let_go_of_without_a_word(
+def test_a_rank_seen_before_rank_0_is_released_silently(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer = Watched(sidecar, a_job(), rank=1)
@@ -104,7 +104,7 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
 @pytest.mark.timeout(90)  # hundreds of saves, on whatever disk there is
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ACTIONS, max_size=10), st.sets(st.integers(0, 10)))
-def test_whenever_the_sidecar_is_killed_the_end_is_the_same(
+def test_killing_the_sidecar_at_any_time_gives_the_same_result(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], restarts: set[int]
 ) -> None:
     undisturbed = lived(tmp_path_factory.mktemp("a"), actions, set(), "s")
@@ -116,7 +116,7 @@ def test_whenever_the_sidecar_is_killed_the_end_is_the_same(
         assert after == pytest.approx(before), name
 
 
-def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(sidecar: Sidecar) -> None:
+def test_attempts_during_an_absence_of_the_sidecar_are_counted(sidecar: Sidecar) -> None:
     for first_step in (0, 10, 20):
         watched = Watched(sidecar, a_job(first_step))
         watched.job.train(12)
@@ -132,7 +132,7 @@ def test_attempts_that_came_and_went_while_no_sidecar_looked_are_counted(sidecar
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_clock_set_back_while_no_sidecar_looks_takes_nothing_back(sidecar: Sidecar, dies: bool) -> None:
+def test_a_clock_set_back_during_an_absence_decreases_nothing(sidecar: Sidecar, dies: bool) -> None:
     job = Watched(sidecar, a_job())
     job.job.train(50)
     job.job.save(0.0)
@@ -165,7 +165,7 @@ sys.stdin.read()
 """
 
 
-def test_a_session_that_another_sidecar_keeps_is_waited_for(sidecar: Sidecar) -> None:
+def test_a_session_held_by_another_sidecar_is_awaited(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, a_job(session_tag="s"))
     watched.job.train(2)
     watched.write()
@@ -183,7 +183,7 @@ def test_a_session_that_another_sidecar_keeps_is_waited_for(sidecar: Sidecar) ->
     assert of(page, "uncommitted_seconds") == 2
 
 
-def test_of_two_living_processes_of_one_session_the_first_counts(
+def test_the_first_of_two_live_processes_of_a_session_counts(
     sidecar: Sidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Watched(sidecar, run="a", job=a_job(session_tag="s"))
@@ -199,7 +199,7 @@ def test_of_two_living_processes_of_one_session_the_first_counts(
     ]
 
 
-def test_a_tag_may_be_told_a_little_later(sidecar: Sidecar) -> None:
+def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
     watched = Watched(sidecar)
     watched.job.spend("init", 2.0)
     silent = watched.see()
@@ -232,7 +232,7 @@ def test_a_process_that_does_not_train_in_between_completes_no_task(sidecar: Sid
     check_identity(page)
 
 
-def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(sidecar: Sidecar) -> None:
+def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Sidecar) -> None:
     first = Watched(sidecar, a_job())
     first.job.spend("validation", 5.0)
     first.see()
@@ -248,7 +248,7 @@ def test_validation_counts_as_the_configuration_says_from_the_next_attempt_on(si
     assert of(page, "productive_seconds_total") == 10
 
 
-def test_the_time_to_the_first_step_is_that_of_the_attempt(sidecar: Sidecar) -> None:
+def test_the_time_to_the_first_step_is_per_attempt(sidecar: Sidecar) -> None:
     watched = Watched(sidecar, a_job())
     before = watched.see()
     watched.job.train(3)
@@ -260,7 +260,7 @@ def test_the_time_to_the_first_step_is_that_of_the_attempt(sidecar: Sidecar) -> 
     assert of(page, "attempt_start_timestamp_seconds") == watched.process.started
 
 
-def test_a_process_begins_when_the_kernel_says_so(tmp_path: Path) -> None:
+def test_the_start_of_a_process_comes_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (py) thon) S " + " ".join(["0"] * 18) + " 5000 0 0")
 

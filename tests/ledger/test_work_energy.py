@@ -75,7 +75,7 @@ class Run:
         assert whole == pytest.approx(self.given, rel=1e-6, abs=1e-4)
 
 
-def test_work_waits_until_it_is_known_what_became_of_it() -> None:
+def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     run = Run()
     run.energy.settle(flows())
     run.divide(1000.0, {"forward": 10.0})
@@ -88,7 +88,7 @@ def test_work_waits_until_it_is_known_what_became_of_it() -> None:
     run.check()
 
 
-def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
+def test_pending_work_is_lost_when_another_task_begins() -> None:
     run = Run()
     run.energy.settle(flows())
     run.divide(1000.0, {"forward": 10.0})
@@ -101,7 +101,7 @@ def test_work_that_is_open_when_the_run_begins_another_task_was_lost() -> None:
     run.check()
 
 
-def test_validation_is_productive_where_the_configuration_says_so() -> None:
+def test_validation_is_productive_if_configured() -> None:
     run = Run()
     run.energy.settle(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, validates=True))
     run.divide(100.0, {"validation": 10.0})
@@ -109,7 +109,7 @@ def test_validation_is_productive_where_the_configuration_says_so() -> None:
     assert run.productive() == 100
 
 
-def test_without_a_source_of_energy_nothing_is_zero_and_with_one_every_cause_begins() -> None:
+def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at_zero() -> None:
     run = Run()
     run.energy.begin([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
     run.energy.settle(flows(productive=1.0))
@@ -130,7 +130,7 @@ divisions = st.tuples(amounts, phase_seconds, st.tuples(amounts, amounts, amount
 
 
 @given(st.lists(divisions, max_size=8))
-def test_whatever_happens_both_sums_are_the_runs_energy(
+def test_both_sums_always_equal_the_energy_of_the_run(
     story: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
 ) -> None:
     run = Run()
@@ -173,7 +173,7 @@ def wasted(page: Page) -> dict[str, float]:
     return {cause: joules for cause, joules in found.items() if joules}
 
 
-def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
+def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     job = machine.job
     job.spend("init", 10.0)
@@ -192,7 +192,7 @@ def test_a_jobs_joules_become_productive_with_its_work(tmp_path: Path) -> None:
     assert wasted(page) == {"init": 1000, "data_stall": 500, "checkpoint_save": 500}
 
 
-def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
+def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
     machine = Machine(tmp_path, rank=5)
     machine.job.spend("init", 10.0)
     machine.job.begin_loop(0)
@@ -205,7 +205,7 @@ def test_a_node_without_rank_0_divides_its_energy_too(tmp_path: Path) -> None:
     assert "training_productive_seconds_total" not in machine.sidecar.collect().families
 
 
-def test_the_joules_of_a_run_are_lost_or_safe_as_the_next_run_of_its_session_finds_them(
+def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     tmp_path: Path,
 ) -> None:
     """A training that a scheduler begins again under another name."""

@@ -54,7 +54,7 @@ def of(told: list[Any], name: str) -> list[Any]:
 # What upstream's tests fix (B1 to B8) ------------------------------------------------------------------------
 
 
-def test_b1_b4_a_window_closes_when_it_has_its_samples_and_what_comes_then_is_discarded(monitor: Any) -> None:
+def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any) -> None:
     kinds = monitor.Aggregation
     stat = monitor.Stat("b4", [kinds.COUNT, kinds.SUM, kinds.MEAN], LONG, 3)
     counts = []
@@ -66,7 +66,7 @@ def test_b1_b4_a_window_closes_when_it_has_its_samples_and_what_comes_then_is_di
     assert stat.get() == {kinds.COUNT: 3, kinds.SUM: 6, kinds.MEAN: 2}
 
 
-def test_b5_a_window_that_is_over_is_an_event(monitor: Any, events: list[Any]) -> None:
+def test_b5_a_closed_window_is_an_event(monitor: Any, events: list[Any]) -> None:
     stat = monitor.Stat(
         "b5", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), dt.timedelta(milliseconds=1)
     )
@@ -79,7 +79,7 @@ def test_b5_a_window_that_is_over_is_an_event(monitor: Any, events: list[Any]) -
     assert stat.count <= 1
 
 
-def test_b6_the_end_of_a_stat_is_the_end_of_its_window(monitor: Any, events: list[Any]) -> None:
+def test_b6_deleting_a_stat_closes_its_window(monitor: Any, events: list[Any]) -> None:
     stat = monitor.Stat("b6", (monitor.Aggregation.SUM, monitor.Aggregation.COUNT), 10 * HOUR)
     stat.add(1)
     assert of(events, "b6") == []
@@ -91,7 +91,7 @@ def test_b6_the_end_of_a_stat_is_the_end_of_its_window(monitor: Any, events: lis
     assert event.data == {"b6.sum": 1.0, "b6.count": 1.0}
 
 
-def test_b8_an_event_is_what_it_was_made_of_and_needs_no_handler(monitor: Any) -> None:
+def test_b8_an_event_has_its_arguments_and_needs_no_handler(monitor: Any) -> None:
     when = dt.datetime(2026, 1, 2, 3, 4, 5, 678)
     data = {"str": "a string", "float": 1234.0, "int": 1234}
     event = monitor.Event(name="torch.monitor.TestEvent", timestamp=when, data=data)
@@ -104,7 +104,7 @@ def test_b8_an_event_is_what_it_was_made_of_and_needs_no_handler(monitor: Any) -
 
 
 @pytest.mark.parametrize("collection", [list, tuple, set, frozenset])
-def test_any_collection_of_aggregations_will_do_and_doubles_are_one(monitor: Any, collection: Any) -> None:
+def test_aggregations_are_any_collection_and_duplicates_count_once(monitor: Any, collection: Any) -> None:
     low, high = monitor.Aggregation.MIN, monitor.Aggregation.MAX
     stat = monitor.Stat("c", collection([low, high, low]), LONG, 6)
     assert stat.get() == {high: 0.0, low: 0.0}
@@ -115,7 +115,7 @@ def test_any_collection_of_aggregations_will_do_and_doubles_are_one(monitor: Any
 
 
 @pytest.mark.parametrize("most", [0, -1, 1])
-def test_no_room_for_samples_closes_after_the_first(monitor: Any, most: int) -> None:
+def test_max_samples_of_zero_closes_after_the_first_sample(monitor: Any, most: int) -> None:
     stat = monitor.Stat("c.room", [monitor.Aggregation.SUM], HOUR, max_samples=most)
     stat.add(1.5)
     stat.add(2.5)
@@ -132,7 +132,7 @@ def test_no_room_for_samples_closes_after_the_first(monitor: Any, most: int) -> 
         ([math.inf, -math.inf, 0.0], math.inf, -math.inf),
     ],
 )
-def test_what_is_not_finite_spoils_what_it_spoils_in_torch(
+def test_values_that_are_not_finite_propagate_as_in_torch(
     monitor: Any, values: list[float], high: float | None, low: float | None
 ) -> None:
     kinds = monitor.Aggregation
@@ -177,7 +177,7 @@ class Raising:
 
 
 @pytest.mark.parametrize("value", ["1", b"1", None, [1.0], 10**400, 1j, object(), Raising()])
-def test_what_is_no_number_is_a_type_error(monitor: Any, value: object) -> None:
+def test_a_value_that_is_not_a_number_is_a_type_error(monitor: Any, value: object) -> None:
     stat = monitor.Stat("c.bad", [monitor.Aggregation.SUM], HOUR)
     with pytest.raises(TypeError):
         stat.add(value)
@@ -185,7 +185,7 @@ def test_what_is_no_number_is_a_type_error(monitor: Any, value: object) -> None:
     assert stat.count == 0
 
 
-def test_a_stat_takes_no_attributes_but_subclasses_and_cannot_be_copied(monitor: Any) -> None:
+def test_a_stat_has_no_other_attributes_and_cannot_be_copied(monitor: Any) -> None:
     stat = monitor.Stat("c.attributes", [], HOUR)
     for way in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError):
@@ -211,7 +211,7 @@ def test_names_are_free_text_and_may_be_used_twice(monitor: Any, events: list[An
         assert [event.data for event in events[before:]] == [{f"{name}.sum": 1.0}]
 
 
-def test_the_window_after_a_full_one_begins_with_zeros(monitor: Any) -> None:
+def test_the_window_after_a_full_one_starts_with_zeros(monitor: Any) -> None:
     stat = monitor.Stat("c.zeros", [monitor.Aggregation.SUM], 0.1, 1)
     stat.add(5.0)
     full = stat.get()
@@ -227,7 +227,7 @@ def test_the_window_after_a_full_one_begins_with_zeros(monitor: Any) -> None:
 # Event -------------------------------------------------------------------------------------------------------
 
 
-def test_an_event_may_be_changed_by_a_whole_field_of_the_right_type(monitor: Any) -> None:
+def test_fields_of_an_event_can_be_assigned_with_the_right_type(monitor: Any) -> None:
     event = monitor.Event("a", dt.datetime(2026, 1, 1), {"x": 1})
     event.data["x"] = 2
     for name, value in (("name", 1), ("timestamp", 1.0), ("data", {"x": None})):
@@ -253,7 +253,7 @@ def test_bytes_become_text_and_whole_numbers_keep_64_bits(monitor: Any) -> None:
         monitor.Event("a", dt.datetime.now(), {"x": 2**63})
 
 
-def test_an_event_keeps_all_that_it_was_given_and_may_be_kept_weakly(monitor: Any) -> None:
+def test_an_event_keeps_its_arguments_and_can_be_weakly_referenced(monitor: Any) -> None:
     data = {f"layer.{number}": 0.5 for number in range(1000)} | {"configuration": "x" * 100_000}
     event = monitor.Event("large", dt.datetime.now(), data)
 
@@ -264,7 +264,7 @@ def test_an_event_keeps_all_that_it_was_given_and_may_be_kept_weakly(monitor: An
 # Handlers ----------------------------------------------------------------------------------------------------
 
 
-def test_handlers_in_python_have_answered_when_the_call_returns_and_one_registered_twice_does_so_twice(
+def test_handlers_return_before_the_call_and_a_doubly_registered_one_is_called_twice(
     monitor: Any,
 ) -> None:
     told: list[Any] = []
@@ -284,9 +284,7 @@ def test_handlers_in_python_have_answered_when_the_call_returns_and_one_register
     assert told[0] is told[1] is event
 
 
-def test_the_real_summary_writer_is_given_the_windows_of_a_stat_and_nothing_else(
-    monitor: Any, tmp_path: Path
-) -> None:
+def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
     accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     writer = tensorboard.SummaryWriter(str(tmp_path))

@@ -85,7 +85,7 @@ def test_d12_a_window_below_a_millisecond_or_of_no_length_is_refused(window: Any
         Stat("d12", [], window)
 
 
-def test_d13_d15_d22_what_a_handler_raises_reaches_nobody_and_it_may_be_unregistered_twice() -> None:
+def test_d13_d15_d22_exceptions_of_a_handler_are_isolated_and_unregistering_twice_is_safe() -> None:
     def broken(_event: Event) -> None:
         raise SystemExit(3)
 
@@ -101,7 +101,7 @@ def test_d13_d15_d22_what_a_handler_raises_reaches_nobody_and_it_may_be_unregist
     assert [reason for _, reason in lost] == ["error"]
 
 
-def test_d16_a_handler_may_use_everything_and_what_it_logs_is_told_after_it() -> None:
+def test_d16_a_handler_can_log_and_its_events_follow() -> None:
     stat = Stat("d16", [Aggregation.COUNT], HOUR, 1)
     seen: list[str] = []
 
@@ -126,7 +126,7 @@ def test_d16_a_handler_may_use_everything_and_what_it_logs_is_told_after_it() ->
 # What is asked of handlers that answer before the call returns ------------------------------------------------
 
 
-def test_two_threads_that_log_into_each_others_handlers_do_not_wait_for_ever(tmp_path: Path) -> None:
+def test_two_threads_that_log_into_each_others_handlers_do_not_deadlock(tmp_path: Path) -> None:
     program = f"""{HEAD}
 def answering(other):
     def handler(each):
@@ -149,7 +149,7 @@ print(sum(handle.delivered for handle in handles))
 
 
 @pytest.mark.timeout(90)
-def test_a_handler_that_hangs_is_waited_for_once_and_told_without_waiting_until_it_is_back() -> None:
+def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns() -> None:
     gate, seen = threading.Event(), list[str]()
 
     def hanging(event: Event) -> None:
@@ -171,7 +171,7 @@ def test_a_handler_that_hangs_is_waited_for_once_and_told_without_waiting_until_
     monitor.unregister_event_handler(handle)
 
 
-def test_a_handler_that_is_told_from_a_signal_handler_answers_there_too(tmp_path: Path) -> None:
+def test_a_handler_is_called_from_a_signal_handler(tmp_path: Path) -> None:
     program = f"""{HEAD}
 told, answered = [], []
 handle = monitor.register_event_handler(lambda event: told.append(event.name))
@@ -205,7 +205,7 @@ def test_d17_without_a_length_every_window_of_max_samples_is_logged_and_nothing_
         Stat("d17.endless", [Aggregation.SUM], None, 0)
 
 
-def test_d17_what_is_discarded_is_counted() -> None:
+def test_d17_discarded_samples_are_counted() -> None:
     stat = Stat("d17", [Aggregation.COUNT], HOUR, 3)
     for _ in range(10):
         stat.add(1.0)
@@ -213,7 +213,7 @@ def test_d17_what_is_discarded_is_counted() -> None:
     assert (stat.get(), stat.discarded) == ({Aggregation.COUNT: 3.0}, 7)
 
 
-def test_d18_a_window_closes_when_its_time_is_over_and_nothing_is_added(told: list[Event]) -> None:
+def test_d18_a_window_closes_by_time_without_new_samples(told: list[Event]) -> None:
     stat = Stat("d18", [Aggregation.SUM], 0.2)
     stat.add(3.0)
     wait_until(lambda: any("d18.sum" in event.data for event in told))
@@ -241,7 +241,7 @@ assert [e.data for e in told] == [{{"d19.sum": 3.0, "d19.count": 2.0}}], told
     assert child(tmp_path / "feed", program).stderr == ""
 
 
-def test_d2_d20_the_last_window_of_a_global_stat_is_told_at_exit(tmp_path: Path) -> None:
+def test_d2_d20_the_last_window_of_a_global_stat_is_logged_at_exit(tmp_path: Path) -> None:
     program = f"""{HEAD}
 monitor.register_event_handler(lambda event: print(event.data, flush=True))
 STAT = monitor.Stat("d20", [A.SUM], 3600.0)
@@ -273,7 +273,7 @@ class Typed(Event):
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_an_event_of_a_class_of_ones_own_is_copied_whole(again: Callable[[Typed], Typed]) -> None:
+def test_an_event_of_a_subclass_is_copied_completely(again: Callable[[Typed], Typed]) -> None:
     event = Typed(7)
     found = again(event)
 
@@ -283,7 +283,7 @@ def test_an_event_of_a_class_of_ones_own_is_copied_whole(again: Callable[[Typed]
     assert repr(found) == f"Typed(name='typed', timestamp={when}, data={{'step': 7}})"
 
 
-def test_events_of_this_face_and_of_the_rest_reach_each_others_handlers(told: list[Event]) -> None:
+def test_events_of_this_module_and_of_the_exporter_share_handlers(told: list[Event]) -> None:
     events: list[exporter.Event] = []
     handle = exporter.events.register(events.append, types="face.*")
     log_event(Event("face.event", dt.datetime.fromtimestamp(7.0), {"x": 1}))
@@ -299,9 +299,7 @@ def test_events_of_this_face_and_of_the_rest_reach_each_others_handlers(told: li
 @pytest.mark.parametrize(
     ("name", "taken"), [("face.loss", "face.loss"), ("face lr/ms", "face_lr_ms"), ("7 seas", "stat_7_seas")]
 )
-def test_samples_reach_prometheus_under_a_name_that_stats_share_whatever_they_aggregate(
-    name: str, taken: str
-) -> None:
+def test_stats_of_one_name_share_a_family(name: str, taken: str) -> None:
     first, second = Stat(name, [Aggregation.MEAN], HOUR, 2), Stat(name, [Aggregation.MAX], 60.0)
     for value in (1.0, 2.0, 30.0):
         first.add(value)
@@ -311,7 +309,7 @@ def test_samples_reach_prometheus_under_a_name_that_stats_share_whatever_they_ag
     assert (first.get()[Aggregation.MEAN], second.count) == (1.5, 1)
 
 
-def test_a_name_that_is_the_exporters_own_works_without_families() -> None:
+def test_a_stat_with_a_reserved_name_works_without_families() -> None:
     stat = Stat("training.events", [Aggregation.SUM], HOUR, 1)
     stat.add(2.0)
 
@@ -341,7 +339,7 @@ def test_nothing_is_lost_between_threads() -> None:
     assert len(mine) > 3
 
 
-def test_a_signal_handler_may_add_to_the_stat_that_it_interrupted(tmp_path: Path) -> None:
+def test_a_signal_handler_can_add_to_the_interrupted_stat(tmp_path: Path) -> None:
     program = f"""{HEAD}
 s = monitor.Stat("signals", [A.COUNT], 3600.0, 200)
 signal.signal(signal.SIGALRM, lambda *_: s.add(1.0))

@@ -117,7 +117,7 @@ class Keeping(StatCollector):
         self.seen.append((stat.key, v))
 
 
-def test_a_collector_is_given_every_raw_sample_of_every_spelling_and_costs_the_adder_nothing() -> None:
+def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
     collector = Keeping()
     exporter.Stat("others.before").add(1.0)
     handle = register_stat_collector(collector)
@@ -138,7 +138,7 @@ def test_a_collector_is_given_every_raw_sample_of_every_spelling_and_costs_the_a
     assert sorted(collector.seen) == [*others, *(("rfc.raw", float(value)) for value in range(100))]
 
 
-def test_a_collector_that_raises_costs_its_own_samples() -> None:
+def test_a_raising_collector_loses_only_its_own_samples() -> None:
     class Broken(StatCollector):
         def handle(self, stat: Stat, v: float) -> None:
             raise ValueError
@@ -158,7 +158,7 @@ def test_a_collector_that_raises_costs_its_own_samples() -> None:
     assert lost >= 1
 
 
-def test_a_forked_child_reports_its_own_samples_whoever_was_at_the_parents(tmp_path: Path) -> None:
+def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:
     program = """
 import os, threading
 from exporter.monitor.rfc import AggregatingStatCollector, Stat, StatType, register_stat_collector
@@ -184,7 +184,7 @@ done.set()
     assert child(tmp_path / "feed", program).stdout == "{'forked.sum': 5.0}\n"
 
 
-def test_a_handler_sees_when_an_event_was_logged_which_it_is_and_where_it_belongs(told: list[Event]) -> None:
+def test_a_handler_sees_time_id_and_parent_of_an_event(told: list[Event]) -> None:
     before = time.monotonic_ns()
     with exporter.span("outer"):
         log("inside", x=1)
@@ -199,7 +199,7 @@ def test_a_handler_sees_when_an_event_was_logged_which_it_is_and_where_it_belong
     assert first.asdict()["id"] == first.id
 
 
-def test_a_severity_goes_with_a_type_alone_a_timestamp_is_filled_in_and_events_of_elsewhere_come_too(
+def test_events_have_a_severity_a_timestamp_and_any_origin(
     told: list[Event],
 ) -> None:
     log("short", "m", severity="warning", x=1)
@@ -230,18 +230,20 @@ def test_a_severity_goes_with_a_type_alone_a_timestamp_is_filled_in_and_events_o
         ((Event("a"), "message"), TypeError),
     ],
 )
-def test_what_is_no_event_is_a_clear_exception(arguments: tuple[Any, ...], error: type[Exception]) -> None:
+def test_an_object_that_is_not_an_event_raises_a_clear_exception(
+    arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         log(*arguments)
 
 
 @pytest.mark.parametrize("collector", [None, AggregatingStatCollector, print])
-def test_what_is_no_collector_is_refused(collector: Any) -> None:
+def test_an_invalid_collector_is_refused(collector: Any) -> None:
     with pytest.raises(TypeError, match="collector"):
         register_stat_collector(collector)
 
 
-def test_timing_a_block_shows_in_torchs_profiler_too_and_a_coroutine_is_timed_to_its_end() -> None:
+def test_a_timed_block_is_in_the_torch_profiler_and_a_coroutine_is_timed_to_its_end() -> None:
     torch = pytest.importorskip("torch")
     stat = Stat("rfc.profiled", [StatType.COUNT], unit="seconds")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

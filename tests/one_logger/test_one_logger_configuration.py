@@ -23,7 +23,7 @@ APPLICATION: dict[str, Any] = {
 TRAINING: dict[str, Any] = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 32}
 
 
-def test_each_field_with_a_callable_form_has_its_present_value_beside_it() -> None:
+def test_each_callable_field_has_an_attribute_with_its_present_value() -> None:
     application = OneLoggerConfig(
         application_name="app",
         world_size_or_fn=lambda: 4,
@@ -41,7 +41,7 @@ def test_each_field_with_a_callable_form_has_its_present_value_beside_it() -> No
     assert [training.varies(name) for name in ("perf_tag_or_fn", "seq_length_or_fn")] == [True, False]
 
 
-def test_d39_no_callable_is_asked_before_its_value_is_needed() -> None:
+def test_d39_a_callable_is_not_called_before_its_value_is_needed() -> None:
     asked: list[int] = []
 
     def world_size() -> int:
@@ -66,7 +66,7 @@ def test_d39_no_callable_is_asked_before_its_value_is_needed() -> None:
         ("seq_length_or_fn", lambda: None, []),  # it is not known yet
     ],
 )
-def test_a_callable_that_raises_or_gives_what_cannot_be_is_reported_and_its_value_is_unknown(
+def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
     field: str, ask: Callable[[], Any], rules: list[str]
 ) -> None:
     config = TrainingTelemetryConfig(**TRAINING | {field: ask})
@@ -98,7 +98,7 @@ def test_a_callable_that_raises_or_gives_what_cannot_be_is_reported_and_its_valu
         (TrainingTelemetryConfig, "save_checkpoint_strategy", "sometimes"),
     ],
 )
-def test_what_cannot_be_is_refused_where_it_is_stated_with_the_name_of_the_field(
+def test_an_invalid_value_is_refused_with_the_name_of_the_field(
     kind: type[Settings], field: str, value: Any
 ) -> None:
     given = (APPLICATION if kind is OneLoggerConfig else TRAINING) | {field: value}
@@ -107,12 +107,12 @@ def test_what_cannot_be_is_refused_where_it_is_stated_with_the_name_of_the_field
         kind(**given)
 
 
-def test_throughput_needs_to_know_what_a_sample_costs() -> None:
+def test_throughput_needs_the_flops_of_a_sample() -> None:
     with pytest.raises(ValueError, match="flops_per_sample must"):
         TrainingTelemetryConfig(**TRAINING, is_log_throughput_enabled_or_fn=True)
 
 
-def test_d38_an_unknown_field_is_reported_with_those_that_exist() -> None:
+def test_d38_an_unknown_field_is_reported_with_the_known_fields() -> None:
     with reported() as found:
         config = TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
         config.perf_tags_or_fn = "typo"
@@ -123,7 +123,7 @@ def test_d38_an_unknown_field_is_reported_with_those_that_exist() -> None:
     assert "seq_length_or_fn" in expected
 
 
-def test_numbers_and_truth_values_may_come_from_the_environment() -> None:
+def test_numbers_and_booleans_can_come_from_the_environment() -> None:
     application = OneLoggerConfig(
         **APPLICATION | {"world_size_or_fn": "16", "enable_for_current_rank": "false"}
     )
@@ -139,7 +139,7 @@ def test_only_an_explicit_choice_propagates() -> None:
         assert OneLoggerConfig(**APPLICATION, error_handling_strategy=chosen).model_copy().propagates
 
 
-def test_a_field_may_be_changed_afterwards_and_is_checked_then_too() -> None:
+def test_a_later_assignment_to_a_field_is_validated() -> None:
     config = OneLoggerConfig(**APPLICATION)
     config.telemetry_config = TrainingTelemetryConfig(**TRAINING)
     with pytest.raises(OneLoggerError, match="OneLoggerConfig: application_name"):
@@ -149,7 +149,7 @@ def test_a_field_may_be_changed_afterwards_and_is_checked_then_too() -> None:
     assert config.telemetry_config == TrainingTelemetryConfig(**TRAINING)
 
 
-def test_a_copy_may_differ_and_a_default_that_is_changed_is_one_configurations_own() -> None:
+def test_a_copy_can_differ_and_mutable_defaults_are_not_shared() -> None:
     first, second = OneLoggerConfig(**APPLICATION), OneLoggerConfig(**APPLICATION)
     copy = first.model_copy({"application_name": "other"})
     assert first == second != copy
@@ -159,7 +159,7 @@ def test_a_copy_may_differ_and_a_default_that_is_changed_is_one_configurations_o
     assert (first.logger_config.log_level, second.logger_config.log_level) == ("ERROR", "INFO")
 
 
-def test_mappings_stand_for_nested_settings() -> None:
+def test_mappings_replace_nested_configurations() -> None:
     config = OneLoggerConfig(
         **APPLICATION, telemetry_config=TRAINING, logger_config={"log_file_path_for_err": Path("/tmp/e")}
     )
@@ -168,7 +168,7 @@ def test_mappings_stand_for_nested_settings() -> None:
     assert config.logger_config == LoggerConfig(log_file_path_for_err="/tmp/e")
 
 
-def test_the_configuration_of_an_application_that_does_not_train_is_taken_as_it_is() -> None:
+def test_the_configuration_of_an_application_without_training_is_accepted() -> None:
     @dataclasses.dataclass
     class Serving:
         custom_metadata: None = None

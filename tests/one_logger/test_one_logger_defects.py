@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
 
 @pytest.mark.parametrize("known", ["disabled", "before configuration"])
-def test_d22_d23_every_block_gives_a_span_and_runs_its_body(known: str) -> None:
+def test_d22_d23_every_block_returns_a_span_and_runs_its_body(known: str) -> None:
     if known == "disabled":
         configured(telemetry={}, enable_for_current_rank=False)
     bodies = 0
@@ -59,7 +59,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
     assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 1}
 
 
-def test_a_block_that_a_callback_has_ended_is_one_step() -> None:
+def test_a_block_ended_by_a_callback_is_one_step() -> None:
     configured(telemetry={})
     with training.application(), training.training_loop(train_iterations_start=0):
         with training.training_iteration():
@@ -93,7 +93,7 @@ NO_TARGETS = [[8], "8", math.nan, math.inf, True, lambda: 1 / 0, lambda: [8]]
 
 
 @pytest.mark.parametrize("target", NO_TARGETS, ids=lambda target: type(target).__name__)
-def test_d19_a_target_that_is_none_is_a_misuse_and_the_loop_is_told_without(target: Any) -> None:
+def test_d19_an_invalid_target_is_a_misuse_and_the_loop_is_exported_without_it(target: Any) -> None:
     memory = configured(telemetry={"seq_length_or_fn": 16})
 
     with training.application(), training.training_loop(0, None, target, target):
@@ -109,7 +109,7 @@ def test_d19_a_target_that_is_none_is_a_misuse_and_the_loop_is_told_without(targ
     ("target", "told_"), [(1e5, 100_000), (100, 100), (0, 0), (-1, -1), (10**400, 10**400)]
 )
 @pytest.mark.parametrize("stated", ["called", "configured"])
-def test_a_target_is_told_as_it_was_stated(target: float, told_: int, stated: str) -> None:
+def test_a_target_is_exported_as_configured(target: float, told_: int, stated: str) -> None:
     names = ("train_iterations_target_or_fn", "train_samples_target_or_fn")
     memory = configured(telemetry={} if stated == "called" else dict.fromkeys(names, target))
     given = (target, target) if stated == "called" else ()
@@ -140,7 +140,7 @@ def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
     assert misuses() == {}
 
 
-def test_d18_saves_that_are_switched_off_break_no_rule_and_are_nobodys_parent() -> None:
+def test_d18_disabled_saves_are_no_misuse_and_no_parent() -> None:
     memory = configured(telemetry={"is_save_checkpoint_enabled_or_fn": False})
     with training.application():
         with training.training_loop(0), training.checkpoint_save(0), training.validation_loop():
@@ -158,7 +158,7 @@ def test_d18_saves_that_are_switched_off_break_no_rule_and_are_nobodys_parent() 
     assert exported(memory).names() == ["application", "training_loop", "validation_loop"]
 
 
-def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
+def test_d39_each_callable_is_called_at_most_once_per_iteration() -> None:
     asked: Counter[str] = Counter()
 
     def ask(name: str, value: Any) -> Any:
@@ -176,7 +176,7 @@ def test_d39_each_callable_is_asked_at_most_once_per_iteration() -> None:
     assert during == dict.fromkeys([*given, "world_size"], 100)
 
 
-def test_d41_a_ranks_samples_are_its_own_share_and_the_events_tell_the_jobs() -> None:
+def test_d41_families_have_samples_of_the_rank_and_events_those_of_the_job() -> None:
     telemetry = {"global_batch_size_or_fn": 32, "log_every_n_train_iterations": 10}
     memory = configured(telemetry=telemetry, world_size_or_fn=4)
     with training.application(), training.training_loop(train_iterations_start=0):
@@ -198,7 +198,7 @@ def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_no
     assert not {"model_forward", "model_backward"} & set(exported(memory).names())
 
 
-def test_d8_a_success_of_a_save_that_never_began_or_was_confirmed_is_a_misuse_without_effect() -> None:
+def test_d8_a_success_without_an_open_save_is_a_misuse_without_effect() -> None:
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
     with training.application(), training.training_loop(train_iterations_start=0):
         train(3)
@@ -214,7 +214,7 @@ def test_d8_a_success_of_a_save_that_never_began_or_was_confirmed_is_a_misuse_wi
     assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)
 
 
-def test_d12_a_validation_whose_only_iteration_failed_tells_no_times() -> None:
+def test_d12_a_validation_whose_only_iteration_failed_has_no_times() -> None:
     memory = configured(telemetry={})
     with (
         training.application(),

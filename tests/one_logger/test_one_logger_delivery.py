@@ -61,7 +61,7 @@ def dropped(reason: str, exporter: str = "KeepingExporter") -> float:
     return total("training.span.exporter.dropped", exporter=exporter, reason=reason)
 
 
-def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: list[Delivery]) -> None:
+def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter)
     span = Span.create("work")
@@ -89,7 +89,7 @@ def test_every_record_arrives_in_order_on_a_thread_of_the_exporters_own(sinks: l
     assert exporter.threads == {"exporter-spans-KeepingExporter"}
 
 
-def test_what_an_exporter_is_given_does_not_change_any_more(sinks: list[Delivery]) -> None:
+def test_a_delivered_record_does_not_change(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
     sink = begun(sinks, exporter)
@@ -126,7 +126,7 @@ class MuteError(Exception):
 @pytest.mark.parametrize(
     "error", [ValueError("never"), SystemExit(1), MuteError()], ids=lambda each: type(each).__name__
 )
-def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_go_on(
+def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
     sinks: list[Delivery], error: BaseException
 ) -> None:
     def counts() -> list[float]:
@@ -148,7 +148,7 @@ def test_d29_a_record_that_is_always_refused_is_dropped_and_told_and_the_others_
     assert counts() == [before[0] + 2, before[1] + delivery.ATTEMPTS]
 
 
-def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(sinks: list[Delivery]) -> None:
+def test_d24_an_exporter_that_cannot_connect_is_retried_without_loss(sinks: list[Delivery]) -> None:
     down = threading.Event()
     down.set()
     exporter = KeepingExporter(lambda method, _: method == "initialize" and down.is_set())
@@ -161,7 +161,7 @@ def test_d24_an_exporter_that_cannot_connect_is_asked_again_and_misses_nothing(s
     assert exporter.kept == [("initialize", ""), ("start", "work")]
 
 
-def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: list[Delivery]) -> None:
+def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks: list[Delivery]) -> None:
     hanging, working = KeepingExporter(), KeepingExporter()
     hanging.gate.clear()
     sink = begun(sinks, hanging, working, bound=10)
@@ -183,7 +183,7 @@ def test_an_exporter_that_hangs_costs_its_own_records_and_delays_nobody(sinks: l
     assert hanging.names("telemetry_data_error") == ["90 records before this one were dropped"]
 
 
-def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
+def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
     sink = Delivery([exporter])
@@ -201,7 +201,7 @@ def test_d34_the_end_is_bounded_and_what_did_not_go_out_is_counted() -> None:
     exporter.gate.set()
 
 
-def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> None:
+def test_the_shutdown_skips_retry_pauses_of_an_unreachable_backend() -> None:
     exporter = KeepingExporter(lambda method, _: method == "start")
     sink = Delivery([exporter], first_pause_seconds=1000.0)
     sink.start_exporters()
@@ -215,7 +215,7 @@ def test_at_the_end_nobody_waits_for_the_pauses_of_a_backend_that_is_down() -> N
     assert exporter.kept[-1] == ("close", "")
 
 
-def test_what_waits_goes_out_at_the_end_where_the_job_has_let_go_of_its_recorder() -> None:
+def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_recorder() -> None:
     exporter = KeepingExporter()
     exporter.gate.clear()
     DefaultRecorder([exporter]).start("work")
@@ -238,7 +238,7 @@ def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
     assert all(fits(definition, TRAINING_FAMILIES[name]) for name, definition in made.items())
 
 
-def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_waits(
+def test_a_buffering_exporter_is_flushed_when_its_queue_is_empty(
     sinks: list[Delivery],
 ) -> None:
     class Holding(KeepingExporter):
@@ -257,7 +257,7 @@ def test_an_exporter_that_holds_records_back_is_asked_to_write_them_when_none_wa
     assert max(b - a for a, b in zip((0, *exporter.written), exporter.written, strict=False)) <= 256
 
 
-def test_the_parent_that_is_told_is_the_nearest_that_is_exported(sinks: list[Delivery]) -> None:
+def test_the_parent_of_a_record_is_the_nearest_exported_span(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter, filter=SpanFilter.default())
     loop = Span.create(StandardTrainingJobSpanName.TRAINING_LOOP)
@@ -281,7 +281,7 @@ def test_a_filter_beside_all_spans_and_a_mode_that_is_none_are_refused() -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_d49_a_forked_child_tells_nothing_and_ends_at_once(sinks: list[Delivery]) -> None:
+def test_d49_a_forked_child_exports_nothing_and_exits_at_once(sinks: list[Delivery]) -> None:
     exporter = KeepingExporter()
     sink = begun(sinks, exporter)
     sink.start(Span.create("parent"))

@@ -58,7 +58,7 @@ def test_each_of_the_fifty_defects_is_shown_by_tests_that_exist() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_code_runs_as_it_stands(number: int, tmp_path: Path) -> None:
+def test_the_code_of_the_document_runs(number: int, tmp_path: Path) -> None:
     done = run_python(BLOCKS[number], tmp_path)
 
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
 
 
-def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path: Path) -> None:
+def test_records_have_the_shapes_of_one_logger_and_a_parent(tmp_path: Path) -> None:
     told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
 
     records = lines_of(tmp_path / "deep" / "telemetry.json")
@@ -80,7 +80,7 @@ def test_records_have_one_loggers_shapes_and_say_what_they_are_part_of(tmp_path:
     assert gap["error"]["attributes"]["telemetry_data_error_type"] == "incomplete_telemetry_data"
 
 
-def test_d35_records_say_whose_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_d35_records_have_application_rank_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     recorder = DefaultRecorder([FileExporter(tmp_path / "t.json")])
     OneLoggerProvider.instance().configure(SETTINGS, recorder)
@@ -150,7 +150,7 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     assert (record["type"], record["count"]) == ("complete", 1)
 
 
-def test_an_exporter_takes_nothing_before_it_is_initialised_and_after_it_is_closed(tmp_path: Path) -> None:
+def test_an_exporter_accepts_records_only_between_initialize_and_close(tmp_path: Path) -> None:
     exporter = FileExporter(tmp_path / "t.json")
     with pytest.raises(ExportError, match="not initialized"):
         exporter.export_start(Span.create("work"))
@@ -184,7 +184,7 @@ trees = st.dictionaries(
 
 
 @given(trees)
-def test_d31_every_log_line_reads_back_as_what_it_was(fields: dict[str, Any]) -> None:
+def test_d31_every_log_line_round_trips(fields: dict[str, Any]) -> None:
     record = {"type": "event", "event": {"attributes": fields}}
     line = LoggerExporter._format_log(record)
 
@@ -198,7 +198,7 @@ def test_a_text_without_a_record_is_refused(text: str) -> None:
         LoggerExporter.deserialize_log(text)
 
 
-def test_an_exporter_of_ones_own_needs_no_decorator_and_may_override_what_it_wants() -> None:
+def test_a_custom_exporter_needs_no_decorator_and_can_override_any_method() -> None:
     class Mine(BaseJsonExporter):
         def __init__(self) -> None:
             super().__init__()
@@ -213,7 +213,7 @@ def test_an_exporter_of_ones_own_needs_no_decorator_and_may_override_what_it_wan
     assert len(mine.records) == 6
 
 
-def test_a_configuration_in_the_code_goes_before_a_files_and_a_files_before_packages(tmp_path: Path) -> None:
+def test_configuration_in_code_precedes_files_and_packages(tmp_path: Path) -> None:
     file = tmp_path / "exporters.json"
     listed = [
         {"class_name": "FileExporter", "config": {"file_path": "a.json", "backups": 2}},
@@ -253,7 +253,7 @@ def test_the_file_is_found_by_the_variable_or_in_the_working_directory(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"exporters": 5}', '{"exporters": [5, {"class_name": 3}]}'])
-def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -> None:
     file = tmp_path / "exporters.json"
     file.write_text(text, encoding="ascii")
     manager = ExporterConfigManager(packages=[])
@@ -264,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_left_out(text: str, tmp_path
     assert {call for call, _, _ in found} == {"with_export_config"}
 
 
-def test_a_package_and_a_class_that_cannot_be_loaded_are_reported_and_left_out(tmp_path: Path) -> None:
+def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_path: Path) -> None:
     group, file = "nv_one_logger.exporter_configs", {"file_path": str(tmp_path / "t.json")}
     points = [
         EntryPoint("broken", "no_such_module:Config", group),
@@ -316,7 +316,7 @@ def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_
     assert second.end_time >= first.end_time >= first.start_time >= second.start_time
 
 
-def test_d33_spans_that_opentelemetrys_backend_refuses_are_kept_and_offered_again() -> None:
+def test_d33_spans_refused_by_opentelemetry_are_retried() -> None:
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.trace.export import SpanExportResult
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -22,7 +22,7 @@ def file_of(path: Path, vector: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("vector", CONTENT["vectors"], ids=lambda vector: vector["id"])
-def test_a_job_is_recorded_as_its_vector_says(
+def test_a_job_is_recorded_as_in_its_golden_vector(
     vector: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = replay_one_logger.replay_all([file_of(tmp_path / "one.json", vector)])
@@ -40,7 +40,7 @@ def test_a_job_is_recorded_as_its_vector_says(
     ],
     ids=["value", "missing", "superfluous", "misuse"],
 )
-def test_the_replay_sees_every_kind_of_difference(
+def test_the_replay_detects_every_kind_of_difference(
     damage: Callable[[dict[str, Any]], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vector = copy.deepcopy(next(each for each in CONTENT["vectors"] if each["id"] == "fresh-n1"))

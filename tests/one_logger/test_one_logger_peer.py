@@ -161,7 +161,7 @@ def steady(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_one_loggers_own_exporter_serves_here(tmp_path: Path) -> None:
+def test_an_exporter_of_one_logger_works_here(tmp_path: Path) -> None:
     job = OURS.replace("exporter.one_logger.exporter.file_exporter", "nv_one_logger.exporter.file_exporter")
     done = run_python(job + JOB, tmp_path)
 
@@ -171,7 +171,7 @@ def test_one_loggers_own_exporter_serves_here(tmp_path: Path) -> None:
     assert {name for _, name, _, _ in records} >= {"application", "training_loop", "custom", "happened"}
 
 
-def test_their_reader_reads_our_log_lines() -> None:
+def test_the_reader_of_one_logger_parses_our_log_lines() -> None:
     from nv_one_logger.exporter.logger_exporter import (
         LoggerExporter as Theirs,
     )
@@ -185,7 +185,7 @@ def test_their_reader_reads_our_log_lines() -> None:
     assert Ours.deserialize_log(line) == record
 
 
-def test_an_exporter_of_the_jobs_own_that_declares_what_it_overrides_serves_here(tmp_path: Path) -> None:
+def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path) -> None:
     """One-logger insists on `@override`, which insists on the names of parameters."""
     methods = {
         "initialize": "",
@@ -255,7 +255,7 @@ ATTRIBUTES = importlib.import_module("nv_one_logger.training_telemetry.api.attri
 @pytest.mark.parametrize(
     "name", [name for name, kind in vars(ATTRIBUTES).items() if getattr(kind, "create", None)]
 )
-def test_attribute_classes_are_made_and_read_alike(name: str) -> None:
+def test_attribute_classes_have_the_same_constructors_and_fields(name: str) -> None:
     there, here = getattr(ATTRIBUTES, name), getattr(one_logger, name)
     parameters = inspect.signature(there.create).parameters
     samples = {"str": "x", "bool": True, "CheckPointStrategy": "sync", "custom_metadata": {"k": 1}}
@@ -278,7 +278,7 @@ OTHERWISE = {"error_handling_strategy", "logger_config", "log_file_path_for_info
 
 
 @pytest.mark.parametrize("name", ["OneLoggerConfig", "LoggerConfig", "TrainingTelemetryConfig"])
-def test_the_fields_of_their_configurations_and_the_defaults_are_ours(name: str) -> None:
+def test_configurations_have_the_fields_and_defaults_of_one_logger(name: str) -> None:
     module = "training_telemetry.api.config" if name == "TrainingTelemetryConfig" else "api.config"
     there = getattr(importlib.import_module(f"nv_one_logger.{module}"), name).model_fields
     here = dict(getattr(one_logger, name).fields())
@@ -291,7 +291,7 @@ def test_the_fields_of_their_configurations_and_the_defaults_are_ours(name: str)
         assert getattr(ours, "value", ours) == getattr(theirs, "value", theirs), each
 
 
-def test_their_summaries_and_window_timers_give_the_same_figures() -> None:
+def test_summaries_and_window_timers_give_the_figures_of_one_logger() -> None:
     from nv_one_logger.core.internal.metric_summarizer import MetricSummarizer
     from nv_one_logger.core.internal.multi_window_timer import MultiWindowTimer
     from nv_one_logger.core.time import TracingTimestamp
@@ -317,7 +317,7 @@ def test_their_summaries_and_window_timers_give_the_same_figures() -> None:
     assert our_timer == one_logger.MultiWindowTimer()
 
 
-def test_their_configuration_objects_are_taken(tmp_path: Path) -> None:
+def test_configuration_objects_of_one_logger_are_accepted(tmp_path: Path) -> None:
     from nv_one_logger.training_telemetry.api.config import (
         TrainingTelemetryConfig as Theirs,
     )

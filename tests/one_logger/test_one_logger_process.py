@@ -130,7 +130,7 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     ("end", "status"),
     [("", 0), ("sys.exit(3)", 3), ("raise ValueError('it failed')", 1), ("main = 5 / 0", 1)],
 )
-def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, status: int, tmp_path: Path) -> None:
+def test_records_before_a_normal_exit_are_in_the_file(end: str, status: int, tmp_path: Path) -> None:
     body = f"""
     configure()
     with application(), training_loop(train_iterations_start=0):
@@ -148,7 +148,7 @@ def test_what_was_told_before_an_orderly_end_is_in_the_file(end: str, status: in
     assert [each["event"]["attributes"]["num_iterations"] for each in updates] == [10, 20, 25]
 
 
-def test_a_job_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
     body = """
     import exporter, signal
     configure()
@@ -165,7 +165,7 @@ def test_a_job_that_is_killed_leaves_whole_lines(tmp_path: Path) -> None:
     assert sum(each["type"] == "event" for each in records(tmp_path)) == 12
 
 
-def test_d49_a_forked_worker_writes_nothing_under_its_parents_name(tmp_path: Path) -> None:
+def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> None:
     body = """
     configure()
     with application(), training_loop(train_iterations_start=0):
@@ -190,7 +190,7 @@ def test_d49_a_forked_worker_writes_nothing_under_its_parents_name(tmp_path: Pat
     assert "of the parent" in spans(tmp_path, "complete", "start")
 
 
-def test_a_child_forked_while_threads_open_spans_of_new_names_opens_one_itself(tmp_path: Path) -> None:
+def test_a_child_forked_while_threads_create_span_names_can_create_one(tmp_path: Path) -> None:
     body = """
     import itertools, signal, threading
     configure()
@@ -220,7 +220,7 @@ def test_a_child_forked_while_threads_open_spans_of_new_names_opens_one_itself(t
     run(HEAD + body, tmp_path)
 
 
-def test_a_child_of_multiprocessing_may_configure_itself(tmp_path: Path) -> None:
+def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None:
     body = """
     import multiprocessing
     def work():
@@ -289,7 +289,7 @@ def test_d44_no_state_opens_descriptors(configuration: str, tmp_path: Path) -> N
     run(HEAD + body, tmp_path)
 
 
-def test_records_carry_the_identity_that_the_job_has_given_itself(tmp_path: Path) -> None:
+def test_records_have_the_configured_identity(tmp_path: Path) -> None:
     body = """
     import exporter
     exporter.configure(run="mine", rank=5)
@@ -306,7 +306,7 @@ def test_records_carry_the_identity_that_the_job_has_given_itself(tmp_path: Path
     assert first["event"]["attributes"]["rank"] == 5
 
 
-def test_an_exporter_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_a_hanging_exporter_does_not_delay_the_exit(tmp_path: Path) -> None:
     body = """
     import threading
     class Hanging(FileExporter):
@@ -323,7 +323,7 @@ def test_an_exporter_that_hangs_does_not_keep_the_process(tmp_path: Path) -> Non
     assert spans(tmp_path, "stop") == ["application"]
 
 
-def test_d45_a_bare_interpreter_imports_every_name_and_nothing_begins_before_the_job() -> None:
+def test_d45_importing_every_name_starts_nothing() -> None:
     code = """if True:
         import sys, threading
         sys.path.insert(0, sys.argv[1])

@@ -34,14 +34,14 @@ def provider() -> one_logger.TrainingTelemetryProvider:
     return one_logger.TrainingTelemetryProvider.instance()
 
 
-def test_a_provider_is_one_object_and_cannot_be_called() -> None:
+def test_the_provider_is_a_singleton_and_not_callable() -> None:
     assert provider() is provider()
     for kind in (one_logger.TrainingTelemetryProvider, one_logger.OneLoggerProvider):
         with pytest.raises(TypeError, match=r"Use \w+\.instance\(\) instead"):
             kind()
 
 
-def test_what_was_configured_is_found_again() -> None:
+def test_the_configuration_is_readable() -> None:
     assert not provider().one_logger_ready
     with pytest.raises(OneLoggerError, match="configure the provider"):
         _ = provider().config
@@ -60,7 +60,7 @@ def test_what_was_configured_is_found_again() -> None:
     )
 
 
-def test_overrides_change_nested_fields_and_the_last_one_counts() -> None:
+def test_overrides_change_nested_fields_and_the_last_one_wins() -> None:
     (
         provider()
         .with_base_config(one_logger.OneLoggerConfig(**APPLICATION, telemetry_config=TRAINING))
@@ -75,13 +75,13 @@ def test_overrides_change_nested_fields_and_the_last_one_counts() -> None:
     assert config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING, seq_length_or_fn=5)
 
 
-def test_a_configuration_may_come_from_overrides_alone() -> None:
+def test_a_configuration_can_come_from_overrides_alone() -> None:
     provider().with_config_override(APPLICATION).configure_provider()
 
     assert provider().config == one_logger.OneLoggerConfig(**APPLICATION)
 
 
-def test_d40_a_part_of_a_training_over_a_base_without_one_is_refused_in_words() -> None:
+def test_d40_training_overrides_without_a_training_configuration_are_refused_clearly() -> None:
     built = provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION))
     built.with_config_override({"telemetry_config": {"seq_length_or_fn": 5}})
 
@@ -102,7 +102,7 @@ def test_d40_a_part_of_a_training_over_a_base_without_one_is_refused_in_words() 
         ("configure_provider", (), "No configuration was provided"),
     ],
 )
-def test_what_is_no_configuration_is_refused_in_words(
+def test_an_invalid_configuration_object_is_refused_clearly(
     call: str, arguments: tuple[Any, ...], words: str
 ) -> None:
     with pytest.raises(OneLoggerError, match=words):
@@ -121,7 +121,7 @@ def test_what_is_no_configuration_is_refused_in_words(
         ("set_training_telemetry_config", (one_logger.TrainingTelemetryConfig(**TRAINING),), "already_set"),
     ],
 )
-def test_s8_s13_what_comes_too_late_is_a_misuse_and_changes_nothing(
+def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
     call: str, arguments: tuple[Any, ...], rule: str
 ) -> None:
     configured(telemetry={})
@@ -136,7 +136,7 @@ def test_s8_s13_what_comes_too_late_is_a_misuse_and_changes_nothing(
     assert (current(), provider().config) == (before, config)
 
 
-def test_with_the_propagating_strategy_a_misuse_raises_at_its_call_and_bodies_run_all_the_same() -> None:
+def test_the_propagating_strategy_raises_at_the_call_and_bodies_still_run() -> None:
     configured(telemetry={}, error_handling_strategy=PROPAGATES)
     with pytest.raises(OneLoggerError, match="on_train_end"):
         training.on_train_end()
@@ -152,7 +152,7 @@ def test_with_the_propagating_strategy_a_misuse_raises_at_its_call_and_bodies_ru
     assert "iteration" in ran
 
 
-def test_d15_a_block_that_raises_as_it_is_entered_leaves_those_around_it_as_they_are() -> None:
+def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None:
     keeping = configured(telemetry={}, error_handling_strategy=PROPAGATES)
     for _ in range(2):
         with application():
@@ -169,7 +169,7 @@ def test_d15_a_block_that_raises_as_it_is_entered_leaves_those_around_it_as_they
     assert told.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
 
 
-def test_a_configuration_of_the_training_that_comes_later_is_part_of_the_whole() -> None:
+def test_a_later_training_configuration_is_merged() -> None:
     base = one_logger.OneLoggerConfig(**APPLICATION)
     provider().with_base_config(base).configure_provider()
     provider().set_training_telemetry_config(one_logger.TrainingTelemetryConfig(**TRAINING))
@@ -220,7 +220,7 @@ def test_d37_each_switch_switches_its_event(field: str, event: str) -> None:
     assert updates & set(exported(keeping).names("event")) == updates - {event}
 
 
-def test_exporters_may_come_from_a_configuration(tmp_path: Path) -> None:
+def test_exporters_can_come_from_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     provider().with_base_config(one_logger.OneLoggerConfig(**APPLICATION)).with_export_config(
         [{"class_name": "FileExporter", "config": {"file_path": str(path)}}]
@@ -244,7 +244,7 @@ def test_a_disabled_rank_exports_nothing_and_opens_nothing(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_forcing_it_off_ends_the_telling() -> None:
+def test_force_disabling_ends_the_export() -> None:
     keeping = configured()
     provider().force_disable_logging()
     with application():
@@ -254,7 +254,7 @@ def test_forcing_it_off_ends_the_telling() -> None:
     assert not one_logger.OneLoggerProvider.instance().one_logger_enabled
 
 
-def test_timed_span_is_told_with_its_attributes_and_its_error() -> None:
+def test_timed_span_exports_attributes_and_error() -> None:
     keeping = configured()
     with (
         contextlib.suppress(ZeroDivisionError),
@@ -283,7 +283,7 @@ def test_d47_timed_span_takes_any_name_and_decorates_functions() -> None:
     assert starts[2].parent_span.id == starts[1].id
 
 
-def test_spans_by_hand_stand_in_one_tree_with_the_standard_ones() -> None:
+def test_manual_and_standard_spans_form_one_tree() -> None:
     keeping, recorder = configured(telemetry={}), provider().recorder
     with application(), training_loop(train_iterations_start=0) as loop:
         mine = recorder.start("mine", parent_span=None)
@@ -299,7 +299,7 @@ def test_spans_by_hand_stand_in_one_tree_with_the_standard_ones() -> None:
     assert parents["training_loop"].name_str == "application"
 
 
-def test_the_initialization_says_whose_records_these_are() -> None:
+def test_the_initialization_record_identifies_the_job() -> None:
     keeping = configured()
     with application():
         pass
@@ -308,7 +308,7 @@ def test_the_initialization_says_whose_records_these_are() -> None:
     assert told["one_logger_training_telemetry_version"] == "2.3.1"
 
 
-def test_the_recorders_methods_are_the_callbacks() -> None:
+def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
     keeping, recorder = configured(telemetry={}), provider().recorder
     pairs = ["distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init"]
     recorder.on_app_start(one_logger.TracingTimestamp.now())
@@ -335,7 +335,7 @@ def test_the_recorders_methods_are_the_callbacks() -> None:
     assert exported(keeping).kept[-2:] == [("stop", "application"), ("close", "")]
 
 
-def test_a_recorder_of_the_jobs_own_keeps_a_tree_per_thread_and_task() -> None:
+def test_a_custom_recorder_has_a_span_tree_per_thread_and_task() -> None:
     keeping = KeepingExporter()
     recorder = one_logger.DefaultRecorder([keeping])
     one_logger.OneLoggerProvider.instance().configure(one_logger.OneLoggerConfig(**APPLICATION), recorder)
@@ -386,7 +386,7 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
     assert [rule for _, rule, _ in found] == ["no_such_span"] * 4 + ["closed", "closed"]
 
 
-def test_closing_a_recorder_ends_what_is_open_the_innermost_first() -> None:
+def test_closing_a_recorder_ends_open_spans_innermost_first() -> None:
     keeping = KeepingExporter()
     recorder = one_logger.DefaultRecorder([keeping])
     for name in ("outer", "inner"):
@@ -397,7 +397,7 @@ def test_closing_a_recorder_ends_what_is_open_the_innermost_first() -> None:
     assert keeping.names("stop") == ["inner", "outer"]
 
 
-def test_a_recorder_of_the_jobs_own_class_that_raises_harms_nothing() -> None:
+def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
     class Broken(one_logger.DefaultRecorder):
         def start(self, *arguments: Any, **named: Any) -> one_logger.Span:
             raise RuntimeError("broken")
@@ -420,7 +420,7 @@ def _default_notices() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_default_notices")
-def test_d36_a_log_file_exists_only_where_one_is_named_and_has_the_notices(tmp_path: Path) -> None:
+def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: Path) -> None:
     paths = {"log_file_path_for_info": tmp_path / "info", "log_file_path_for_err": tmp_path / "no" / "err"}
     with reported() as found:
         configured(logger_config=one_logger.LoggerConfig(log_level="ERROR", **paths))

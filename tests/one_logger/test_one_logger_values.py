@@ -59,14 +59,14 @@ def raised(error: Exception) -> Exception:
         (Rude(), "<Rude>"),
     ],
 )
-def test_an_attribute_holds_any_value_as_something_that_can_be_exported(value: Any, kept: Any) -> None:
+def test_any_attribute_value_becomes_exportable(value: Any, kept: Any) -> None:
     found = Attribute("name", value).value
 
     assert found == kept
     assert type(found) is type(kept)
 
 
-def test_numbers_of_numpy_become_pythons() -> None:
+def test_numpy_numbers_become_python_numbers() -> None:
     numpy = pytest.importorskip("numpy")
 
     found = [to_attribute(each) for each in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
@@ -75,7 +75,7 @@ def test_numbers_of_numpy_become_pythons() -> None:
     assert [type(each) for each in found] == [int, float, bool]
 
 
-def test_attributes_are_read_back_as_what_they_are() -> None:
+def test_attributes_keep_their_types() -> None:
     given = {"bool": True, "int": 3, "float": 0.5, "str": "a"}
     attributes = Attributes(given)
 
@@ -86,7 +86,7 @@ def test_attributes_are_read_back_as_what_they_are() -> None:
         attributes.get_int_value("str")
 
 
-def test_merged_attributes_are_of_the_class_that_merges() -> None:
+def test_merged_attributes_have_the_class_of_the_left_operand() -> None:
     first = standard_attributes.TestingMetricsUpdateAttributes.create(1, 2)
 
     merged = standard_attributes.TestingMetricsUpdateAttributes.merge(
@@ -99,7 +99,7 @@ def test_merged_attributes_are_of_the_class_that_merges() -> None:
     assert Attributes.from_json(merged.to_json()).to_json() == merged.to_json()
 
 
-def test_what_a_standard_event_needs_is_insisted_on() -> None:
+def test_required_attributes_of_standard_events_are_enforced() -> None:
     with pytest.raises(OneLoggerError, match="train_iterations_start is required"):
         standard_attributes.TrainingLoopAttributes.create(None, 1)
     with pytest.raises(OneLoggerError, match="rank is required"):
@@ -135,7 +135,7 @@ class SilentError(Exception):
     ("error", "message"),
     [(KeyError(), "KeyError()"), (ValueError("why"), "why"), (SilentError(), "SilentError")],
 )
-def test_an_error_tells_its_exception_even_one_without_a_text(error: Exception, message: str) -> None:
+def test_an_error_names_its_exception_also_without_a_message(error: Exception, message: str) -> None:
     told = ErrorEvent.create("it failed", raised(error)).attributes.to_json()
 
     assert told["exception_type"] == type(error).__name__
@@ -217,7 +217,7 @@ def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
     assert len(span.updated_attributes) == 997
 
 
-def test_a_time_of_the_past_is_taken_whatever_its_age_and_one_far_ahead_becomes_now() -> None:
+def test_a_past_time_is_accepted_and_a_far_future_time_becomes_now() -> None:
     now = TracingTimestamp.now()
     past = TracingTimestamp.for_timestamp(now.seconds_since_epoch - 90_000)
 
@@ -243,7 +243,7 @@ def test_a_timer_that_is_used_out_of_order_is_reported_and_goes_on() -> None:
     assert [rule for _, rule, _ in found] == ["not_running", "running"]
 
 
-def test_what_the_peer_lets_a_job_do_with_its_classes_it_can_do_here() -> None:
+def test_classes_support_the_operations_of_the_original() -> None:
     fields = [names.CheckPointStrategy.SYNC, *range(8)]
 
     assert MetricSummarizer[float]() == MetricSummarizer()

@@ -136,7 +136,7 @@ class BigText(str):
 @pytest.mark.parametrize(
     "make", [hostile_object, UnboundProxy, lambda: HostileNumber(1.5), hostile_class], ids="abcd"
 )
-def test_no_conversion_raises_for_a_class_that_raises_wherever_it_is_touched(
+def test_no_conversion_raises_for_a_class_that_raises_on_any_access(
     convert: Any, make: Callable[[], object]
 ) -> None:
     value = make()

@@ -58,7 +58,7 @@ CONVERTED = [
 ]
 
 
-def test_log_converts_what_is_no_plain_value(events: EventLog) -> None:
+def test_log_converts_objects_to_plain_values(events: EventLog) -> None:
     data: dict[str, Any] = {f"x{number}": each for number, (each, _) in enumerate(CONVERTED)}
     events.log("a", **data)
 
@@ -66,7 +66,7 @@ def test_log_converts_what_is_no_plain_value(events: EventLog) -> None:
     assert not events.reading().suppressed
 
 
-def test_log_takes_the_numbers_of_numpy_and_torch(events: EventLog) -> None:
+def test_log_accepts_numbers_of_numpy_and_torch(events: EventLog) -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     events.log("a", f=numpy.float32(0.5), i=numpy.int64(3), t=torch.tensor(2.0), v=torch.zeros(3), n=None)
 
@@ -88,7 +88,7 @@ def test_log_of_containers_with_a_million_items_is_bounded(events: EventLog) -> 
     assert str(events.recent()[0].data["losses"]).startswith("[0, 1, 2, ")
 
 
-def test_log_never_asks_a_gpu_for_a_value(events: EventLog) -> None:
+def test_log_never_reads_a_value_from_a_gpu(events: EventLog) -> None:
     class Tensor:
         __module__ = "torch"
         device, shape = "cuda:0", (1,)
@@ -104,7 +104,7 @@ def test_log_never_asks_a_gpu_for_a_value(events: EventLog) -> None:
     assert events.recent()[0].data == {"loss": shown, "losses": f"[{shown}]"}
 
 
-def test_log_knows_the_severities_of_others(events: EventLog) -> None:
+def test_log_accepts_severities_of_logging_and_torch(events: EventLog) -> None:
     severities: list[Any] = ["warn", "FATAL", 40, exporter.Severity.DEBUG, None, "odd"]
     for severity in severities:
         events.log("a", severity=severity)
@@ -131,7 +131,7 @@ class Hostile:
     __hash__ = None  # type: ignore[assignment]  # what is tested
 
 
-def test_what_cannot_be_logged_is_left_out_and_counted(events: EventLog) -> None:
+def test_values_that_cannot_be_logged_are_dropped_and_counted(events: EventLog) -> None:
     events.log("hostile", good=1, bad=Hostile())
     events.log("hostile", timestamp="never", parent_ids=5)  # type: ignore[arg-type]  # what is tested
     events.log(None)  # type: ignore[arg-type]  # likewise
@@ -145,7 +145,7 @@ def test_what_cannot_be_logged_is_left_out_and_counted(events: EventLog) -> None
 # Console -----------------------------------------------------------------------------------------------------
 
 
-def test_the_console_shows_an_event_as_one_line_and_escapes_what_its_encoding_has_not() -> None:
+def test_the_console_prints_an_event_as_one_line_in_any_encoding() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     event = Event("ckpt.f\xe4iled", 'no "space"\nleft', "error", {"step": 3, "path": "/a b"}, 1e9, rank=2)
@@ -162,7 +162,7 @@ values = st.text() | st.floats() | st.integers(-(2**63), 2**63 - 1) | st.boolean
 @given(
     st.text(min_size=1), st.none() | st.text(), st.dictionaries(st.text(), values), st.floats(-1e300, 1e300)
 )
-def test_whatever_an_event_holds_it_is_one_printable_line_and_one_of_json(
+def test_any_event_is_one_printable_line_and_one_json_line(
     type_: str, message: str | None, data: dict[str, Any], when: float
 ) -> None:
     event = Event(type_, message, data=data, timestamp=when)
@@ -199,7 +199,7 @@ def test_every_event_is_a_line_of_json_with_all_its_fields(tmp_path: Path) -> No
     assert set(line) == set(Event.__slots__)
 
 
-def test_a_file_is_rotated_by_size_and_only_so_many_are_kept(events: EventLog, tmp_path: Path) -> None:
+def test_a_file_is_rotated_by_size_and_old_files_are_removed(events: EventLog, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events.register(JsonLinesHandler(path, max_bytes=4096, backups=2), queue=10_000)
     for number in range(200):
@@ -213,7 +213,7 @@ def test_a_file_is_rotated_by_size_and_only_so_many_are_kept(events: EventLog, t
     assert numbers == list(range(numbers[0], 200))
 
 
-def test_a_line_that_was_cut_short_does_not_spoil_the_next_and_a_moved_file_is_made_anew(
+def test_a_truncated_line_does_not_damage_the_next_and_a_moved_file_is_recreated(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "events.jsonl"
@@ -226,7 +226,7 @@ def test_a_line_that_was_cut_short_does_not_spoil_the_next_and_a_moved_file_is_m
     assert [line["type"] for file in ("elsewhere", path) for line in lines(tmp_path / file)] == ["a", "b"]
 
 
-def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(events: EventLog, tmp_path: Path) -> None:
+def test_a_full_disk_loses_only_counted_lines(events: EventLog, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     with mounted(disk, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
@@ -247,7 +247,7 @@ def test_a_full_disk_costs_lines_which_are_counted_and_nothing_else(events: Even
         assert [line["type"] for line in lines(path)] == ["later"]
 
 
-def test_several_processes_may_write_to_one_file_that_rotates(tmp_path: Path) -> None:
+def test_several_processes_can_write_to_one_rotating_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     program = f"""
 import sys, exporter
@@ -282,7 +282,7 @@ def test_an_event_becomes_a_log_record(caplog: pytest.LogCaptureFixture) -> None
     assert vars(record)["exporter_event"].type == "ckpt.saved"
 
 
-def test_the_real_summary_writer_takes_it(tmp_path: Path) -> None:
+def test_the_real_summary_writer_accepts_an_event(tmp_path: Path) -> None:
     tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         TensorBoardHandler(writer).handle(

@@ -44,7 +44,7 @@ def test_enabled_answers_for_a_type_that_cannot_be_hashed(events: EventLog) -> N
     assert events.enabled(Unhashable("checkpoint.saved"))
 
 
-def test_an_event_has_all_that_was_said_of_it_and_when() -> None:
+def test_an_event_has_its_data_and_times() -> None:
     told: list[Event] = []
     events = EventLog(identify=lambda: new_identity(run="night-run", rank=3))
     events.register(told.append)
@@ -69,7 +69,7 @@ def test_an_event_has_all_that_was_said_of_it_and_when() -> None:
     assert re.fullmatch("[0-9a-f]{16}", event.id)
 
 
-def test_an_event_may_have_happened_before_it_is_logged(events: EventLog) -> None:
+def test_an_event_can_have_an_earlier_timestamp(events: EventLog) -> None:
     berlin = dt.timezone(dt.timedelta(hours=1))
     for when in (1.5, 3, dt.datetime(1970, 1, 1, 1, 0, 9, tzinfo=berlin)):
         events.log("gpu.done", timestamp=when)  # type: ignore[arg-type]  # a datetime will do
@@ -91,7 +91,7 @@ def test_types_beyond_the_first_hundred_are_other(events: EventLog) -> None:
 # Rules -------------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_enabled_until_a_rule_says_otherwise(events: EventLog) -> None:
+def test_every_event_type_is_enabled_without_rules(events: EventLog) -> None:
     assert events.enabled("train.step")
     events.limit("train.*", severity="warning")
     events.limit("noise", enabled=False)
@@ -132,7 +132,7 @@ def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events
     assert reading.suppressed == {("step", "sampled"): 90}
 
 
-def test_a_rate_limit_holds_back_a_flood_and_is_seen(events: EventLog) -> None:
+def test_a_rate_limit_drops_and_counts_a_flood(events: EventLog) -> None:
     told: list[str] = []
     events.register(lambda event: told.append(event.type))
     events.limit("flood", per_second=5)
@@ -146,7 +146,7 @@ def test_a_rate_limit_holds_back_a_flood_and_is_seen(events: EventLog) -> None:
     assert reading.suppressed["flood", "rate_limit"] == 1000 - len(told)
 
 
-def test_beyond_a_thousand_kinds_events_are_counted_together_and_told_by_their_type(events: EventLog) -> None:
+def test_event_kinds_beyond_a_thousand_share_one_counter(events: EventLog) -> None:
     told: list[str] = []
     events.register(lambda event: told.append(event.type), types=["alarm.*"])
     for number in range(1_100):
@@ -159,7 +159,7 @@ def test_beyond_a_thousand_kinds_events_are_counted_together_and_told_by_their_t
     assert events.reading().last["other", "info"] == 1e10
 
 
-def test_namespaces_keep_the_events_of_two_libraries_apart() -> None:
+def test_namespaces_separate_the_events_of_two_libraries() -> None:
     first, second = exporter.events.namespace("first"), exporter.events.namespace("second")
     first.log("loss", step=1)
     second.log("loss", "of the second", severity="warning")
@@ -196,7 +196,7 @@ def test_payload_object_reaches_handlers_of_the_process_and_is_never_written(
     assert events.recent()[-1].payload is None
 
 
-def test_a_payload_is_made_only_when_somebody_is_told_and_costs_itself_where_it_cannot_be(
+def test_a_payload_is_built_only_for_a_handler_and_a_failure_drops_only_the_payload(
     events: EventLog,
 ) -> None:
     made: list[int] = []
@@ -232,7 +232,7 @@ class Keeper:
         self.threads.add(threading.current_thread().name)
 
 
-def test_a_handler_is_told_in_order_on_a_thread_of_its_own(events: EventLog) -> None:
+def test_a_handler_receives_events_in_order_on_its_own_thread(events: EventLog) -> None:
     keeper = Keeper()
     events.register(keeper, queue=10_000)
     for number in range(5000):
@@ -244,7 +244,7 @@ def test_a_handler_is_told_in_order_on_a_thread_of_its_own(events: EventLog) -> 
     assert events.reading().delivered == {"Keeper": 5000}
 
 
-def test_a_handler_is_told_what_it_asked_for(events: EventLog) -> None:
+def test_a_handler_receives_the_selected_events(events: EventLog) -> None:
     told: list[Event] = []
     events.register(told.append, types=["ckpt.*", "eval"], severity="warning")
     for type_ in ("ckpt.saved", "eval", "other"):
@@ -258,7 +258,7 @@ def test_a_handler_is_told_what_it_asked_for(events: EventLog) -> None:
 
 
 @pytest.mark.parametrize("container", [[], deque(), queue.SimpleQueue()])
-def test_a_containers_own_method_is_called_before_log_returns(events: EventLog, container: Any) -> None:
+def test_a_synchronous_handler_is_called_before_log_returns(events: EventLog, container: Any) -> None:
     put = container.put if hasattr(container, "put") else container.append
     handle = events.register(put)
     events.log("a")
@@ -288,7 +288,7 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
     assert reading.delivered[name_of(broken)] == 0
 
 
-def test_a_handler_that_hangs_costs_its_own_events_and_no_time(events: EventLog) -> None:
+def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: EventLog) -> None:
     release = threading.Event()
     keeper = Keeper()
     events.register(lambda _event: release.wait(30), queue=5, name="hanging")
@@ -309,7 +309,7 @@ def test_a_handler_that_hangs_costs_its_own_events_and_no_time(events: EventLog)
     release.set()
 
 
-def test_unregistering_waits_for_what_was_logged_but_not_for_a_handler_that_hangs(events: EventLog) -> None:
+def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(events: EventLog) -> None:
     release = threading.Event()
     hanging = events.register(lambda _event: release.wait(30), name="hanging", types="b")
     keeper = Keeper()
@@ -330,7 +330,7 @@ def test_unregistering_waits_for_what_was_logged_but_not_for_a_handler_that_hang
     assert events.reading().dropped == {("hanging", "unregistered"): 3}
 
 
-def test_a_signal_handler_may_log_while_the_thread_of_a_handler_is_being_started(
+def test_a_signal_handler_can_log_while_a_handler_thread_starts(
     events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper, start, signals = Keeper(), threading.Thread.start, [signal.SIGUSR1]
@@ -368,7 +368,7 @@ def test_a_signal_handler_may_log_while_the_thread_of_a_handler_is_being_started
         ("unregister", {"handle": 3}, TypeError),
     ],
 )
-def test_what_sets_events_up_refuses_bad_arguments(
+def test_registration_refuses_invalid_arguments(
     events: EventLog, call: str, arguments: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

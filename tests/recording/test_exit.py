@@ -32,7 +32,7 @@ def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
     return time.monotonic() - float(done.stdout.splitlines()[-1])
 
 
-def test_everything_that_hangs_shares_one_deadline_at_exit(tmp_path: Path) -> None:
+def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
     assert seconds_to_exit(tmp_path / "feed", HUNG) < 2.7
     assert only(tmp_path / "feed").count == 2
 

@@ -47,7 +47,7 @@ def test_session_is_a_tag_of_the_run_and_changes_nothing_else(
     assert reading.steps == 1
 
 
-def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: Path) -> None:
+def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) -> None:
     program = "Stat('loss').add(1.0)"
     run(feed, program)
     time.sleep(1.0)
@@ -72,7 +72,7 @@ def test_a_launch_without_a_name_is_a_run_of_its_own_that_people_can_read(feed: 
         ({"EXPORTER_RUN": "  ", "SLURM_JOB_ID": "7", "RANK": "²", "LOCAL_RANK": "-1"}, "7", True),
     ],
 )
-def test_the_first_of_these_names_the_run(
+def test_the_run_name_comes_from_the_first_source_in_order(
     feed: Path, environment: dict[str, str], name: str, given: bool
 ) -> None:
     run(feed, "Stat('loss').add(1.0)", check=True, **environment)
@@ -128,7 +128,7 @@ def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) ->
     assert [each.process.rank for each in snapshots(feed)] == [3, None]
 
 
-def test_a_second_living_trainer_of_a_rank_of_a_named_run_is_told_once(feed: Path) -> None:
+def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
     program = """
         import exporter.feed.writer
         exporter.feed.writer.RIVAL_SECONDS = 0.5
@@ -148,7 +148,7 @@ def test_a_second_living_trainer_of_a_rank_of_a_named_run_is_told_once(feed: Pat
     assert "is taken" not in named.stderr + unnamed.stdout + unnamed.stderr
 
 
-def test_who_a_process_is_comes_from_its_launcher_and_configure_begins_anew(feed: Path) -> None:
+def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
         exporter.events.register(lambda event: None, name="mine")
@@ -172,7 +172,7 @@ def test_who_a_process_is_comes_from_its_launcher_and_configure_begins_anew(feed
     assert second.process.labels == (("model", "tiny"),)
 
 
-def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it(feed: Path) -> None:
+def test_a_new_identity_is_accepted_without_waiting_for_a_hanging_feed(feed: Path) -> None:
     program = """
         from exporter.feed.writer import FeedWriter
         hang, publish = threading.Event(), FeedWriter.publish
@@ -199,7 +199,7 @@ def test_another_identity_is_taken_though_the_feed_hangs_and_nobody_waits_for_it
     assert (second.process.run, second.recording.stats[0].count) == ("second", 2)
 
 
-def test_what_ends_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
+def test_the_exit_reason_of_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
     for ending in ("raise LookupError('mine')", "raise SystemExit(3)", ""):
         run(feed, f"Stat('loss').add(1.0); {ending}", check=False)
 

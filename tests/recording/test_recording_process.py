@@ -33,7 +33,7 @@ def written(feed: Path) -> list[int]:
         "os.kill(os.getpid(), signal.SIGINT); time.sleep(1)",
     ],
 )
-def test_an_orderly_end_loses_no_sample_and_no_event_and_tells_every_handler(feed: Path, ending: str) -> None:
+def test_a_normal_exit_delivers_every_sample_and_event(feed: Path, ending: str) -> None:
     program = f"""{WRITES}
         for step in range(100_000):
             loss.add(1.0)
@@ -52,9 +52,7 @@ def test_an_orderly_end_loses_no_sample_and_no_event_and_tells_every_handler(fee
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_an_abrupt_end_loses_at_most_one_flush_interval_and_no_line_that_was_written(
-    feed: Path, ending: str
-) -> None:
+def test_a_kill_loses_at_most_one_flush_interval(feed: Path, ending: str) -> None:
     program = f"""{WRITES}
         for n in range(100):
             loss.add(1.0)
@@ -71,7 +69,7 @@ def test_an_abrupt_end_loses_at_most_one_flush_interval_and_no_line_that_was_wri
     assert not snapshots(feed)[0].recording.final
 
 
-def test_a_handler_that_hangs_holds_up_the_exit_for_two_seconds_at_most(feed: Path) -> None:
+def test_a_hanging_handler_delays_the_exit_by_at_most_two_seconds(feed: Path) -> None:
     program = """
         exporter.events.register(lambda event: time.sleep(1000), name="hanging")
         for _ in range(10):
@@ -85,7 +83,7 @@ def test_a_handler_that_hangs_holds_up_the_exit_for_two_seconds_at_most(feed: Pa
     assert snapshot.recording.events.dropped == {("hanging", "exit"): 10}
 
 
-def test_a_process_of_events_alone_leaves_a_file_and_one_without_any_or_its_fork_does_not(feed: Path) -> None:
+def test_only_a_process_with_values_or_events_leaves_a_file(feed: Path) -> None:
     program = """
         log('a')
         if os.fork() == 0:
@@ -115,7 +113,7 @@ def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) 
     assert (only(feed).count, only(feed).sum, written(feed)) == (3, 7.0, [1])
 
 
-def test_a_daemon_thread_that_never_stops_adding_does_not_hold_up_the_exit(feed: Path) -> None:
+def test_a_daemon_thread_that_adds_forever_does_not_delay_the_exit(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
         def forever():
@@ -131,7 +129,7 @@ def test_a_daemon_thread_that_never_stops_adding_does_not_hold_up_the_exit(feed:
     assert only(feed).count >= 1
 
 
-def test_a_normal_exit_leaves_no_thread_of_ours_to_die_in_the_interpreters_end(feed: Path) -> None:
+def test_a_normal_exit_joins_every_exporter_thread(feed: Path) -> None:
     program = """
         def left():
             print(sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("exporter")))
@@ -151,7 +149,7 @@ def test_a_normal_exit_leaves_no_thread_of_ours_to_die_in_the_interpreters_end(f
 # Forks and other children ------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_counts_its_own_and_tells_its_own_handlers(feed: Path) -> None:
+def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
     program = f"""{WRITES}
         add = loss.add
         for n in range(10):
@@ -182,9 +180,7 @@ def test_a_forked_child_counts_its_own_and_tells_its_own_handlers(feed: Path) ->
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_children_of_multiprocessing_share_the_run_and_lose_nothing_though_they_skip_exit_handlers(
-    feed: Path, method: str
-) -> None:
+def test_children_of_multiprocessing_share_the_run_and_lose_nothing(feed: Path, method: str) -> None:
     program = f"""
         import multiprocessing
         loss = Stat("train.loss", ["mean"])
@@ -215,7 +211,7 @@ def test_children_of_multiprocessing_share_the_run_and_lose_nothing_though_they_
     assert counts == {("child.1", "info"): 1000, ("child.2", "info"): 1000}
 
 
-def test_a_child_that_is_ended_by_a_signal_soon_after_its_work_has_flushed(feed: Path) -> None:
+def test_a_child_terminated_soon_after_its_work_has_flushed(feed: Path) -> None:
     program = """
         import multiprocessing
         loss = Stat("train.loss", ["mean"])
@@ -264,7 +260,7 @@ def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
-def test_a_fork_while_another_thread_begins_to_record_never_hangs(feed: Path, wait: float) -> None:
+def test_a_fork_while_another_thread_starts_recording_never_hangs(feed: Path, wait: float) -> None:
     program = f"""
         def begin():
             with exporter.training.model_forward():  # loads it, and starts the recording thread

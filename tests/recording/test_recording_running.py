@@ -42,7 +42,7 @@ def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(
     assert only(feed, "train.busy").count > 100
 
 
-def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on(feed: Path) -> None:
+def test_a_resumed_job_closes_missed_windows_as_no_data(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
         loss.add(1.0)
@@ -59,7 +59,7 @@ def test_a_job_stopped_by_a_signal_closes_its_windows_as_no_data_when_it_goes_on
     assert reading.window.samples == 0
 
 
-def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path) -> None:
+def test_rules_of_the_sidecar_change_a_stat_at_its_next_window(feed: Path) -> None:
     program = """
         from exporter.feed.directory import write_overrides
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
@@ -87,7 +87,7 @@ def test_the_sidecars_rules_change_a_running_stat_at_its_next_window(feed: Path)
     assert {reading.definition.name for reading in snapshot.recording.stats} == {"train.loss", "train.other"}
 
 
-def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: Path) -> None:
+def test_a_hanging_passive_stat_affects_no_other_stat(feed: Path) -> None:
     program = """
         exporter.recording.recorder.STUCK_SECONDS = 0.5
         loss = Stat("train.loss", ["mean"])
@@ -110,7 +110,7 @@ def test_a_passive_stat_is_measured_and_one_that_hangs_costs_nothing_else(feed: 
     assert done.stderr.count("a passive Stat callback has not returned") == 1
 
 
-def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Path) -> None:
+def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
         start = threading.Thread.start
@@ -135,7 +135,7 @@ def test_no_thread_to_be_had_for_callbacks_costs_the_passive_stats_only(feed: Pa
     )
 
 
-def test_bad_objects_cost_themselves_and_no_good_sample(feed: Path) -> None:
+def test_invalid_objects_do_not_affect_valid_samples(feed: Path) -> None:
     program = """
         loss = Stat("train.loss", ["mean"])
 
@@ -158,7 +158,7 @@ def test_bad_objects_cost_themselves_and_no_good_sample(feed: Path) -> None:
     assert only(feed).rejected == {"not_a_number": 2}
 
 
-def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes_one(feed: Path) -> None:
+def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_another(feed: Path) -> None:
     program = """
         def handler(*_):
             Stat("sig.usr1", ["mean"]).add(1.0)
@@ -192,9 +192,7 @@ def test_a_signal_handler_and_a_finalizer_may_ask_for_a_stat_while_the_job_makes
 
 
 @pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])
-def test_a_feed_directory_that_cannot_be_used_is_told_once_not_by_a_fork_and_harms_nothing(
-    feed: Path, directory: str
-) -> None:
+def test_an_unusable_feed_directory_is_reported_once_and_not_by_a_fork(feed: Path, directory: str) -> None:
     program = """
         sys.stderr = open(2, "w", closefd=False)  # writes when its buffer is full, or the process ends
         loss = Stat("train.loss", ["mean"])
@@ -214,7 +212,7 @@ def test_a_feed_directory_that_cannot_be_used_is_told_once_not_by_a_fork_and_har
     assert done.stderr.count("exporter: ") == 1
 
 
-def test_a_last_snapshot_that_cannot_be_written_is_told_as_ours(feed: Path) -> None:
+def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
     program = """
         loss = Stat("train.loss")
         loss.add(1.0)
@@ -227,7 +225,7 @@ def test_a_last_snapshot_that_cannot_be_written_is_told_as_ours(feed: Path) -> N
     assert run(feed, program).stderr.startswith("exporter: the last snapshot was not written: ")
 
 
-def test_without_a_standard_error_a_notice_is_not_written_to_the_jobs_standard_output(feed: Path) -> None:
+def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
     program = """
         sys.stderr = None  # as Python has it when it is started with 2>&-
         Stat("train.loss", ["mean"]).add(1.0)
@@ -260,7 +258,7 @@ def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None
     assert list(feed.iterdir()) == []
 
 
-def test_the_faces_load_neither_torch_nor_anything_large_and_start_no_thread(feed: Path) -> None:
+def test_the_compatibility_modules_import_no_large_package_and_start_no_thread(feed: Path) -> None:
     program = """
         import exporter.elastic.events, exporter.elastic.metrics, exporter.monitor.rfc, exporter.one_logger
         large = {"asyncio", "decimal", "importlib.abc", "random", "shutil", "tempfile", "torch"}
@@ -270,7 +268,7 @@ def test_the_faces_load_neither_torch_nor_anything_large_and_start_no_thread(fee
     assert run(feed, program).stdout == "[] 1\n"
 
 
-def test_a_sidecar_that_cannot_start_leaves_no_registration_and_one_that_ends_early_no_zombie(
+def test_a_failed_sidecar_leaves_no_registration_and_no_zombie(
     feed: Path,
 ) -> None:
     program = """

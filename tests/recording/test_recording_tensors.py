@@ -21,7 +21,7 @@ def reader() -> tuple[TensorReader, list[float], list[str]]:
     return TensorReader(values.append, reasons.append), values, reasons
 
 
-def test_a_cpu_tensor_is_read_at_once_so_that_later_changes_do_not_show() -> None:
+def test_a_cpu_tensor_is_read_immediately() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
     stat = Stat("tensors.loss", ["value"])
     loss = torch.tensor([2.5], requires_grad=True)
@@ -35,7 +35,7 @@ def test_a_cpu_tensor_is_read_at_once_so_that_later_changes_do_not_show() -> Non
     assert (stat.count, stat.sum) == (2, 3.5)
 
 
-def test_what_is_no_tensor_of_one_element_is_refused_by_reason_and_never_raises() -> None:
+def test_a_value_that_is_not_a_tensor_of_one_element_is_refused_with_a_reason() -> None:
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
     tensors, values, reasons = reader()
     wrong = [torch.ones(2), torch.empty(0), torch.ones(1, device="meta"), 3.0, None, torch.tensor(1 + 2j)]
@@ -110,7 +110,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     return sys.modules["torch"].cuda
 
 
-def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any) -> None:
+def test_a_cuda_tensor_is_collected_by_a_later_call_without_waiting(cuda: Any) -> None:
     tensors, values, reasons = reader()
 
     tensors.add(CudaTensor(1.0))
@@ -125,7 +125,7 @@ def test_a_cuda_tensor_is_collected_by_a_later_call_and_nothing_waits(cuda: Any)
     assert reasons == []
 
 
-def test_what_cannot_be_copied_now_is_refused_by_reason(cuda: Any) -> None:
+def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> None:
     tensors, values, reasons = reader()
     sharded = CudaTensor(1.0)
     sharded.placements = [SimpleNamespace(is_replicate=lambda: False)]  # type: ignore[attr-defined]  # as a DTensor's
@@ -140,7 +140,7 @@ def test_what_cannot_be_copied_now_is_refused_by_reason(cuda: Any) -> None:
     assert values == []
 
 
-def test_flush_says_that_it_failed_and_raises_nothing_when_cuda_is_in_error(cuda: Any) -> None:
+def test_flush_returns_false_and_does_not_raise_in_a_cuda_error(cuda: Any) -> None:
     tensors, values, reasons = reader()
     tensors.add(CudaTensor(1.0))
 
@@ -202,7 +202,7 @@ def test_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_pat
     assert not any(reading.rejected for reading in child.recording.stats)
 
 
-def test_values_under_way_when_a_thread_or_the_process_ends_are_refused(tmp_path: Path) -> None:
+def test_values_in_flight_at_the_end_of_a_thread_or_process_are_refused(tmp_path: Path) -> None:
     program = """
         from test_recording_tensors import CudaTensor, cuda_torch
         sys.modules["torch"] = cuda_torch()

@@ -38,7 +38,7 @@ def test_a_clock_aligns_its_windows_to_multiples_of_their_length() -> None:
 
 
 @given(st.floats(1.6e9, 2e9), st.floats(0.1, 3600), st.floats(0, 1e6))
-def test_two_ranks_that_begin_at_different_times_end_their_windows_together(
+def test_two_ranks_with_different_starts_close_windows_together(
     wall: float, seconds: float, offset: float
 ) -> None:
     one = WindowClock(seconds, wall=wall, monotonic=5.0)
@@ -50,7 +50,7 @@ def test_two_ranks_that_begin_at_different_times_end_their_windows_together(
 
 
 @pytest.mark.parametrize("step", [-3600.0, -1.5, 1.5, 3600.0])
-def test_a_step_of_the_wall_clock_closes_the_window_and_aligns_anew(step: float) -> None:
+def test_a_step_of_the_wall_clock_closes_the_window_and_realigns(step: float) -> None:
     clock = WindowClock(10.0, wall=1_000.0, monotonic=0.0)
     wall = 1_004.0 + step
 
@@ -61,7 +61,7 @@ def test_a_step_of_the_wall_clock_closes_the_window_and_aligns_anew(step: float)
     assert clock.late(wall=wall, monotonic=4.0) is None
 
 
-def test_a_slewed_clock_does_not_make_a_window_of_a_few_milliseconds() -> None:
+def test_a_slewed_clock_makes_no_window_of_a_few_milliseconds() -> None:
     clock = WindowClock(10.0, wall=1_000.0, monotonic=0.0)
 
     clock.advance(wall=1_009.97, monotonic=10.0)
@@ -69,7 +69,7 @@ def test_a_slewed_clock_does_not_make_a_window_of_a_few_milliseconds() -> None:
     assert clock.ended == 1_020.0
 
 
-def test_after_a_suspension_the_present_window_begins_at_the_last_boundary() -> None:
+def test_after_a_suspension_the_current_window_starts_at_the_last_boundary() -> None:
     clock = WindowClock(10.0, wall=1_000.0, monotonic=0.0)
 
     assert clock.advance(wall=1_123.0, monotonic=123.0) == (1_000.0, 1_010.0)
@@ -91,7 +91,7 @@ def test_a_sum_in_batches_is_the_correctly_rounded_sum_of_all(batches: list[list
 
 
 @given(st.lists(st.lists(moderate, min_size=1, max_size=30), min_size=1, max_size=8))
-def test_a_window_equals_the_whole_of_its_parts(parts: list[list[float]]) -> None:
+def test_a_merged_window_equals_the_sum_of_its_parts(parts: list[list[float]]) -> None:
     samples = [sample for part in parts for sample in part]
     window = Window(EVERY)
     for part in parts:
@@ -195,7 +195,7 @@ class NumberLike:
         raise RuntimeError("the user's code ran on the recording thread")
 
 
-def test_what_is_no_finite_number_is_counted_by_reason_and_kept_out_and_runs_nobodys_code() -> None:
+def test_invalid_values_are_counted_by_reason_without_running_user_code() -> None:
     numpy = pytest.importorskip("numpy")
     numbers = (1, 2.5, True, numpy.float32(1.5), numpy.int64(0), Liar(2.0))
     strange = (math.nan, math.inf, -math.inf, "3", None, NumberLike(), 10**400)
@@ -213,7 +213,7 @@ def test_a_negative_sample_ends_the_sum_but_not_the_count() -> None:
     assert drained(state, 3.0).count == 4
 
 
-def test_a_buffer_found_full_is_an_overflow_that_is_told() -> None:
+def test_a_full_buffer_is_a_reported_overflow() -> None:
     state = new_state(samples=8)
 
     assert drained(state, *range(7)).overflows == 0
@@ -250,7 +250,7 @@ def test_windows_of_both_kinds_close_by_whichever_comes_first() -> None:
     assert (state.closed.started, state.closed.ended, state.closed.samples) == (110.0, 120.0, 1)
 
 
-def test_an_empty_window_is_no_data_and_nor_is_one_before_a_suspension() -> None:
+def test_empty_windows_and_windows_before_a_suspension_are_no_data() -> None:
     state = new_state(wall=100.0)
     windows = []
     for number, samples in enumerate([(5.0,), (), (5.0,)]):
@@ -262,7 +262,7 @@ def test_an_empty_window_is_no_data_and_nor_is_one_before_a_suspension() -> None
     assert windows == [(1, True), (0, False), (0, False)]
 
 
-def test_a_window_of_too_few_samples_has_no_values_but_their_number() -> None:
+def test_a_window_with_too_few_samples_has_only_its_sample_count() -> None:
     state = new_state(min_samples=3)
     windows = []
     for samples in ((1.0, 2.0), (1.0, 2.0, 3.0)):
@@ -285,7 +285,7 @@ def test_a_count_window_goes_stale_without_samples() -> None:
 
 
 @given(st.lists(st.floats(-10, 10), max_size=200))
-def test_buckets_count_samples_at_or_below_their_bound_since_the_process_began(samples: list[float]) -> None:
+def test_buckets_count_samples_up_to_their_bound_since_process_start(samples: list[float]) -> None:
     bounds = (-1, 0, 2.5)
     state = new_state(["histogram"], buckets=bounds)
     drained(state, *samples[:50])
@@ -312,7 +312,7 @@ def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the
     assert late.closed.values.keys() == {Aggregation.MEAN}
 
 
-def test_a_disabled_stat_drops_what_is_added_and_keeps_what_was_counted() -> None:
+def test_a_disabled_stat_drops_new_samples_and_keeps_its_totals() -> None:
     state = new_state()
     for sample in (1.0, 2.0, 4.0):
         state.override(state.definition, enabled=sample != 2.0)

@@ -58,7 +58,7 @@ def fresh() -> str:
         ("min_samples", {"min_samples": 3, "window_samples": 2}, "1 to 2, the window_samples"),
     ],
 )
-def test_a_wrong_definition_is_one_clear_error_that_names_the_value(
+def test_an_invalid_definition_is_one_clear_error_that_names_the_value(
     field: str, arguments: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(DefinitionError) as caught:
@@ -79,7 +79,7 @@ def test_the_same_definition_twice_is_the_same_stat_and_so_are_its_copies() -> N
     assert pickle.loads(pickle.dumps(stat)) is stat
 
 
-def test_another_definition_of_a_name_tells_where_the_first_was_made() -> None:
+def test_a_conflicting_definition_names_the_place_of_the_first() -> None:
     name = fresh()
     Stat(name, ["mean"])
 
@@ -129,7 +129,7 @@ def test_names_become_families_with_the_unit_last_and_once() -> None:
 # Timing; coroutines and generators are those of `elastic/test_elastic_metrics.py`, by the same decorator ------------
 
 
-def test_a_block_and_a_function_are_timed_in_seconds_also_when_they_raise() -> None:
+def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:
     stat = Stat(fresh(), ["mean"], unit="seconds")
 
     @stat.time()
@@ -178,7 +178,7 @@ def test_what_is_sent_and_thrown_into_an_asynchronous_generator_reaches_it() -> 
 # The registry ------------------------------------------------------------------------------------------------
 
 
-def test_stats_are_listed_looked_up_and_switched_off_by_pattern() -> None:
+def test_stats_are_listed_found_and_disabled_by_pattern() -> None:
     name = fresh()
     stat = Stat(f"{name}.one", labels={"split": "dev"})
     registry.switch(f"{name}.*", enabled=False)
@@ -192,7 +192,7 @@ def test_stats_are_listed_looked_up_and_switched_off_by_pattern() -> None:
     assert [each.enabled for each in (stat, later, Stat(fresh()))] == [True, True, True]
 
 
-def test_every_stat_that_threads_make_at_once_is_listed() -> None:
+def test_every_concurrently_created_stat_is_listed() -> None:
     several = StatTable()
 
     def make(part: int) -> None:
@@ -209,7 +209,7 @@ def test_every_stat_that_threads_make_at_once_is_listed() -> None:
     assert len(several.states()) == 500
 
 
-def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(tmp_path: Path) -> None:
+def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: Path) -> None:
     program = """
         import exporter.recording.stat_table as registry
         registry.MOST_STATS = 3
@@ -226,7 +226,7 @@ def test_stats_beyond_the_most_are_said_and_counted_in_the_feed(tmp_path: Path) 
 # Handlers of windows -----------------------------------------------------------------------------------------
 
 
-def test_every_window_that_its_samples_close_reaches_the_handlers_of_the_stat_and_of_the_registry() -> None:
+def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
     stat, other = (Stat(f"handlers.{n}", ["sum"], window_seconds=None, window_samples=20) for n in ("a", "b"))
     own: list[WindowReading] = []
     all_of_them: list[str] = []
@@ -252,7 +252,7 @@ def test_every_window_that_its_samples_close_reaches_the_handlers_of_the_stat_an
         registry.on_window(threading)  # type: ignore[arg-type]  # what is tested
 
 
-def test_windows_that_the_clock_closes_reach_them_too_but_for_empty_ones() -> None:
+def test_each_time_window_with_samples_reaches_the_handlers() -> None:
     stat = Stat("handlers.timed", ["sum"], window_seconds=0.1)
     told: list[float] = []
     handle = stat.on_window(lambda _, window: told.append(window.values[Aggregation.SUM]))
@@ -265,7 +265,7 @@ def test_windows_that_the_clock_closes_reach_them_too_but_for_empty_ones() -> No
     assert told == [2.0]
 
 
-def test_windows_of_the_last_samples_before_the_end_are_told(tmp_path: Path) -> None:
+def test_windows_of_the_last_samples_before_exit_are_delivered(tmp_path: Path) -> None:
     program = """
         stat = Stat("train.loss", ["mean"], window_seconds=None, window_samples=20)
         stat.on_window(lambda stat, window: print(window.samples, flush=True))
@@ -279,7 +279,7 @@ def test_windows_of_the_last_samples_before_the_end_are_told(tmp_path: Path) -> 
 # Rules of the configuration ----------------------------------------------------------------------------------
 
 
-def test_the_later_rule_wins_field_by_field_and_one_that_makes_no_sense_is_left_out() -> None:
+def test_the_later_rule_wins_per_field_and_an_invalid_rule_is_ignored() -> None:
     rules, wrong = check_rules(
         [
             {"match": "train.*", "aggregations": ["mean", "p99"], "window_seconds": 10},
@@ -309,7 +309,7 @@ def test_the_later_rule_wins_field_by_field_and_one_that_makes_no_sense_is_left_
         ({"window_seconds": None}, {"window_seconds": 5}, "window_seconds", 5),
     ],
 )
-def test_what_a_rule_does_not_say_is_made_to_fit(
+def test_fields_missing_in_a_rule_are_adjusted_to_fit(
     rule: dict[str, object], given: dict[str, object], field: str, kept: object
 ) -> None:
     rules, _ = check_rules([{"match": "a", **rule}])

@@ -57,7 +57,7 @@ def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
     assert all(url.startswith((f"http://{running.address}/", "data:", "about:")) for url in tab.requests)
 
 
-def test_on_a_telephone_only_tables_scroll_sideways(tmp_path: Path, tab: Tab) -> None:
+def test_on_a_phone_only_tables_scroll_horizontally(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0, "a-long-word-" * 20):
         wait_until(
             lambda: "NVIDIA H100" in running.ask("/")[1] and "alive" in running.ask("/")[1], seconds=20
@@ -68,7 +68,7 @@ def test_on_a_telephone_only_tables_scroll_sideways(tmp_path: Path, tab: Tab) ->
         assert tab.value("document.documentElement.scrollWidth") <= 360
 
 
-def test_by_keyboard_every_table_can_be_reached_and_keeps_the_focus_over_a_renewal(
+def test_every_table_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(
     tmp_path: Path, tab: Tab
 ) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running:
@@ -87,7 +87,7 @@ def test_by_keyboard_every_table_can_be_reached_and_keeps_the_focus_over_a_renew
         assert tab.value("document.getElementById('live').closest('header') !== null")
 
 
-def test_without_script_the_page_has_the_same_text_and_reloads(tmp_path: Path, tab: Tab) -> None:
+def test_without_javascript_the_page_has_the_same_text_and_reloads(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running, rank(tmp_path, 3):
         wait_until(lambda: "alive" in running.ask("/")[1])
         tab.open(f"http://{running.address}/", script=False)
@@ -110,7 +110,7 @@ def test_the_death_of_a_rank_is_seen_without_a_reload(tmp_path: Path, tab: Tab) 
         assert tab.complaints == []
 
 
-def test_a_stopped_exporter_is_reported_and_the_old_content_is_grey(tmp_path: Path, tab: Tab) -> None:
+def test_a_stopped_exporter_is_reported_and_the_old_content_is_greyed(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path) as running:
         tab.open(f"http://{running.address}/")
         tab.wait_for("document.getElementById('live').textContent.startsWith('live')")

@@ -250,7 +250,7 @@ SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank
         ),
     ],
 )
-def test_trouble_of_a_run_is_a_concern(rows: Rows, expected: list[str]) -> None:
+def test_a_problem_of_a_run_is_a_concern(rows: Rows, expected: list[str]) -> None:
     assert warnings({**JOB, **rows}) == expected
 
 
@@ -438,7 +438,7 @@ def test_figure_and_plot_of_the_processors_agree() -> None:
     assert "CPU 59 %" not in document.words
 
 
-def test_a_machine_without_a_gpu_says_so_with_the_reason() -> None:
+def test_a_machine_without_a_gpu_shows_the_reason() -> None:
     words = page({}, status(name="gpu", unsupported=("GPUs are not watched (library_not_found)",))).words
 
     assert "GPUs No GPU. GPUs are not watched (library_not_found)" in words
@@ -476,7 +476,7 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
     assert "disks, read and written 1 MiB/s network, in and out 2 MiB/s" in words
 
 
-def test_collectors_that_fail_come_first_with_their_reason() -> None:
+def test_failing_collectors_are_listed_first_with_the_reason() -> None:
     failing = status(name="rapl", success=False, message="permission denied (energy_uj)")
     document = page({}, status(unsupported=("no memory controllers",)), failing)
 
@@ -485,7 +485,7 @@ def test_collectors_that_fail_come_first_with_their_reason() -> None:
 
 
 @given(st.text(max_size=40))
-def test_foreign_text_is_shown_and_cannot_act(text: str) -> None:
+def test_foreign_text_is_escaped(text: str) -> None:
     hostile = f"<script>alert(1)</script>\"'&--><img src=x onerror=y>{text}"
     rows = {
         name: [
@@ -514,7 +514,7 @@ def test_foreign_text_is_shown_and_cannot_act(text: str) -> None:
     assert "<script>alert(1)</script>" in document.words
 
 
-def test_a_crowd_does_not_make_a_crowd_of_rows() -> None:
+def test_many_runs_are_shortened_to_a_bounded_number_of_rows() -> None:
     crowd: Rows = {
         "training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MOST_ROWS + 50)]
     }
@@ -524,7 +524,7 @@ def test_a_crowd_does_not_make_a_crowd_of_rows() -> None:
     assert f"and {50 - MANY_RANKS} more" in document.words
 
 
-def test_of_many_ranks_the_slow_and_the_silent_one_come_first() -> None:
+def test_slow_and_silent_ranks_are_listed_first() -> None:
     ranks = range(64)
     rows: Rows = {
         "training_feed_alive": [({"run": "night", "rank": str(n)}, 1.0) for n in ranks],
@@ -543,7 +543,7 @@ def test_of_many_ranks_the_slow_and_the_silent_one_come_first() -> None:
     assert "48 more ranks" in table
 
 
-def test_a_plot_has_axes_gaps_and_the_numbers_for_the_script() -> None:
+def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
     line = [(NOW - 1800 + 300 * place, value) for place, value in enumerate([1.0, 2.0, None, 2.0, 1.5])]
     (made,) = plot("step time", {"step time": line}, "seconds", NOW, owner="<night>", latest=1.5)
     template = environment().from_string('{% import "elements.html" as elements %}{{ elements.plot(made) }}')
@@ -577,7 +577,7 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
     ]
 
 
-def test_history_is_bounded_however_many_runs_come_and_go() -> None:
+def test_history_is_bounded_for_any_number_of_runs() -> None:
     past = History(seconds=5, kept=500)
     for tick in range(300):
         runs = range(10 * tick, 10 * tick + 10)
@@ -602,11 +602,11 @@ def test_history_is_bounded_however_many_runs_come_and_go() -> None:
         (energy(7.2e6), "2 kWh"),
     ],
 )
-def test_numbers_are_written_as_people_read_them(made: str, expected: str) -> None:
+def test_numbers_are_formatted_for_people(made: str, expected: str) -> None:
     assert made == expected
 
 
-def test_every_family_that_the_page_asks_for_exists() -> None:
+def test_every_family_of_the_status_page_exists() -> None:
     sources = "".join(path.read_text() for path in (PROJECT / "exporter/status").glob("*.py"))
     asked = set(re.findall(r'"((?:training|gpu|host|exporter)_[a-z0-9_]+)"', sources))
     written = (PROJECT / "docs/METRICS.md").read_text()

@@ -133,7 +133,7 @@ def finish(device: Device) -> dict[Any, Any]:
     return published()
 
 
-def test_phases_of_the_main_thread_have_the_devices_time_and_not_that_of_the_host_which_queues(
+def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
     device: Device,
 ) -> None:
     warm_up(lambda: a_step(device))
@@ -155,7 +155,7 @@ def test_phases_of_the_main_thread_have_the_devices_time_and_not_that_of_the_hos
 
 
 @pytest.mark.parametrize(("data", "idle"), [(0.010, 0.0), (0.100, 0.038)], ids=["hidden", "starved"])
-def test_what_the_data_loader_costs_is_what_the_queue_does_not_hide(
+def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
     device: Device, data: float, idle: float
 ) -> None:
     warm_up(lambda: a_step(device, data=data))
@@ -168,7 +168,7 @@ def test_what_the_data_loader_costs_is_what_the_queue_does_not_hide(
     assert per_step == pytest.approx(idle, abs=0.008)
 
 
-def test_what_the_device_has_not_passed_is_read_later_and_nobody_waits(device: Device) -> None:
+def test_pending_device_events_are_read_later_without_waiting(device: Device) -> None:
     warm_up(lambda: None)
     before = finish(device).get(("training.gpu_timed_steps", ()), 0)
     a_step(device, data=0.0)
@@ -180,7 +180,7 @@ def test_what_the_device_has_not_passed_is_read_later_and_nobody_waits(device: D
     assert of("training.gpu_timed_steps") - before >= 4
 
 
-def test_nothing_is_called_while_a_graph_is_captured(device: Device) -> None:
+def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
     warm_up(lambda: None)
     device.capturing = True
     before = device.recorded
@@ -195,7 +195,7 @@ def test_nothing_is_called_while_a_graph_is_captured(device: Device) -> None:
     assert of("training.gpu_timed_steps") >= 1
 
 
-def test_an_error_of_cuda_ends_the_timing_and_not_the_job(device: Device) -> None:
+def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
     warm_up(lambda: a_step(device))
     device.broken = True
     for _ in range(3):
@@ -220,7 +220,7 @@ def test_a_job_without_cuda_or_with_short_steps_is_not_timed(
     assert device.recorded == 0
 
 
-def test_a_validation_and_a_checkpoint_told_by_callbacks_are_timed(device: Device) -> None:
+def test_validation_and_checkpoints_reported_by_callbacks_are_timed(device: Device) -> None:
     warm_up(lambda: a_step(device))
     training.on_validation_start()
     device.kernel(0.5)
@@ -236,7 +236,7 @@ def test_a_validation_and_a_checkpoint_told_by_callbacks_are_timed(device: Devic
     assert found["checkpoint_save_sync"] == pytest.approx(0.25, abs=0.1)
 
 
-def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
+def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
     tracker = LoopTracker(inferred=True)
     tracker.begin_loop(0)
     for _ in range(STEPS):
@@ -261,7 +261,7 @@ def test_what_a_bridge_concludes_is_timed(device: Device) -> None:
     assert found["grad_sync"] == pytest.approx(4 * 0.03, rel=0.1)
 
 
-def test_steps_that_are_only_told_when_they_are_over_are_timed(device: Device) -> None:
+def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
     for number in range(STEPS):
         time.sleep(0.012)
         training.step(number)
@@ -308,7 +308,7 @@ def test_every_step_up_to_ten_a_second_is_timed_and_beyond_that_some(
     assert found == pytest.approx(timed, abs=1)
 
 
-def test_the_stand_in_has_the_interface_of_torch() -> None:
+def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
     assert callable(torch.cuda.is_initialized)
@@ -319,7 +319,7 @@ def test_the_stand_in_has_the_interface_of_torch() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_card_phases_have_the_time_that_a_synchronised_run_measures() -> None:
+def test_on_a_gpu_phase_times_match_a_synchronised_run() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")

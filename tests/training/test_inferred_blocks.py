@@ -50,7 +50,7 @@ def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(ended: bool) -> N
     assert misuses() == {}
 
 
-def test_iterations_of_the_job_are_counted_and_iterations_inferred_beside_them_are_not() -> None:
+def test_instrumented_iterations_replace_inferred_iterations() -> None:
     infer(2)
     for _ in range(5):
         with training.training_iteration(), api.inferred_iteration():

@@ -118,7 +118,7 @@ def test_two_tasks_in_validation_are_validation_until_the_last_has_ended() -> No
         assert latest_reading().phase == "other"
 
 
-def test_a_block_that_ends_ends_what_its_task_left_open_inside() -> None:
+def test_a_block_that_ends_also_ends_open_blocks_inside() -> None:
     with fresh_recorder():
         with training.validation_loop():
             training.model_forward().__enter__()
@@ -130,7 +130,7 @@ def test_a_block_that_ends_ends_what_its_task_left_open_inside() -> None:
         assert misuses() == {}
 
 
-def test_a_kept_block_may_be_entered_again_while_it_is_open() -> None:
+def test_a_block_object_can_be_entered_again_while_open() -> None:
     block = HotBlock(kinds.MODEL_FORWARD)
     with fresh_recorder():
         with block, training.data_loading(), block:
@@ -236,7 +236,7 @@ def test_the_ideal_step_excludes_slow_steps_and_their_excess_is_counted() -> Non
     assert values["training.step_duration", (("mode", "train"),)][0] == 60
 
 
-def test_a_block_that_was_open_when_its_task_ended_is_over() -> None:
+def test_a_block_left_open_by_an_ended_task_is_closed() -> None:
     async def leave_open() -> None:
         training.training_iteration().__enter__()
 
@@ -410,7 +410,7 @@ def test_durations_have_the_classic_and_native_buckets_of_a_histogram(durations:
     assert sum(found.values()) == len(durations)
 
 
-def test_the_phases_of_another_thread_are_not_those_of_the_main_thread() -> None:
+def test_phases_of_another_thread_do_not_affect_the_main_thread() -> None:
     with fresh_recorder():
         train()
         thread = threading.Thread(target=train, args=(3, 0.01))

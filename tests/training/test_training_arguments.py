@@ -88,7 +88,7 @@ def test_numbers_of_any_library_count(number: Any) -> None:
 
 @pytest.mark.parametrize("tells", [False, True])
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
-def test_nothing_that_is_passed_raises_or_keeps_a_body_from_running(
+def test_no_argument_raises_or_prevents_a_body_from_running(
     odd: Any, tells: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if tells:
@@ -162,7 +162,9 @@ def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(calls, max_size=40), st.booleans())
-def test_after_whatever_was_called_the_next_job_is_right(sequence: list[Any], asynchronous: bool) -> None:
+def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
+    sequence: list[Any], asynchronous: bool
+) -> None:
     with unconfigured():
         strategy = "async" if asynchronous else "sync"
         memory = configured(telemetry={"save_checkpoint_strategy": strategy, "seq_length_or_fn": 8})
@@ -208,7 +210,7 @@ class OfRaisingMeta(metaclass=RaisingMeta):
 
 
 @pytest.mark.parametrize("make", [lambda: Unbound(), lambda: OfRaisingMeta()], ids=["proxy", "metaclass"])  # noqa: PLW0108  # pytest asks a class for more
-def test_values_whose_class_cannot_be_asked_for_never_raise(make: Any) -> None:
+def test_values_whose_class_attribute_raises_never_raise(make: Any) -> None:
     value, entered = make(), 0
     for block in (
         training.phase(value),
@@ -231,7 +233,7 @@ def test_values_whose_class_cannot_be_asked_for_never_raise(make: Any) -> None:
     assert misuses()
 
 
-def test_an_iteration_that_was_begun_after_an_application_is_over_when_the_next_begins() -> None:
+def test_an_iteration_left_open_ends_when_the_next_application_starts() -> None:
     memory = configured(telemetry={})
     with training.application():
         pass

@@ -65,7 +65,7 @@ def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> Non
     assert [*due, is_due()] == [True, False, True, False, False, True]
 
 
-def test_an_exception_in_an_iteration_comes_out_and_the_step_is_not_counted() -> None:
+def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -> None:
     train()
     with suppress(ZeroDivisionError), training.training_iteration(), training.model_forward():
         time.sleep(0.1)
@@ -78,7 +78,7 @@ def test_an_exception_in_an_iteration_comes_out_and_the_step_is_not_counted() ->
     assert reading.phase == "other"
 
 
-def test_several_micro_batches_and_a_step_that_is_told_inside_are_one_step() -> None:
+def test_several_micro_batches_with_a_reported_step_are_one_step() -> None:
     with training.training_iteration():
         for _ in range(4):
             with training.model_forward():
@@ -130,7 +130,7 @@ def test_batches_count_the_waiting_for_each() -> None:
     assert of("training.phase", phase="data_loading") >= 0.03
 
 
-def test_phases_by_name_and_spans_of_the_jobs_own() -> None:
+def test_phases_by_name_and_custom_spans_are_recorded() -> None:
     with training.phase("compile"):
         time.sleep(0.01)
         with training.phase("my part"), training.span("another", split="dev"):
@@ -142,7 +142,7 @@ def test_phases_by_name_and_spans_of_the_jobs_own() -> None:
     assert labelled("training.phase_entries") == {"init": 1, "compile": 1, "forward": 1}
 
 
-def test_a_phase_makes_a_process_one_that_trains_and_a_span_does_not() -> None:
+def test_a_phase_makes_a_process_a_trainer_and_a_span_does_not() -> None:
     trains = []
     for block in (training.span("launching"), training.phase("compile")):
         with block:
@@ -153,7 +153,7 @@ def test_a_phase_makes_a_process_one_that_trains_and_a_span_does_not() -> None:
     assert trains == [False, True]
 
 
-def test_work_beside_the_training_is_in_no_phase() -> None:
+def test_background_work_is_in_no_phase() -> None:
     @training.background("checkpoint_upload")
     def upload() -> None:
         time.sleep(0.02)
@@ -170,7 +170,7 @@ def test_work_beside_the_training_is_in_no_phase() -> None:
 # Numbers and facts
 
 
-def test_numbers_that_are_none_are_counted_and_leave_the_last_good_one() -> None:
+def test_invalid_numbers_are_counted_and_keep_the_last_valid_one() -> None:
     training.record(loss=1.0, grad_norm=2.0, tokens=5)
     training.record(loss=math.nan, grad_norm=math.inf)
     training.record(loss=-math.inf, tokens=-3)
@@ -193,7 +193,7 @@ def test_numbers_that_are_none_are_counted_and_leave_the_last_good_one() -> None
     }
 
 
-def test_what_describes_the_run_is_in_the_reading() -> None:
+def test_the_description_of_the_run_is_in_the_reading() -> None:
     training.describe(job_name="toy", framework="torch", precision="bf16", peak_flops=1e15, step_target=100)
     training.describe(flops_per_token=6.0, hardware_flops_per_token=8.0, world_size=4, model="m\n1")
     training.describe(peak_flops=-1, world_size=0, step_target=0.5, flops_per_token=math.nan)  # type: ignore[arg-type]  # bad input
@@ -208,7 +208,7 @@ def test_what_describes_the_run_is_in_the_reading() -> None:
     assert sum(misuses().values()) == 4
 
 
-def test_what_the_launcher_says_describes_the_run_until_the_job_says_otherwise() -> None:
+def test_the_launcher_describes_the_run_until_the_job_does() -> None:
     environment = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "USER": "me", "SLURM_JOB_USER": "ada"}
     facts = Facts(Families(), environment | {"WORLD_SIZE": "8"})
     before = dict(facts.pairs())
@@ -218,7 +218,7 @@ def test_what_the_launcher_says_describes_the_run_until_the_job_says_otherwise()
     assert dict(facts.pairs()) == before | {"job_name": "mine", "world_size": "4"}
 
 
-def test_steps_that_are_only_told_are_counted_and_what_nobody_timed_has_no_duration() -> None:
+def test_reported_steps_are_counted_and_untimed_steps_have_no_duration() -> None:
     training.step(41)
     training.step(seconds=0.25)
     training.step(50, seconds=0.5)
@@ -262,7 +262,7 @@ def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatc
 # Saves
 
 
-def test_saves_that_are_told_afterwards_are_counted() -> None:
+def test_saves_reported_afterwards_are_counted() -> None:
     train(4, 0.005)
     training.checkpoint_saved(3, seconds=2.0, bytes=1000, blocking_seconds=0.5)
     training.checkpoint_saved(4, kind="async", ok=False)
@@ -280,7 +280,7 @@ def test_saves_that_are_told_afterwards_are_counted() -> None:
     assert misuses() == {("checkpoint_saved", "value"): 3}
 
 
-def test_work_that_a_save_covers_is_committed_and_the_rest_is_at_risk() -> None:
+def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> None:
     with training.application(), training.training_loop(train_iterations_start=10):
         train(3, 0.004)
         with training.checkpoint_save(13):
@@ -318,7 +318,7 @@ def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
     assert of("training.checkpoint_last_step") == 2
 
 
-def test_a_success_may_be_told_by_another_thread_and_ten_minutes_ahead() -> None:
+def test_a_save_can_be_confirmed_by_another_thread() -> None:
     """Clocks of a cluster differ."""
     memory = configured(telemetry={"save_checkpoint_strategy": "async"})
     ahead = time.time() + 300
@@ -337,7 +337,7 @@ def test_a_success_may_be_told_by_another_thread_and_ten_minutes_ahead() -> None
     assert second["latest_successful_save_checkpoint_timestamp_sec"] < ahead
 
 
-def test_a_signal_handler_may_save_in_the_middle_of_an_iteration() -> None:
+def test_a_signal_handler_can_save_during_an_iteration() -> None:
     memory = configured(telemetry={})
 
     def save(*_: object) -> None:
@@ -375,7 +375,9 @@ def test_a_signal_handler_may_save_in_the_middle_of_an_iteration() -> None:
         (ValueError("x"), False, "exit"),
     ],
 )
-def test_how_the_application_ended_is_told(error: BaseException | None, finished: bool, failure: str) -> None:
+def test_the_outcome_of_the_application_is_reported(
+    error: BaseException | None, finished: bool, failure: str
+) -> None:
     application = training.application()
     application.__enter__()
     assert not application.__exit__(None if error is None else type(error), error, None)  # type: ignore[func-returns-value]  # it is to give nothing
@@ -384,7 +386,7 @@ def test_how_the_application_ended_is_told(error: BaseException | None, finished
     assert (reading.finished, reading.failure) == (finished, failure)
 
 
-def test_nothing_is_a_rule_before_configuration_but_unusable_values_are() -> None:
+def test_before_configuration_only_invalid_values_are_a_misuse() -> None:
     training.on_training_single_iteration_end()
     training.on_train_end()
     with training.training_iteration(), training.training_iteration():
@@ -395,7 +397,7 @@ def test_nothing_is_a_rule_before_configuration_but_unusable_values_are() -> Non
     assert misuses() == {("on_train_start", "invalid_start"): 1}
 
 
-def test_spans_can_be_told_attributes_and_events_while_they_are_open() -> None:
+def test_open_spans_accept_attributes_and_events() -> None:
     memory = configured(telemetry={}, export=(one_logger.ExportCustomizationMode.EXPORT_ALL_SPANS,))
     with training.application() as application:
         application.add_attribute("colour", "green")
@@ -421,7 +423,7 @@ def test_spans_can_be_told_attributes_and_events_while_they_are_open() -> None:
     assert {"noticed", "inside"} <= set(memory.names("event"))
 
 
-def test_every_family_that_is_filled_is_the_one_that_the_sidecar_declares() -> None:
+def test_every_recorded_family_is_declared_by_the_sidecar() -> None:
     with training.application(), training.training_loop(0, None, 100):
         for number in range(3):
             with training.training_iteration():
@@ -445,7 +447,7 @@ def test_every_family_that_is_filled_is_the_one_that_the_sidecar_declares() -> N
     assert [each for each in definitions if not fits(each, TRAINING_FAMILIES[families_of(each).main])] == []
 
 
-def test_counters_of_what_is_wrong_are_zero_before_it_happens() -> None:
+def test_error_counters_start_at_zero() -> None:
     train()
     training.record(loss=1.0, grad_norm=1.0)
     training.on_save_checkpoint_start(1)
@@ -455,7 +457,7 @@ def test_counters_of_what_is_wrong_are_zero_before_it_happens() -> None:
     assert of("training.slow_step_excess") == 0
 
 
-def test_tasks_have_trees_of_their_own_and_are_forgotten_when_they_end_as_threads_are() -> None:
+def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
     configured(telemetry={})
 
     async def iterate(times: int) -> None:
@@ -485,7 +487,7 @@ def test_tasks_have_trees_of_their_own_and_are_forgotten_when_they_end_as_thread
     assert not TRAINING.open
 
 
-def test_handles_are_copied_and_pickled_with_what_keeps_them() -> None:
+def test_handles_are_copied_and_pickled_with_their_owner() -> None:
     kept = {
         "step": training.training_iteration(),
         "own": training.phase("my own"),

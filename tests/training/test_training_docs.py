@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("fresh")
 PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_program_of_the_stream_runs_and_is_recorded() -> None:
+def test_the_streaming_example_runs_and_is_recorded() -> None:
     exec(compile(PROGRAMS[1], "docs/training.md", "exec"), {})
 
     assert of("training.steps", mode="train") == 1
 
 
-def test_the_program_of_the_page_runs_and_is_recorded() -> None:
+def test_the_example_of_the_guide_runs_and_is_recorded() -> None:
     exec(compile(PROGRAMS[0], "docs/training.md", "exec"), {})
 
     reading = latest_reading()
@@ -37,7 +37,7 @@ def test_the_program_of_the_page_runs_and_is_recorded() -> None:
     assert misuses() == {}
 
 
-def test_every_name_of_the_page_exists_and_every_call_is_on_it() -> None:
+def test_every_name_of_the_guide_exists_and_every_call_is_in_it() -> None:
     named = set(re.findall(r"(?:`|training\.|exporter\.)([a-z_]+)(?:\(|`)", TEXT))
     own = {
         name

@@ -28,7 +28,7 @@ def told() -> Iterator[list[exporter.Event]]:
     handle.unregister()
 
 
-def test_an_event_carries_the_innermost_open_span_of_its_thread_or_the_one_that_is_named(
+def test_an_event_has_the_innermost_open_span_or_the_given_one(
     told: list[exporter.Event],
 ) -> None:
     before = TRAINING.current_span_id()
@@ -64,7 +64,7 @@ def test_asyncio_tasks_are_told_apart(told: list[exporter.Event]) -> None:
     assert {event.type: event.span_id for event in told} == {"doc.a": ids["a"], "doc.b": ids["b"]}
 
 
-def test_a_forked_child_has_nothing_open() -> None:
+def test_a_forked_child_has_no_open_span() -> None:
     reading, writing = os.pipe()
     with exporter.span("doc.outer"):
         child = os.fork()
@@ -98,7 +98,7 @@ def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("types", "short"), [("span.*", True), (None, False)])
-def test_a_trace_can_be_rebuilt_from_a_file_of_lines(types: str | None, short: bool, tmp_path: Path) -> None:
+def test_a_trace_can_be_rebuilt_from_json_lines(types: str | None, short: bool, tmp_path: Path) -> None:
     with fresh_recorder():
         handle = exporter.events.register(JsonLinesHandler(tmp_path / "trace.jsonl"), types=types)
         work()
@@ -118,9 +118,7 @@ def test_a_trace_can_be_rebuilt_from_a_file_of_lines(types: str | None, short: b
     assert found[-1][2]["found"] == 3
 
 
-def test_an_application_and_its_loop_say_when_they_begin_and_end_and_with_what_and_spans_are_counted() -> (
-    None
-):
+def test_application_and_loop_events_have_start_end_and_outcome() -> None:
     found: list[exporter.Event] = []
     handle = exporter.events.register(found.append, types="training.*")
     with fresh_recorder():

@@ -33,7 +33,7 @@ def total(snapshot: Snapshot, name: str, **labels: str) -> Any:
     return None
 
 
-def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> None:
+def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> None:
     run(
         """
         import os, sys
@@ -65,7 +65,7 @@ def test_a_forked_child_counts_its_own_and_never_its_parents(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(60)
-def test_a_flood_of_iterations_is_counted_to_the_last_at_an_orderly_exit_in_constant_memory(
+def test_many_iterations_are_counted_exactly_in_constant_memory(
     tmp_path: Path,
 ) -> None:
     printed = run(
@@ -112,7 +112,7 @@ def test_a_flood_of_iterations_is_counted_to_the_last_at_an_orderly_exit_in_cons
     assert int(printed) < 4 << 20
 
 
-def test_another_identity_begins_counting_anew_while_blocks_stay_open(tmp_path: Path) -> None:
+def test_a_new_identity_restarts_the_totals_while_blocks_stay_open(tmp_path: Path) -> None:
     run(
         """
         import exporter

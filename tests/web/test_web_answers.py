@@ -48,7 +48,7 @@ def page() -> Content:
     return Content(b"<!doctype html>", "text/html", {"Cache-Control": "no-store"})
 
 
-def test_metrics_are_given_in_the_form_that_is_asked_for() -> None:
+def test_metrics_are_served_in_the_requested_format() -> None:
     with serving(MetricsEndpoint(lambda form, _names: form.name.encode())) as server:
         plain = fetch(port_of(server))
         openmetrics = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
@@ -108,7 +108,7 @@ def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() ->
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_reload_answers_when_it_is_done_and_says_why_it_failed(method: str) -> None:
+def test_reload_responds_when_finished_with_the_reason_of_a_failure(method: str) -> None:
     state = Configuration()
     with serving(ReloadEndpoint(state.reload, enabled=False)) as server:
         without = fetch(port_of(server), "/-/reload", method=method)
@@ -122,7 +122,7 @@ def test_reload_answers_when_it_is_done_and_says_why_it_failed(method: str) -> N
     assert (bad.status, b"exporter.yml:3:5: unknown key" in bad.body) == (500, True)
 
 
-def test_a_page_that_cannot_be_made_is_an_error_that_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_page_is_an_error_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_form: Format, _names: frozenset[str]) -> bytes:
         raise KeyError("defect")
 
@@ -144,7 +144,7 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
         assert child.command()["renders"] < 128
 
 
-def test_a_hung_render_costs_its_scrapes_and_nothing_else() -> None:
+def test_a_hanging_render_affects_only_its_scrapes() -> None:
     with Child(limits={"render_seconds": 0.5, "drain_seconds": 1}) as child:
         child.command("hang")
         late = [fetch(child.port) for _ in range(3)]
@@ -164,7 +164,7 @@ def test_a_hung_render_costs_its_scrapes_and_nothing_else() -> None:
     assert ended == 0
 
 
-def test_a_scrape_is_answered_before_prometheus_gives_up() -> None:
+def test_a_scrape_is_answered_before_its_timeout() -> None:
     def scrape(timeout: str) -> tuple[int, float]:
         reply = fetch(child.port, headers={"X-Prometheus-Scrape-Timeout-Seconds": timeout})
         return reply.status, reply.seconds
@@ -187,7 +187,7 @@ def is_refused(place: tuple[str, int]) -> bool:
     return False
 
 
-def test_a_scrape_in_flight_is_answered_although_the_server_stops() -> None:
+def test_a_scrape_in_flight_is_answered_while_the_server_stops() -> None:
     with Child() as child, ExitStack() as stack:
         place = ("127.0.0.1", child.port)
         child.command("finish")
@@ -206,7 +206,7 @@ def test_a_scrape_in_flight_is_answered_although_the_server_stops() -> None:
     assert received.endswith(b'load{unit="1999"} 1999\n')
 
 
-def test_scrapes_are_counted_when_they_were_sent_and_made_up_paths_make_one_series() -> None:
+def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
     state = Configuration()
     endpoints = (DocumentEndpoint("/", page), MetricsEndpoint(lambda _form, _names: b"", state.not_ready))
     with serving(*endpoints) as server:

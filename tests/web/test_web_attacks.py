@@ -34,7 +34,7 @@ def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_re
     assert after["exporter_http_connection_errors_total{head_timeout}"] >= 400
 
 
-def test_connections_that_trickle_a_byte_at_a_time_are_cut_at_the_same_deadline() -> None:
+def test_connections_that_trickle_bytes_are_closed_at_the_same_deadline() -> None:
     child = Child(limits={"head_seconds": 2})
     with child, Crowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as aside:
         aside.submit(crowd.trickle, HALF[:20], 0.2)
@@ -47,7 +47,7 @@ def test_connections_that_trickle_a_byte_at_a_time_are_cut_at_the_same_deadline(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_half_open_connections_do_no_harm_when_descriptors_are_few(tmp_path: Path, tls: bool) -> None:
+def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path, tls: bool) -> None:
     authority = Authority(tmp_path)
     context = authority.client() if tls else None
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
@@ -63,7 +63,7 @@ def test_half_open_connections_do_no_harm_when_descriptors_are_few(tmp_path: Pat
     assert spent < 0.75  # a server that spins on accept burns all of it
 
 
-def test_accepting_goes_on_when_descriptors_run_out_below_the_cap() -> None:
+def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
     # 40 descriptors are 16 connections by the cap, but only about 25 are free: no spare ones are left.
     with Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child, Crowd(child.port, 60, HALF):
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
@@ -77,7 +77,7 @@ def test_accepting_goes_on_when_descriptors_run_out_below_the_cap() -> None:
     assert spent < 0.5
 
 
-def test_more_clients_that_never_read_than_there_is_room_for_displace_only_each_other() -> None:
+def test_clients_that_never_read_displace_only_each_other() -> None:
     child = Child(series=200_000, files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60})
     with child, Crowd(child.port, 30, WHOLE, receive_bytes=4096):
         wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 16)
@@ -97,7 +97,7 @@ def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
     assert refused == 0
 
 
-def test_a_client_that_trickles_after_a_finished_request_is_cut_like_any_other() -> None:
+def test_a_client_that_trickles_after_a_request_is_closed() -> None:
     child = Child(limits={"head_seconds": 1})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(WHOLE)
@@ -143,7 +143,7 @@ def test_a_client_that_trickles_after_a_finished_request_is_cut_like_any_other()
         pytest.param(b"GET /metrics HTTP/1.1\r\n\r\n", 400, id="no host"),
     ],
 )
-def test_a_request_beyond_the_limits_gets_its_status_and_the_connection_ends(
+def test_a_request_beyond_the_limits_gets_an_error_status_and_the_connection_closes(
     child: Child, sent: bytes, status: int
 ) -> None:
     received = exchange(child.port, sent)
@@ -160,7 +160,7 @@ def child() -> Iterator[Child]:
         yield running
 
 
-def test_a_client_can_send_its_whole_megabyte_before_it_reads_why_it_was_refused() -> None:
+def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
     child = Child(limits={"farewell_seconds": 10})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(HALF + b"X: " + b"a" * 20_000)
@@ -173,7 +173,7 @@ def test_a_client_can_send_its_whole_megabyte_before_it_reads_why_it_was_refused
     assert body == b"more than 16384 bytes of header\n"
 
 
-def test_nothing_is_logged_about_what_peers_do() -> None:
+def test_behaviour_of_peers_is_not_logged() -> None:
     with Child(limits={"head_seconds": 0.3}) as child:
         for sent in (b"\0" * 10, HALF, b"", WHOLE):
             with socket.create_connection(("127.0.0.1", child.port)) as peer:

@@ -42,7 +42,7 @@ def users(directory: Path, **hashes: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["2a", "2b", "2y"])
-def test_only_the_right_password_of_a_known_user_gets_in(tmp_path: Path, kind: str) -> None:
+def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, kind: str) -> None:
     with serving(web_config=users(tmp_path, alice=hashed("good", kind=kind), bob=hashed("else"))) as server:
         port = port_of(server)
         right = fetch(port, headers=basic("alice", "good")).status
@@ -55,7 +55,7 @@ def test_only_the_right_password_of_a_known_user_gets_in(tmp_path: Path, kind: s
 @pytest.mark.parametrize(
     "header", ["", "Basic", "Basic !", "Basic YQ==", "Bearer x", "Basic  YWxpY2U6Z29vZA==", "Basic \xe4"]
 )
-def test_every_path_asks_for_a_password_and_takes_nothing_else(tmp_path: Path, header: str) -> None:
+def test_every_path_requires_a_password(tmp_path: Path, header: str) -> None:
     with serving(web_config=users(tmp_path, alice=hashed("good"))) as server:
         for path in ("/metrics", "/", "/-/healthy", "/nothing"):
             reply = fetch(port_of(server), path, headers={"Authorization": header})
@@ -64,7 +64,7 @@ def test_every_path_asks_for_a_password_and_takes_nothing_else(tmp_path: Path, h
 
 
 @pytest.mark.timeout(60)
-def test_guessing_locks_out_no_login_remembered_or_not_and_not_health(tmp_path: Path) -> None:
+def test_password_guessing_locks_out_neither_users_nor_health_checks(tmp_path: Path) -> None:
     names = {f"user{number}": hashed("good", cost=8) for number in range(4)}
     with Child(web_config=str(users(tmp_path, **names))) as child:
         fetch(child.port, headers=basic("user0", "good"))
@@ -86,7 +86,7 @@ def test_guessing_locks_out_no_login_remembered_or_not_and_not_health(tmp_path: 
     assert (health.status, health.seconds < 2, replies[0].seconds < 2) == (200, True, True)
 
 
-def test_a_login_survives_a_reload_in_which_its_hash_is_unchanged(tmp_path: Path) -> None:
+def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path) -> None:
     alice, bob = hashed("good", cost=10), hashed("good", cost=10)
     config = users(tmp_path, alice=alice, bob=bob)
     with serving(web_config=config, limits=Limits(file_check_seconds=0.05)) as server:
@@ -140,7 +140,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> Slowly:
     return made
 
 
-def test_few_checks_may_wait_and_fewer_of_one_address(slowly: Slowly) -> None:
+def test_pending_password_checks_are_limited_in_total_and_per_address(slowly: Slowly) -> None:
     limits = Limits(passwords_waiting=2, passwords_waiting_per_peer=2)
     asked = [("bob", str(number), f"10.0.0.{number // 3}") for number in range(6)]
     found = asyncio.run(slowly.verdicts(Passwords(limits), *asked))
@@ -149,7 +149,7 @@ def test_few_checks_may_wait_and_fewer_of_one_address(slowly: Slowly) -> None:
     assert found == [False, False, "busy", False, "busy", "busy"]
 
 
-def test_an_address_that_logged_in_before_waits_for_no_stranger(slowly: Slowly) -> None:
+def test_an_address_with_an_earlier_login_has_priority(slowly: Slowly) -> None:
     passwords = Passwords(Limits(passwords_waiting=4))
     asyncio.run(slowly.verdicts(passwords, ("alice", "good", "10.0.0.1")))
     asked = [("bob", str(number), f"10.0.1.{number}") for number in range(8)]
@@ -159,7 +159,7 @@ def test_an_address_that_logged_in_before_waits_for_no_stranger(slowly: Slowly) 
     assert found == [False] * 5 + ["busy"] * 3 + [True, "busy"]
 
 
-def test_equal_questions_share_one_check_and_right_ones_are_remembered(slowly: Slowly) -> None:
+def test_equal_credentials_share_one_check_and_valid_ones_are_cached(slowly: Slowly) -> None:
     passwords = Passwords(Limits())
     same = [("bob", "good", "10.0.0.1")] * 50
     found = [asyncio.run(slowly.verdicts(passwords, *same)) for _ in range(2)]
@@ -168,7 +168,7 @@ def test_equal_questions_share_one_check_and_right_ones_are_remembered(slowly: S
     assert len(slowly.checked) == 1
 
 
-def test_an_unknown_user_costs_as_much_as_the_dearest_known_one_and_never_gets_in(slowly: Slowly) -> None:
+def test_an_unknown_user_takes_as_long_as_the_slowest_known_user(slowly: Slowly) -> None:
     found = asyncio.run(slowly.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
 
     assert found == [False]

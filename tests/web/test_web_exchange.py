@@ -39,14 +39,14 @@ NOISE = st.lists(
 
 
 @given(NOISE)
-def test_any_bytes_are_a_request_or_an_error_or_the_beginning_of_one(data: bytes) -> None:
+def test_any_bytes_are_a_request_an_error_or_incomplete(data: bytes) -> None:
     found = outcome(data)
 
     assert found is None or isinstance(found, Request) or found in (400, 413, 431)
 
 
 @given(NOISE, st.data())
-def test_the_outcome_does_not_depend_on_how_the_bytes_arrive(data: bytes, draw: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_the_chunking_of_bytes(data: bytes, draw: st.DataObject) -> None:
     data = b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + data[:200] + b"\r\n\r\n"
     cut = draw.draw(st.integers(0, len(data)))
 
@@ -58,9 +58,7 @@ def test_the_outcome_does_not_depend_on_how_the_bytes_arrive(data: bytes, draw: 
     st.binary(max_size=300),
     st.sampled_from([b"GET", b"HEAD", b"POST"]),
 )
-def test_answers_are_read_back_by_a_client_one_after_the_other(
-    status: int, body: bytes, method: bytes
-) -> None:
+def test_responses_are_parsed_by_a_client_in_order(status: int, body: bytes, method: bytes) -> None:
     talk, client = exchanges(), h11.Connection(h11.CLIENT)
     for _ in range(2):
         talk.feed(client.send(h11.Request(method=method, target="/a%20b?c", headers=[("Host", "x")])) or b"")
@@ -96,7 +94,7 @@ def test_answers_are_read_back_by_a_client_one_after_the_other(
         (b"//metrics", "//metrics"),
     ],
 )
-def test_the_path_is_taken_from_every_form_of_target(target: bytes, path: str) -> None:
+def test_the_path_is_parsed_from_every_form_of_target(target: bytes, path: str) -> None:
     request = exchanges(b"\r\n\r\nGET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n").request()
 
     assert request is not None

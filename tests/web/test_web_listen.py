@@ -48,12 +48,12 @@ def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
     "text",
     ["", "20909", "localhost", "::1:9100", "[::1]", ":65536", ":-1", ":http", "a b:c", "http://x:1", ":1 "],
 )
-def test_what_is_no_address_is_named_in_the_error(text: str) -> None:
+def test_an_invalid_address_is_named_in_the_error(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(text))):
         parse_address(text)
 
 
-def test_several_addresses_are_served_at_once_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_addresses_are_served_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     listen = ["127.0.0.1:0", "localhost:0", ":0", *(["[::1]:0"] if has_ipv6() else [])]
     with caplog.at_level(logging.INFO, "exporter"), serving(listen=listen) as server:
         everywhere = server.urls[2].rpartition(":")[2]
@@ -77,7 +77,7 @@ def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") ->
     return scrapers
 
 
-def test_a_client_that_came_twice_is_expected_after_the_same_gap() -> None:
+def test_a_scraper_seen_twice_is_expected_after_the_same_interval() -> None:
     scrapers = noted(100.0, 115.0)
     scrapers.note("10.0.0.1", "curl/8", 115.5)  # a person
 
@@ -87,7 +87,7 @@ def test_a_client_that_came_twice_is_expected_after_the_same_gap() -> None:
     assert scrapers.next_expected(146.0) is None  # gone
 
 
-def test_gaps_that_differ_are_no_interval_until_they_agree() -> None:
+def test_differing_gaps_are_not_an_interval() -> None:
     scrapers = noted(100.0, 103.0, 140.0)
     irregular = scrapers.next_expected(141.0)
     scrapers.note("10.0.0.1", "Prometheus/3", 176.0)
@@ -96,7 +96,7 @@ def test_gaps_that_differ_are_no_interval_until_they_agree() -> None:
     assert scrapers.next_expected(177.0) == 212.0
 
 
-def test_many_clients_that_come_once_do_not_push_a_scraper_out() -> None:
+def test_many_single_clients_do_not_displace_a_scraper() -> None:
     scrapers = noted(100.0, 115.0)
     for place in range(10 * MAX_CLIENTS):
         scrapers.note("10.0.0.2", f"made up {place}", 116.0)

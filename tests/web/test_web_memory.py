@@ -47,7 +47,7 @@ def test_many_long_names_leave_no_memory_behind() -> None:
         ("name[]=" + "x" * 201, "of 200 characters"),
     ],
 )
-def test_a_query_that_is_unknown_or_too_much_is_refused_with_what_there_is(query: str, found: str) -> None:
+def test_an_unknown_or_oversized_query_is_refused_with_the_valid_ones(query: str, found: str) -> None:
     with serving() as server:
         reply = fetch(port_of(server), f"/metrics?{query}")
 
@@ -55,7 +55,7 @@ def test_a_query_that_is_unknown_or_too_much_is_refused_with_what_there_is(query
     assert found in reply.body.decode()
 
 
-def test_a_scrape_that_matches_nothing_is_no_scrape() -> None:
+def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
     page = MetricsEndpoint(lambda _form, names: b"" if names else b"up 1\n")
 
     with serving(page) as server:
@@ -67,7 +67,7 @@ def test_a_scrape_that_matches_nothing_is_no_scrape() -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("tls", [False, True])
-def test_clients_that_do_not_read_cost_a_bounded_amount_which_comes_back(tmp_path: Path, tls: bool) -> None:
+def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: Path, tls: bool) -> None:
     authority = Authority(tmp_path)
     options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
     context = authority.client() if tls else None
@@ -104,7 +104,7 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
     assert rounds[-1] < max(rounds[:-1]) + (8 << 20)  # fewer meet in a round of a busy machine
 
 
-def test_unique_names_with_tiny_timeouts_leave_no_queue_behind() -> None:
+def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
     made: list[frozenset[str]] = []
 
     def render_slowly(_form: Format, names: frozenset[str]) -> bytes:

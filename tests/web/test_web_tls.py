@@ -91,7 +91,9 @@ def test_the_format_of_exporter_toolkit_is_read_in_full(tmp_path: Path) -> None:
         ("rate_limit: {interval: 1s, burst: 1}\n", "1:1", 'unknown key "rate_limit"'),
     ],
 )
-def test_what_is_wrong_has_its_place(tmp_path: Path, text: str, place: str, message: str) -> None:
+def test_errors_of_the_web_configuration_have_a_position(
+    tmp_path: Path, text: str, place: str, message: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(tmp_path, text)
 
@@ -128,7 +130,7 @@ def reloaded(server: Server) -> float:
     return numbers(server)["exporter_web_config_last_reload_successful"]
 
 
-def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
+def test_a_large_page_arrives_completely_over_tls(authority: Authority) -> None:
     body = os.urandom(3_000_000)
     page = MetricsEndpoint(lambda _form, _names: body)
 
@@ -136,7 +138,7 @@ def test_a_large_page_arrives_whole_over_tls(authority: Authority) -> None:
         assert fetch(port_of(server), context=authority.client()).body == body
 
 
-def test_plain_http_on_the_port_is_told_so(authority: Authority) -> None:
+def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
     with serving(web_config=authority.config()) as server:
         received = exchange(port_of(server), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         noise = exchange(port_of(server), b"\0" * 100)
@@ -158,7 +160,7 @@ def test_a_session_below_the_minimum_version_is_refused(authority: Authority) ->
     assert new.status == 200
 
 
-def test_only_the_configured_cipher_suites_are_agreed_on(authority: Authority) -> None:
+def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) -> None:
     suites = "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
     client = authority.client()
     with serving(web_config=authority.config(suites)) as server:
@@ -195,7 +197,7 @@ def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, 
     assert known.status == 200
 
 
-def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authority) -> None:
+def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Authority) -> None:
     names = "  client_allowed_sans: [prometheus.example, '::1', 10.0.0.9]\n"
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n" + names
     with serving(web_config=authority.config(lines)) as server:
@@ -212,7 +214,7 @@ def test_a_client_needs_one_of_the_allowed_alternative_names(authority: Authorit
     assert refused == 1
 
 
-def test_a_certificate_that_does_not_fit_is_refused_at_the_start(authority: Authority) -> None:
+def test_a_certificate_that_does_not_match_its_key_is_refused_at_the_start(authority: Authority) -> None:
     config, key = authority.config(), authority.directory / "key.pem"
     command = ["openssl", "pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", "pass:secret", "-in", str(key)]
     encrypted = subprocess.run(command, capture_output=True, check=True).stdout
@@ -258,7 +260,7 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
 
 
 @pytest.mark.parametrize("text", ["", "http_server_config: {}\n", None], ids=["empty", "without", "missing"])
-def test_a_changed_file_cannot_switch_protection_off(authority: Authority, text: str | None) -> None:
+def test_a_changed_file_cannot_disable_protection(authority: Authority, text: str | None) -> None:
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     config = authority.config(lines)
     with serving(web_config=config, limits=QUICK) as server:
@@ -278,7 +280,7 @@ def test_a_changed_file_cannot_switch_protection_off(authority: Authority, text:
     assert b"this port speaks HTTPS" in plain
 
 
-def test_a_share_that_hangs_costs_half_a_second_once(
+def test_a_hanging_share_delays_once_by_half_a_second(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = authority.config()
