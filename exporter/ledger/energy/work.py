@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,15 +67,26 @@ def extended(intervals: tuple[PhaseInterval, ...], reading: TrainingReading) -> 
     """Return the known intervals of a process, extended by the history of a new snapshot."""
     history, phases, until = reading.history[-MAX_NUMBERS:], reading.history_phases, reading.history_until
     known = intervals[-1].end if intervals else 0.0
-    if until <= known or len(history) % 2 or any(not 0 <= place < len(phases) for place in history[::2]):
+    if until <= known or len(history) % 2:
         return intervals
-    found = [each for each in intervals if each.end > until - KEPT_SECONDS]
-    at = until - sum(history[1::2]) / 1e6
-    for place, microseconds in zip(history[::2], history[1::2], strict=True):
-        began, at = max(at, known), at + microseconds / 1e6
-        if at <= began:
-            continue
-        if found and (found[-1].end, found[-1].phase) == (began, phases[place]):
-            began = found.pop().begin
-        found.append(PhaseInterval(began, at, phases[place]))
+    if history and not 0 <= min(history[::2]) <= max(history[::2]) < len(phases):
+        return intervals
+    new: list[PhaseInterval] = []
+    end = until
+    # Latest first, up to the known part: a history covers many times the interval between two snapshots.
+    for place, microseconds in zip(history[-2::-2], history[::-2], strict=True):
+        if end <= known:
+            break
+        began = end - microseconds / 1e6
+        if began < end:
+            new.append(PhaseInterval(max(began, known), end, phases[place]))
+        end = began
+    kept = bisect_right(intervals, until - KEPT_SECONDS, key=lambda each: each.end)
+    found = list(intervals[kept:])
+    for each in reversed(new):
+        last = found[-1] if found else None
+        if last is not None and (last.end, last.phase) == (each.begin, each.phase):
+            found[-1] = PhaseInterval(last.begin, each.end, each.phase)
+        else:
+            found.append(each)
     return tuple(found)
