@@ -169,6 +169,18 @@ def _distribution(
         yield Sample(f"{name}_sum", labels, value.sum)
 
 
+def with_values(metric: Metric, values: Iterable[float]) -> Metric:
+    """Return a gauge, counter or info with new values for the same series, in the same order.
+
+    The samples share their labels with *metric*, by which the text writer recognises the series.
+    """
+    changed = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+    changed.samples = [
+        Sample(each.name, each.labels, value) for each, value in zip(metric.samples, values, strict=True)
+    ]
+    return changed
+
+
 def visible_name(metric: Metric) -> str:
     """Return the name of a family in Prometheus' text format."""
     return f"{metric.name}{TYPE_SUFFIXES.get(metric.type, '')}"

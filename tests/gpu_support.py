@@ -20,7 +20,7 @@ from exporter.collectors.gpu.nvml.events import NvmlEvents
 from exporter.collectors.gpu.nvml.library import NvmlLibrary
 from exporter.collectors.gpu.nvml.sampler import NvmlSampler
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.collectors.gpu.publishing import SPECS, gpu_families
+from exporter.collectors.gpu.publishing import SPECS, GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
 from exporter.config.loader import load
@@ -102,7 +102,7 @@ class Replayed:
         """What the sidecar would show now."""
         if reason is None:
             reason = "" if self.samples else self.farewell
-        return gpu_families(self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **options)
+        return GpuBlock().families(self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **options)
 
 
 def machine(text: str) -> MachineDescription:

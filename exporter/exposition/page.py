@@ -232,8 +232,12 @@ class Page:
                 written = early if kept is metric else None
                 if written is None:
                     same = had.get(kept.name)
-                    reusable = same is not None and same.metric == kept and not same.text.dropped
-                    written = same.text if same is not None and reusable else write(kept)
+                    if same is None:
+                        written = write(kept)
+                    elif not same.text.dropped and (same.metric is kept or same.metric == kept):
+                        written = same.text
+                    else:
+                        written = write(kept, same.text)
                 if not (written.names.isdisjoint(taken) and written.names.isdisjoint(names)):
                     raise RefusedError("duplicate")  # noqa: TRY301 - counted like a refusal of `write`
             except RefusedError as refused:
@@ -330,9 +334,9 @@ def _render_early(families: Families, before: PublishedBlock | None) -> list[Wri
     texts: list[Written | None] = []
     for metric in families:
         known, text = had.get(metric.name, (None, None))
-        if text is None or known != metric or text.dropped:
+        if text is None or text.dropped or not (known is metric or known == metric):
             try:
-                text = write(metric)
+                text = write(metric, text)
             except (RefusedError, AttributeError, TypeError):  # reported at the next scrape
                 text = None
         texts.append(text)

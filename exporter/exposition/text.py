@@ -84,6 +84,7 @@ class Written:
     dropped: Counter[Reason]  # series left out
     metric: Metric
     samples: Sequence[Sample]  # samples in the text
+    lines: Mapping[str, str]  # of each series, in the order of the samples
 
     def body(self, form: Format) -> bytes:
         """Return the family in a format."""
@@ -95,13 +96,27 @@ class Written:
         return encode(self.metric, self.samples)
 
 
-def write(metric: Metric) -> Written:
+def write(metric: Metric, before: Written | None = None) -> Written:
     """Return the text of a family without bad samples, and without distributions that have a bad sample.
+
+    Args:
+        metric: The family.
+        before: Text of an earlier state of the family; if the series are the same, only the values are written.
 
     Raises:
         RefusedError: No sample can be written.
     """
     name, kind = metric.name, _KINDS.get(metric.type)
+    if kind is not None and before is not None and (same := _same_series(metric, kind, before)) is not None:
+        return Written(
+            _texts(metric, kind, same, metric.samples),
+            len(same),
+            before.names,
+            Counter(),
+            metric,
+            metric.samples,
+            same,
+        )
     if kind is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
     samples = _without_falling_sums(metric) if metric.type == "histogram" else metric.samples
@@ -126,7 +141,7 @@ def write(metric: Metric) -> Written:
             value = sample.value if type(sample.value) is float else _number(sample.value)
             if not kind.least <= value <= kind.most:
                 raise RefusedError("value")  # noqa: TRY301  likewise
-            lines[series] = f"{series} {repr(value) if -_INFINITE < value < 1e6 else _go_number(value)}\n"
+            lines[series] = f"{series} {_text_of(value)}\n"
             kept.append(sample)
         except (
             RefusedError,
@@ -150,7 +165,27 @@ def write(metric: Metric) -> Written:
             raise RefusedError(next(iter(bad.values())))
     names = frozenset({name, *expected, *([f"{name}_created"] if kind.least == 0.0 else [])})
     texts = _texts(metric, kind, lines, kept)
-    return Written(texts, len(lines), names, dropped, metric, kept)
+    return Written(texts, len(lines), names, dropped, metric, kept, lines)
+
+
+def _same_series(metric: Metric, kind: TypeRules, before: Written) -> Mapping[str, str] | None:
+    """Return the lines of a family whose samples share their labels with an earlier state; None for any other family."""
+    known = before.metric
+    if metric.type not in ("counter", "gauge") or (known.type, known.name) != (metric.type, metric.name):
+        return None
+    if before.dropped or not len(before.lines) == len(before.samples) == len(metric.samples):
+        return None
+    lines = {}
+    for series, old, new in zip(before.lines, before.samples, metric.samples, strict=True):
+        value = new.value if type(new.value) is float else _number(new.value)
+        if new.labels is not old.labels or new.name != old.name or not kind.least <= value <= kind.most:
+            return None
+        lines[series] = f"{series} {_text_of(value)}\n"
+    return lines
+
+
+def _text_of(value: float) -> str:
+    return repr(value) if -_INFINITE < value < 1e6 else _go_number(value)
 
 
 def _without_falling_sums(metric: Metric) -> Sequence[Sample]:

@@ -105,9 +105,9 @@ def test_a_block_is_written_once_for_all_scrapes_until_it_changes(monkeypatch: p
 
     written: list[str] = []
 
-    def counting(metric: Metric) -> Written:
+    def counting(metric: Metric, before: Written | None = None) -> Written:
         written.append(metric.name)
-        return write(metric)
+        return write(metric, before)
 
     monkeypatch.setattr(module, "write", counting)
     page = page_of(gauge("a", {"0": 1.0}))
@@ -381,9 +381,9 @@ def test_a_block_published_early_is_not_rendered_by_the_scrape(monkeypatch: pyte
 
     written: list[str] = []
 
-    def counting(metric: Metric) -> Written:
+    def counting(metric: Metric, before: Written | None = None) -> Written:
         written.append(metric.name)
-        return write(metric)
+        return write(metric, before)
 
     monkeypatch.setattr(module, "write", counting)
     page = Page()

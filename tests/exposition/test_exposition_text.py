@@ -13,7 +13,7 @@ from prometheus_client.samples import Exemplar, Sample
 
 from exporter.exposition.negotiation import Format, accepts_gzip, negotiate
 from exporter.exposition.text import MAX_LABEL_VALUE_BYTES, MAX_LABELS
-from exporter.families import Distribution, Family
+from exporter.families import Distribution, Family, with_values
 
 OM = "application/openmetrics-text"
 PROMETHEUS_2_42 = f"{OM};version=1.0.0,{OM};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -107,6 +107,20 @@ LATENCY = Family(
 @given(families=valid_families())
 def test_every_byte_equals_the_output_of_prometheus_client(form: Format, families: list[Metric]) -> None:
     assert page_of(*families).render(form) == library_body(families, form)
+
+
+@FORMS
+@settings(deadline=None)
+@given(families=valid_families(), number=st.floats() | st.integers(-2, 2**70))
+def test_new_values_of_the_same_series_are_written_as_in_a_new_family(
+    form: Format, families: list[Metric], number: float
+) -> None:
+    changed = [with_values(each, [number] * len(each.samples)) for each in families]
+    page = page_of(*families)
+    page.render(form)
+    page.publish("block", changed)
+
+    assert page.render(form) == page_of(*changed).render(form)
 
 
 @FORMS

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from gpu_support import DIVIDED, Replayed, replay, small, values
 
+from exporter.collectors.gpu.publishing import GpuBlock
+from exporter.collectors.gpu.state import GpuRegistry
+
 UUID = "GPU-00000000-0000-0000-0000-00000000000"
 ALL = {index: index for index in range(4)}
 FORBIDDEN = "gpus: [0, 1], errors: {nvmlDeviceGetHandleByIndex_v2: NO_PERMISSION}"
@@ -152,3 +155,34 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
     energy = played.values("gpu_energy_joules_total")
     assert {labels[1][-1]: joules for labels, joules in energy.items()} == dict.fromkeys("023", 3100.0)
     assert numbers(played) == {0: 0, 1: 1, 2: 2}
+
+
+def test_what_is_kept_from_pass_to_pass_equals_what_is_made_anew() -> None:
+    events = (
+        "at: 3s, until: 9s, gpus: [1], lost: true",
+        "at: 20s, until: 25s, gpus: [0], set: {temperature: null, utilization: 70}",
+        "at: 50s, gpus: [1], set: {power: 200000}",
+    )
+    registry, kept = GpuRegistry(), GpuBlock()
+
+    for message in replay(small(*events), 60).samples:
+        registry.take_sample(message, 1)
+        reason = "hung" if 29 < message["time"] < 32 else ""
+        if reason:
+            registry.clear_readings(hanging=0)
+
+        assert kept.families(registry, reason, {}) == GpuBlock().families(registry, reason, {})
+
+
+def test_a_family_without_a_new_value_is_the_same_object() -> None:
+    registry, block = GpuRegistry(), GpuBlock()
+    messages = replay(small(), 12).samples
+
+    for message in messages[:-1]:
+        registry.take_sample(message, 1)
+    before = {each.name: each for each in block.families(registry, "", {})}
+    registry.take_sample(messages[-1], 1)
+    after = {each.name: each for each in block.families(registry, "", {})}
+
+    assert after["gpu_memory_total_bytes"] is before["gpu_memory_total_bytes"]
+    assert after["gpu_energy_joules"] is not before["gpu_energy_joules"]

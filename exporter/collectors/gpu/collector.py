@@ -18,7 +18,7 @@ from exporter.collectors.gpu.child_process import CHILD, NvmlChild, command_of
 from exporter.collectors.gpu.energy import OUTAGE_SECONDS
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expected_devices
-from exporter.collectors.gpu.publishing import SPECS, gpu_families
+from exporter.collectors.gpu.publishing import SPECS, GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, DETACHED, STARTING, Supervisor, Timings
 from exporter.errors import CollectError
@@ -101,6 +101,7 @@ class GpuCollector:
             monotonic=monotonic,
         )
         self._started = False
+        self._block = GpuBlock()
         # For log lines, used by the supervisor's thread only.
         self._logged: dict[int, tuple[str, str]] = {}
         self._seen: set[int] = set()
@@ -137,7 +138,8 @@ class GpuCollector:
             reason, message = self._reason, self._message
             self.registry.energy_paused = paused
             self.registry.take_kernel_xids(self._kernel_log.read())
-            collected = gpu_families(self.registry, reason, self._supervisor.restarts, expected=expected)
+            restarts = self._supervisor.restarts
+            collected = self._block.families(self.registry, reason, restarts, expected=expected)
             has_gpus = bool(self.registry.gpus)
         if paused and has_gpus:
             collected.unsupported.append("another exporter on this machine counts its energy: absent here")

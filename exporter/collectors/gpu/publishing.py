@@ -1,17 +1,20 @@
 """Families of NVML itself, energy, Xids and MIG instances, and the publication of all GPU families.
 
-Runs in the sidecar, under the registry's lock. Pure: families are computed from a `GpuRegistry` and the state of NVML.
+Runs in the sidecar, under the registry's lock: families are computed from a `GpuRegistry` and the state of NVML.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.counters import REASONS
 from exporter.collectors.gpu.families import GPU, GPU_FAMILIES, GpuFamily
 from exporter.collectors.gpu.state import GpuRegistry, GpuState, Labels
-from exporter.families import Collected, FamilySpec
+from exporter.families import Collected, FamilySpec, with_values
 
 NVML_UP = FamilySpec(
     name="gpu_nvml_up",
@@ -185,76 +188,119 @@ STATUS_SPECS = (
     *(NVML_UP, NVML_ERROR, DEVICES, DEVICES_EXPECTED, GPU_UP, GPU_ERROR, RESET_REQUIRED, INFO),
     *(CALLS, CALL_SECONDS, ERRORS, CHILD_RESTARTS, CHILD_MEMORY, CHILD_CPU, RESETS),
 )
-SPECS = (
-    *STATUS_SPECS,
-    *(family.spec for family in GPU_FAMILIES),
-    *(ENERGY, XID_ERRORS, XID_TIME, MIG_INFO, MIG_MEMORY_TOTAL, MIG_MEMORY_USED, MIG_SM_ACTIVITY),
-)
+EVENT_SPECS = (ENERGY, XID_ERRORS, XID_TIME, MIG_INFO, MIG_MEMORY_TOTAL, MIG_MEMORY_USED, MIG_SM_ACTIVITY)
+SPECS = (*STATUS_SPECS, *(family.spec for family in GPU_FAMILIES), *EVENT_SPECS)
+OTHER_SPECS = (*STATUS_SPECS, *EVENT_SPECS)
+"""Families that are not in `families`."""
 
-Block = dict[FamilySpec, dict[Labels, float]]
-"""Samples by family and labels."""
+Samples = dict[Labels, float]
+"""Values of a family by label values."""
 
 
-def gpu_families(
-    registry: GpuRegistry, reason: str, restarts: Mapping[str, int], *, expected: int | None = None
-) -> Collected:
-    """Return the families of a registry.
+@dataclass(frozen=True, slots=True)
+class PublishedFamily:
+    """Family of the last pass."""
 
-    Args:
-        registry: All GPUs; the caller holds the registry's lock.
-        reason: Reason of NVML's failure; "" if NVML is up.
-        restarts: Restarts of the child by reason.
-        expected: Number of GPUs in CUDA_VISIBLE_DEVICES, or None.
+    samples: Samples
+    metric: Metric
+
+
+class GpuBlock:
+    """Families of all GPUs, from pass to pass.
+
+    A pass comes every second, and most readings are older: a family without a new reading is not made again, and a family
+    without a new value is the same object, so that the page does not render it again.
     """
-    block: Block = {spec: {} for spec in SPECS}
-    gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
-    block[NVML_UP][()] = float(not reason)
-    if reason:
-        block[NVML_ERROR][reason,] = 1
-    else:
-        block[DEVICES][()] = sum(gpu.down == "" for gpu in gpus)
-    if expected or registry.most_seen:
-        block[DEVICES_EXPECTED][()] = expected or registry.most_seen
-    for gpu in gpus:
-        _add_status(block, gpu, registry.machine)
-        if gpu.down == "":
-            for family in GPU_FAMILIES:
-                _add_readings(block[family.spec], gpu, family)
-            if gpu.energy.is_current(registry.time) and not registry.energy_paused:
-                for source, joules in gpu.energy.joules.items():
-                    block[ENERGY][gpu.labels(source)] = joules
-            _add_instances(block, gpu)
-        _add_xids(block, gpu)
-    _add_child(block, registry)
-    if not reason and registry.resident_bytes:
-        block[CHILD_MEMORY][()] = registry.resident_bytes
-    block[CHILD_RESTARTS] = {(why,): number for why, number in sorted(restarts.items())}
-    collected = Collected()
-    for spec, samples in block.items():
-        collected.add_family(spec, samples)
-    return collected
+
+    def __init__(self) -> None:
+        self._published: dict[str, PublishedFamily] = {}
+
+    def families(
+        self, registry: GpuRegistry, reason: str, restarts: Mapping[str, int], *, expected: int | None = None
+    ) -> Collected:
+        """Return the families of a registry.
+
+        Args:
+            registry: All GPUs; the caller holds the registry's lock.
+            reason: Reason of NVML's failure; "" if NVML is up.
+            restarts: Restarts of the child by reason.
+            expected: Number of GPUs in CUDA_VISIBLE_DEVICES, or None.
+        """
+        gpus = sorted(registry.gpus.values(), key=lambda gpu: (gpu.number, gpu.index))
+        block: dict[str, Samples] = {spec.name: {} for spec in OTHER_SPECS}
+        block[NVML_UP.name][()] = float(not reason)
+        if reason:
+            block[NVML_ERROR.name][reason,] = 1
+        else:
+            block[DEVICES.name][()] = sum(gpu.down == "" for gpu in gpus)
+        if expected or registry.most_seen:
+            block[DEVICES_EXPECTED.name][()] = expected or registry.most_seen
+        for gpu in gpus:
+            _add_status(block, gpu, registry.machine)
+            if gpu.down == "":
+                if gpu.energy.is_current(registry.time) and not registry.energy_paused:
+                    for source, joules in gpu.energy.joules.items():
+                        block[ENERGY.name][gpu.labels(source)] = joules
+                _add_instances(block, gpu)
+            _add_xids(block, gpu)
+        _add_child(block, registry)
+        if not reason and registry.resident_bytes:
+            block[CHILD_MEMORY.name][()] = registry.resident_bytes
+        block[CHILD_RESTARTS.name] = {(why,): number for why, number in sorted(restarts.items())}
+        up = [gpu for gpu in gpus if gpu.down == ""]
+        received = registry.take_changes()
+        for family in GPU_FAMILIES:
+            block[family.spec.name] = self._readings(family, up, received)
+        collected = Collected()
+        collected += filter(None, [self._made(spec, block[spec.name]) for spec in SPECS])
+        return collected
+
+    def _readings(self, family: GpuFamily, gpus: Sequence[GpuState], received: set[str] | None) -> Samples:
+        """Return the values of a family; those of the last pass if no reading of the family is in *received*."""
+        published = self._published.get(family.spec.name)
+        if published is not None and received is not None:
+            readings = {source.reading for source in family.sources}
+            if readings.isdisjoint(received):
+                return published.samples
+        samples: Samples = {}
+        for gpu in gpus:
+            _add_readings(samples, gpu, family)
+        return samples
+
+    def _made(self, spec: FamilySpec, samples: Samples) -> Metric | None:
+        """Return a family, the one of the last pass if no value has changed; None without samples."""
+        published = self._published.get(spec.name)
+        if not samples:
+            self._published.pop(spec.name, None)
+            return None
+        if published is None or published.samples != samples:
+            before = published if published is not None and [*published.samples] == [*samples] else None
+            metric = spec.family(samples) if before is None else with_values(before.metric, samples.values())
+            published = self._published[spec.name] = PublishedFamily(samples, metric)
+        return published.metric
 
 
-def _add_status(block: Block, gpu: GpuState, machine: Mapping[str, Any]) -> None:
+def _add_status(block: dict[str, Samples], gpu: GpuState, machine: Mapping[str, Any]) -> None:
     if gpu.down is None:
         return
-    block[GPU_UP][gpu.labels()] = float(not gpu.down)
-    block[RESET_REQUIRED][gpu.labels()] = float(gpu.down == "reset_required")
+    block[GPU_UP.name][gpu.labels()] = float(not gpu.down)
+    block[RESET_REQUIRED.name][gpu.labels()] = float(gpu.down == "reset_required")
     if gpu.down:
-        block[GPU_ERROR][gpu.labels(gpu.down)] = 1
+        block[GPU_ERROR.name][gpu.labels(gpu.down)] = 1
         return
     identity = (str(gpu.identity.get(name, "")) for name in INFO_IDENTITY)
     driver = (str(machine.get(name, "")) for name in ("driver_version", "cuda_version"))
-    block[INFO][gpu.labels(*identity, *driver, str(gpu.index))] = 1
+    block[INFO.name][gpu.labels(*identity, *driver, str(gpu.index))] = 1
 
 
-def _add_readings(samples: dict[Labels, float], gpu: GpuState, family: GpuFamily) -> None:
+def _add_readings(samples: Samples, gpu: GpuState, family: GpuFamily) -> None:
+    own = gpu.labels()
     for source in family.sources:
         present = gpu.values.get(source.reading)
         if not present:
             continue
         if source.rule is None:
-            samples.update((gpu.labels(*labels), number) for labels, number in present.items())
+            samples.update({(*own, *labels): number for labels, number in present.items()})
             continue
         for labels, counter in gpu.counters[source.reading].items():
             number = counter.value()
@@ -263,36 +309,36 @@ def _add_readings(samples: dict[Labels, float], gpu: GpuState, family: GpuFamily
                 continue
             if not number and labels and labels[-1] in family.rare:
                 continue
-            named = gpu.labels(*(labels[1:] if family.by_link else labels))
+            named = (*own, *(labels[1:] if family.by_link else labels))
             samples[named] = number + (samples.get(named, 0) if family.by_link else 0)
 
 
-def _add_instances(block: Block, gpu: GpuState) -> None:
+def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:
     for each in gpu.instances:
-        block[MIG_INFO][gpu.labels(each.uuid, str(each.gi), str(each.ci), each.profile)] = 1
+        block[MIG_INFO.name][gpu.labels(each.uuid, str(each.gi), str(each.ci), each.profile)] = 1
         for spec, number in (
             (MIG_MEMORY_TOTAL, each.memory_total),
             (MIG_MEMORY_USED, each.memory_used),
             (MIG_SM_ACTIVITY, each.sm),
         ):
             if number is not None:
-                block[spec][gpu.labels(each.uuid)] = number
+                block[spec.name][gpu.labels(each.uuid)] = number
 
 
-def _add_xids(block: Block, gpu: GpuState) -> None:
+def _add_xids(block: dict[str, Samples], gpu: GpuState) -> None:
     # NVML's events and the kernel log report the same errors; each source misses the time before its start.
     for xid in sorted({*gpu.xids, *gpu.kernel_xids}):
         counted = gpu.xids[xid].total if xid in gpu.xids else 0
-        block[XID_ERRORS][gpu.labels(xid)] = max(counted, gpu.kernel_xids.get(xid, 0))
+        block[XID_ERRORS.name][gpu.labels(xid)] = max(counted, gpu.kernel_xids.get(xid, 0))
     for xid, last in gpu.xid_times.items():
-        block[XID_TIME][gpu.labels(xid)] = last
+        block[XID_TIME.name][gpu.labels(xid)] = last
 
 
-def _add_child(block: Block, registry: GpuRegistry) -> None:
-    block[ERRORS] = {labels: counter.total for labels, counter in sorted(registry.errors.items())}
+def _add_child(block: dict[str, Samples], registry: GpuRegistry) -> None:
+    block[ERRORS.name] = {labels: counter.total for labels, counter in sorted(registry.errors.items())}
     if registry.machine:
-        block[CALLS][()] = registry.calls.total
-        block[CALL_SECONDS][()] = registry.call_seconds.total
-        block[CHILD_CPU][()] = registry.cpu_seconds.total
+        block[CALLS.name][()] = registry.calls.total
+        block[CALL_SECONDS.name][()] = registry.call_seconds.total
+        block[CHILD_CPU.name][()] = registry.cpu_seconds.total
         resets = registry.resets()
-        block[RESETS] = {(reason,): resets.get(reason, 0) for reason in REASONS}
+        block[RESETS.name] = {(reason,): resets.get(reason, 0) for reason in REASONS}

@@ -142,6 +142,8 @@ class GpuRegistry:
         self.errors: dict[Labels, MonotonicCounter] = {}  # by call and error
         self._outage_seconds = outage_seconds
         self._gone: dict[str, GpuState] = {}  # by UUID
+        self._received: set[str] = set()  # readings, since the last `take_changes`
+        self._rearranged = True  # a GPU came, went or changed state since then
 
     def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
         """Add a pass of a child; return whether a GPU was lost or has returned.
@@ -170,6 +172,13 @@ class GpuRegistry:
                 self.cpu_seconds.advance(own["cpu_seconds"], time, child)
             return changed
 
+    def take_changes(self) -> set[str] | None:
+        """Return the readings received since the last call; None if a GPU came, went or changed state."""
+        with self.lock:
+            received = None if self._rearranged else self._received
+            self._received, self._rearranged = set(), False
+            return received
+
     def take_kernel_xids(self, logged: KernelXids) -> None:
         """Add the Xids of the kernel log, counted since the sidecar started."""
         for gpu in self.gpus.values():
@@ -183,6 +192,7 @@ class GpuRegistry:
             for gpu in self.gpus.values():
                 gpu.lose("hung" if gpu.index == hanging else gpu.down or None)
             self.resident_bytes = None
+            self._rearranged = True
 
     def resets(self) -> Mapping[str, int]:
         """Return the number of corrections of counters by reason, over all GPUs."""
@@ -246,6 +256,7 @@ class GpuRegistry:
         for index in moved:
             gone = self.gpus.pop(index)
             self._gone[gone.uuid] = gone
+            self._rearranged = True
         return bool(moved)
 
     def _take_gpu(self, entry: Mapping[str, Any], time: float, child: int) -> bool:
@@ -255,15 +266,18 @@ class GpuRegistry:
             new = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
             gpu = self.gpus[index] = self._gone.pop(uuid, new)
             gpu.index = index
+            self._rearranged = True
+        labels, before = gpu.labels(), gpu.down
         gpu.uuid = uuid or gpu.uuid
         gpu.number = int(entry["number"])
-        before = gpu.down
         gpu.take_xids(entry.get("xids", {}), time, child)
         if "down" in entry:
             gpu.lose(str(entry["down"]))
-            return before != gpu.down
-        gpu.down = ""
-        if "identity" in entry:
-            gpu.identity = dict(entry["identity"])
-        gpu.take(entry, time, child, paused=self.energy_paused)
-        return bool(before)
+        else:
+            gpu.down = ""
+            if "identity" in entry:
+                gpu.identity = dict(entry["identity"])
+            gpu.take(entry, time, child, paused=self.energy_paused)
+            self._received.update(entry["replaced"], entry["values"])
+        self._rearranged |= labels != gpu.labels() or before != gpu.down
+        return before != gpu.down if gpu.down else bool(before)

@@ -33,7 +33,9 @@ PowerSource = Callable[[Mapping[str, float]], Mapping[str, Sequence[tuple[float,
 """Returns (Unix seconds, watts) by UUID, later than the given times; see `GpuCollector.power_samples`."""
 
 
-@dataclass(slots=True)  # not frozen, which makes an instance three times as expensive: eight GPUs have 400 a second
+@dataclass(
+    slots=True
+)  # not frozen, which makes an instance three times as expensive: eight GPUs have 400 a second
 class PowerSample:
     """Power of a GPU over an interval of the monotonic clock."""
 
