@@ -1,4 +1,4 @@
-"""What the tests of the bridges to training frameworks share: jobs in processes of their own, and what became of them."""
+"""Jobs in child processes, and their results, for the tests of the bridges."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUIET: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""What keeps the frameworks from the network and from telling what nobody reads."""
+"""Environment that disables network access and progress output of the frameworks."""
 
 ENTRY_POINTS = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:[^\[\n].*\n)+)', re.MULTILINE)
 
@@ -51,7 +51,7 @@ def gauges():
             found[key.removeprefix("training.")] = reading.value
     return found
 def begin(run):
-    '''Give what comes a run of its own.'''
+    '''Start a new run.'''
     from exporter.bridges.sources import ACTIVE
     ACTIVE.fallback.yields()
     exporter.flush()
@@ -64,7 +64,7 @@ from elastic_support import page_of
 exporter.flush()
 print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """
-"""Has a process that lives print its page, with `TESTS` in its path."""
+"""Code by which a live process prints its page; `TESTS` is on the import path."""
 
 LIGHTNING = """
 import logging, warnings
@@ -91,7 +91,7 @@ def bare_trainer(**options):
     return pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
                       default_root_dir=".", **{"devices": 1, **options})
 """
-"""What a job with Lightning begins with."""
+"""First lines of a job with Lightning."""
 
 
 def wanted(*modules: str) -> pytest.MarkDecorator:
@@ -101,7 +101,7 @@ def wanted(*modules: str) -> pytest.MarkDecorator:
 
 
 def installed_distribution(directory: Path) -> Path:
-    """What pip leaves of this distribution for `importlib.metadata` to find."""
+    """Create the metadata of an installed distribution for `importlib.metadata`."""
     info = directory / "training_exporter-0.0.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: training-exporter\nVersion: 0.0.0\n")
@@ -112,14 +112,14 @@ def installed_distribution(directory: Path) -> Path:
 
 
 class Job:
-    """A job that has ended: `page` is what a sidecar serves of it."""
+    """Finished job; `page` is the exposition of a sidecar."""
 
     def __init__(self, done: subprocess.CompletedProcess[str], page: str) -> None:
         self.done = done
         self.page = page
 
     def value(self, name: str, run: str | None = None, **labels: str) -> float | None:
-        """The sum of the family's series that have these labels; None where there is none."""
+        """Sum of the series of the family with these labels; None without a series."""
         if run is not None:
             labels["run"] = run
         pairs = [f'{label}="{value}"' for label, value in labels.items()]
@@ -129,7 +129,7 @@ class Job:
         return sum(found) if found else None
 
     def number(self, what: str, run: str | None = None) -> float | None:
-        """A number of a run: `FAMILY LABEL=VALUE…`, without `training_`; `phase NAME`, its entries; `gauge NAME`, printed."""
+        """Value of a run: `FAMILY LABEL=VALUE…` without `training_`, the entries of `phase NAME`, or the printed `gauge NAME`."""
         name, *rest = what.split()
         if name == "phase":
             return self.value("training_phase_entries_total", run, phase=rest[0]) or 0
@@ -143,7 +143,7 @@ class Job:
         return {what: number for what, number in found.items() if number != wanted[what]}
 
     def gauges(self, run: str | None = None) -> dict[str, float]:
-        """What it printed of a run, or first of any."""
+        """Printed line of a run, or the first line of any run."""
         lines = (line.partition(" ") for line in self.done.stdout.splitlines())
         texts = (text for name, _, text in lines if text.startswith("{") and run in {name, None})
         found: dict[str, float] = json.loads(next(texts))
@@ -157,7 +157,7 @@ def job(
     *,
     check: bool = True,
 ) -> Job:
-    """Run a program to its end, with this distribution installed; it begins in the directory."""
+    """Run a program to its end in a directory, with this distribution installed."""
     site = directory / "site"
     if not site.exists():
         installed_distribution(site)
@@ -173,15 +173,15 @@ def job(
 
 
 def script(directory: Path, text: str, launch: str = "subprocess.run([sys.executable, 'train.py'])") -> Job:
-    """Run a program as a file, which another process starts; with `EXPORTER_AUTO=1`."""
+    """Run a program from a file in a child process with `EXPORTER_AUTO=1`."""
     (directory / "train.py").write_text(text)
     return job(directory, f"import subprocess, sys\n{launch}", AUTO)
 
 
 def loops(prelude: str, text: str) -> Any:
-    """A fixture: every function `def loop():` of a text, one after another in one process, each as a run of its own.
+    """Fixture that runs every function `def loop():` of a text in one process, each as a separate run.
 
-    The gauges of each are printed; nothing is told out of order, and no notice is given.
+    The gauges of each loop are printed; no misuse and no notice is allowed.
     """
 
     @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A real browser for tests: Chromium without a window, driven over its debugging pipe."""
+"""Headless Chromium, driven through its debugging pipe."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ needs_chromium = pytest.mark.skipif(
 
 
 class Tab:
-    """One page in the browser.
+    """Tab of the browser.
 
     Attributes:
-        complaints: What the browser had to say: errors of scripts, violations of the page's policy.
-        requests: Every address that was asked for.
+        complaints: Script errors and violations of the content security policy.
+        requests: Every requested address.
     """
 
     def __init__(self, to: int, back: int) -> None:
@@ -57,7 +57,7 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """Ask the browser to do something, and give its answer."""
+        """Send a command to the browser and return its result."""
         self._number += 1
         message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -86,7 +86,7 @@ class Tab:
         return message
 
     def open(self, url: str, *, script: bool = True) -> None:
-        """Go there and wait until it is loaded."""
+        """Open an address and wait until the page is loaded."""
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
@@ -106,11 +106,11 @@ class Tab:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def text(self) -> str:
-        """What a person reads."""
+        """Visible text of the page."""
         return str(self.value("document.body.innerText"))
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
-        """Wait until it is true in the page."""
+        """Wait until an expression is true in the page."""
         until = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
         while not self.value(expression):
             assert time.monotonic() < until, (
@@ -121,9 +121,9 @@ class Tab:
 
 @contextlib.contextmanager
 def chromium(directory: Path) -> Iterator[Tab]:
-    """A browser with one tab, that can reach 127.0.0.1 only."""
+    """Browser with one tab that can only connect to 127.0.0.1."""
     to_browser, to_us = os.pipe(), os.pipe()
-    # The browser wants its pipe at the descriptors 3 and 4, which a plain Popen cannot promise.
+    # The browser expects its pipe at descriptors 3 and 4, which Popen alone does not guarantee.
     start = "import os, sys; r, w = map(int, sys.argv[1:3]); r, w = os.dup(r), os.dup(w); os.dup2(r, 3); os.dup2(w, 4)"
     start += "; os.set_inheritable(3, True); os.set_inheritable(4, True)"
     process = subprocess.Popen(

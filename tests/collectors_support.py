@@ -1,4 +1,4 @@
-"""Recorded machines, a plain exposition and its invariants, for the tests of the collectors."""
+"""Recorded machines, plain exposition and invariants for the tests of the collectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exporter.collectors.kernel_files import FILE_REASONS
 from exporter.families import Collected, Collector
 
 MACHINES = Path(__file__).parent / "data" / "machines"
-"""Trees of /proc and /sys: `virtual` (recorded; cgroups hybrid), `node` (two sockets, everything; a Slurm step
+"""Trees of /proc and /sys: `virtual` (recorded; cgroups hybrid), `node` (two sockets, every source; a Slurm step
 in cgroup v2), `old` (Linux 3.10; cgroup v1, two controllers on one mount); only for cgroups and mounts also
 `container` (v2 in a namespace) and `separate` (v1, a mount per controller, no namespace)."""
 
@@ -40,7 +40,7 @@ REASONS = {*FILE_REASONS, "hanging", "missing", "read", "timeout", "state"}
 
 @pytest.fixture
 def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
-    """Return a function that makes new collectors read a tree instead of this machine."""
+    """Return a function that redirects new collectors to a tree in place of this machine."""
 
     def read(root: Path) -> Path:
         monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))

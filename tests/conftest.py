@@ -1,4 +1,4 @@
-"""Fixtures and settings of all tests; the feed directory is private, so that no test touches the user's."""
+"""Fixtures and settings of all tests; a private feed directory protects the user's directory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from hypothesis import HealthCheck, settings
 from waiting import PATIENCE
 
 _FEED = tempfile.mkdtemp(prefix="exporter-tests-")
-os.environ["EXPORTER_FEED_DIR"] = _FEED  # before anything imports exporter, which reads it at the first flush
+os.environ["EXPORTER_FEED_DIR"] = (
+    _FEED  # before the first import of exporter, which reads the variable at the first flush
+)
 for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOCAL_RANK", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
 atexit.register(shutil.rmtree, _FEED, ignore_errors=True)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
 
-# The files that take longest begin first, so that none of them is left alone at the end.
+# The slowest files start first, so that none runs alone at the end.
 _LONGEST = [
     *("test_bridges_lightning", "test_bridges_torchrun", "test_soak", "test_truth"),
     *("test_bridges_plain_torch", "test_dashboards_scenario", "test_bridges_ranks"),
     *("test_bridges_examples", "test_rules_faults", "test_end_to_end"),
 ]
 
-# The machines are shared: how long an example takes says nothing.
+# The machines are shared: the duration of an example has no meaning.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fuzz", settings.get_profile("shared"), max_examples=2000)
 settings.load_profile("shared")
@@ -36,20 +38,20 @@ settings.load_profile("shared")
 
 @pytest.fixture(autouse=True)
 def _no_launch_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test that records in this process names a launch, which the children of the next would share."""
+    """A test that records in this process sets a launch id, which children of the next test would inherit."""
     for name in ("EXPORTER_LAUNCH", "EXPORTER_RANK_OWNER"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Path:
-    """A feed directory that is not made yet."""
+    """A feed directory that does not exist yet."""
     return tmp_path / "feed"
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """The recorder of this process's training, with nothing reported and nothing configured."""
+    """The recorder of this process in its initial state."""
     from training_support import fresh_recorder
 
     with fresh_recorder():
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what would have to be installed for the tests that were skipped for want of it."""
+    """Print the packages that the skipped tests need."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = [str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
     wanting = [reason for reason in reasons if "not installed" in reason or "could not import" in reason]

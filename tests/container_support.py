@@ -52,7 +52,7 @@ class Contained:
 
     @property
     def page(self) -> str:
-        """The metrics, read inside the network namespace; empty while the sidecar starts."""
+        """Metrics read inside the network namespace; empty during the start of the sidecar."""
         command = ["nsenter", f"--target={self.pid}", "--net", sys.executable, "-c", GET]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
 

@@ -1,4 +1,4 @@
-"""What the tests of the dashboards share: their queries, the names in them, and the variables put into them."""
+"""Dashboard queries, their names and variables, for the tests of the dashboards."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARD
 
 BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
 FEW_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
-"""In what the exporters of one machine differ."""
+"""Labels that distinguish the exporters of one machine."""
 CHOSEN = dict.fromkeys(("job", "node", "run", "rank", "gpu", "uuid", "perf_tag"), ".+")
 CHOSEN |= {"cluster": ".*", "baseline": "a"}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A query, and where it stands."""
+    """Query with its panel."""
 
     uid: str
     panel: str
@@ -54,7 +54,7 @@ def asked(uid: str) -> Iterator[Asked]:
 
 
 def everything(uid: str) -> list[Asked]:
-    """All queries of a dashboard: of its panels, variables and annotations."""
+    """All queries of a dashboard: panels, variables and annotations."""
     model = MODELS[uid]
     found = list(asked(uid))
     found.extend(
@@ -115,13 +115,13 @@ class Served:
         }
 
     def values(self, model: Mapping[str, Any]) -> dict[str, str]:
-        """The value of each variable: All where it can be, else the first."""
+        """Value of each variable: All where offered, otherwise the first."""
         chosen: dict[str, str] = {}
         for variable in model["templating"]["list"]:
             if variable["type"] != "query":
                 continue
             options = self._options(variable, chosen)
-            # Of a Prometheus with one cluster no series has that label: All stands for none as well.
+            # With one cluster, no series has the label: All also selects series without it.
             assert options or variable.get("allValue") == ".*", (
                 f"{model['uid']}: ${variable['name']} is empty"
             )
@@ -130,7 +130,7 @@ class Served:
         return chosen
 
     def answer(self, one: Asked, values: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The series that a query gives, without those that have no finite value."""
+        """Series of a query with a finite value."""
         expression = filled(one.expression, values, self._builtin)
         if one.instant:
             found = ask(self._url, "query", query=expression, time=self._end)
@@ -140,7 +140,7 @@ class Served:
         return [series for series in found if any(map(math.isfinite, values_of(series)))]
 
     def shown(self, one: Asked, values: Mapping[str, str]) -> dict[str, float]:
-        """The sum of each series of a query, by its labels without those of the target.
+        """Sum of each series of a query, by labels without target labels.
 
         Raises:
             AssertionError: Two series differ by their target only.
@@ -154,7 +154,7 @@ class Served:
         return found
 
     def lacks(self, one: Asked) -> bool:
-        """Whether a query asks for a family of which no exporter has had a single series."""
+        """Whether a query uses a family without a series from any exporter."""
         names = [each.name for each in selectors(filled(one.expression))]
         seconds = int(self._end - self._begin)
         return not all(

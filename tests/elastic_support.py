@@ -1,4 +1,4 @@
-"""What the tests of jobs share: readings of this process; jobs in processes of their own, their feed, its page."""
+"""Readings of this process, and jobs in child processes with their feed and page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tally(name: str, **labels: str) -> StatState:
 
 
 def total(name: str, **labels: str) -> float:
-    """Its sum; 0 when there is none yet."""
+    """Sum of the reading; 0 before the first value."""
     return sum(each.sum for each in _states(name, labels))
 
 
@@ -69,7 +69,7 @@ def child(
             "OMP_NUM_THREADS": "1",
             **environment,
         },
-        cwd=feed.parent,  # `-c` looks for modules and distributions there first
+        cwd=feed.parent,  # `-c` searches the current directory first
         capture_output=True,
         text=True,
         timeout=timeout * PATIENCE,
@@ -82,7 +82,7 @@ def child(
 def run(
     feed: Path, program: str, *, check: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a training program, in front of which stand `IMPORTS`, as a script."""
+    """Run a training program, prefixed with `IMPORTS`, as a script."""
     script = feed.parent / "train.py"
     script.write_text(IMPORTS + textwrap.dedent(program), encoding="utf-8")
     return child(feed, script, check=check, timeout=60, **environment)
@@ -95,14 +95,14 @@ def snapshots(feed: Path) -> list[Snapshot]:
 
 
 def only(feed: Path, name: str = "train.loss") -> StatReading:
-    """The one reading of a Stat in the one file of the feed."""
+    """The only reading of a Stat in the only file of the feed."""
     (snapshot,) = snapshots(feed)
     (reading,) = [reading for reading in snapshot.recording.stats if reading.definition.name == name]
     return reading
 
 
 def page_of(feed: Path) -> str:
-    """The page that a sidecar of a feed directory serves of its job."""
+    """Page of a sidecar for a feed directory."""
     state = feed.parent / f"{feed.name}-state"
     state.mkdir(exist_ok=True)
     passed = 0.0
@@ -110,7 +110,7 @@ def page_of(feed: Path) -> str:
         FeedReader(feed), StateStore(state, keeper="test"), monotonic=lambda: time.monotonic() + passed
     )
     collector.collect()
-    passed = 12.0  # no exit status arrived within the time for one, so that the job's own report counts
+    passed = 12.0  # without an exit status in time, the report of the job counts
     page = Page()
     page.publish("feed", collector.collect())
     return page.render(Format.TEXT).decode()

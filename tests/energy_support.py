@@ -1,4 +1,4 @@
-"""Machines whose energy registers are turned by hand: described trees of /sys/class/powercap, and the clocks."""
+"""Machines with controlled energy registers (trees of /sys/class/powercap) and clocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MACHINES: dict[str, Zones] = {"xeon": XEON, "laptop": LAPTOP, "threadripper": TH
 
 @dataclass
 class Machine:
-    """One machine; `joules` is what its registers would show if they did not wrap."""
+    """Machine; `joules` are its registers without wrap-around."""
 
     root: Path
     zones: Zones = field(default_factory=lambda: dict(XEON))
@@ -104,9 +104,9 @@ class Machine:
 
 
 class EnergyNode:
-    """A machine and its energy ledger; `restart` is what SIGKILL and a new start do.
+    """Machine with its energy ledger; `restart` simulates SIGKILL and a new start.
 
-    What the ledger asks, subclasses tell otherwise: one process of one run, which holds the one GPU.
+    Queries of the ledger: one process of one run holds the only GPU; subclasses override.
     """
 
     run = "r"
@@ -161,7 +161,7 @@ class EnergyNode:
 
 
 class SidecarNode(EnergyNode):
-    """One whose job a whole sidecar follows."""
+    """Machine whose job is observed by a complete sidecar."""
 
     def __init__(self, directory: Path) -> None:
         self.sidecar = Sidecar(directory)
@@ -190,9 +190,9 @@ def energy_of(page: Page) -> float:
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Be a user without rights, for what only root may read."""
+    """Drop root privileges, for files that only root can read."""
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can change to another user")
     os.seteuid(65534)
     try:
         yield

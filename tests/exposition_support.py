@@ -112,7 +112,7 @@ def _distributions(draw: st.DrawFn, *, buckets: bool) -> Distribution:
 def _families(draw: st.DrawFn, place: int) -> Metric:
     kind: FamilyType = draw(st.sampled_from(["counter", "gauge", "histogram", "summary", "info"]))
     unit = draw(st.sampled_from(["", "seconds", "bytes", "x"])) if kind != "info" else ""
-    # The number makes the name unique within the example.
+    # The number makes names unique within the example.
     name = f"{draw(_WORDS)}{place}" + (f"_{unit}" if unit else "")
     name += {"counter": "_total", "info": "_info"}.get(kind, "")
     labels = tuple(draw(st.lists(_LABELS, unique=True, max_size=4)))

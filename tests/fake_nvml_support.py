@@ -52,7 +52,7 @@ def library() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a GPU does from a moment on."""
+    """State of a GPU from a given time."""
 
     watts: float = 300.0
     busy: float = 50.0  # percent
@@ -89,7 +89,7 @@ class FakeNvml:
         self._write("errors", "".join(f"{line}\n" for line in lines))
 
     def hold(self, *processes: tuple[int, int]) -> None:
-        """Let processes hold GPUs: pid and GPU."""
+        """Assign processes (pid) to GPUs."""
         self._write("procs", "".join(f"{pid} {gpu} 1000000000 50\n" for pid, gpu in processes))
 
     @property
@@ -105,7 +105,7 @@ class FakeNvml:
 
 @contextmanager
 def collecting(fake: FakeNvml, *, period: float = 1.0) -> Iterator[GpuCollector]:
-    """A collector over the machine, by the clock, after its first readings."""
+    """Collector of the machine on a simulated clock, after its first readings."""
     saved = dict(os.environ)
     os.environ.update(fake.environment)
     collector = GpuCollector(GpuOptions(period=period))
@@ -120,7 +120,7 @@ def collecting(fake: FakeNvml, *, period: float = 1.0) -> Iterator[GpuCollector]
 
 
 def steady(fake: FakeNvml, load: Load | None = None) -> float:
-    """Let all GPUs do the same all the time; return the present, Unix seconds."""
+    """Give all GPUs one constant state; return the current Unix time in seconds."""
     now = time.time()
     fake.play((now - 1000.0, load or Load()))
     return now

@@ -1,6 +1,6 @@
-"""A training process for the tests of the feed: reads commands from stdin, answers each with a line.
+"""Training process for the tests of the feed: reads commands from stdin and prints one line for each.
 
-It imports what a training process imports, and nothing of pytest.
+The imports are those of a training process, without pytest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def open_own(writer: FeedWriter) -> str:
 
 
 def fork(writer: FeedWriter, close: int = 0) -> int:
-    """Leave a child behind, as a DataLoader leaves its workers; it tries what it must not do, now and as an orphan."""
+    """Fork a child like a DataLoader worker; as child and as orphan it attempts forbidden operations."""
     parent = os.getpid()
     done, tell = os.pipe()
     child = os.fork()
@@ -68,7 +68,7 @@ def fork(writer: FeedWriter, close: int = 0) -> int:
         if close:
             writer.close()
         os.write(tell, b"x")
-        os.closerange(0, 3)  # or whoever waits for the end of our output waits for this one's too
+        os.closerange(0, 3)  # a reader of our output would also wait for the end of this process
         while os.getppid() == parent:
             time.sleep(0.01)
         writer.publish(recording())
@@ -80,7 +80,7 @@ def fork(writer: FeedWriter, close: int = 0) -> int:
 
 
 def ask_in_fork(writer: FeedWriter) -> int:
-    """Tell whom a forked child finds to hold our lock."""
+    """Report the holder of the lock as seen by a forked child."""
     answer, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -91,7 +91,7 @@ def ask_in_fork(writer: FeedWriter) -> int:
 
 
 def remove_for_ever(writer: FeedWriter) -> str:
-    """Remove the files of a process again and again, as two sidecars in their worst moment, until killed."""
+    """Remove the files of a process repeatedly until killed, like two competing sidecars."""
     say("removing")
     while True:
         remove_process(str(DIRECTORY), "0" * 32)
@@ -108,7 +108,7 @@ def limit_descriptors(writer: FeedWriter, most: int) -> str:
 
 
 def flood(writer: FeedWriter) -> str:
-    """Write as fast as it goes and tell each sequence once it is written, until killed."""
+    """Write as fast as possible and print each sequence number after its write, until killed."""
     for sequence in range(1, 1_000_000_000):
         if writer.publish(recording(50, count=sequence)):
             say(str(sequence))
@@ -116,7 +116,7 @@ def flood(writer: FeedWriter) -> str:
 
 
 def short_lives(writer: FeedWriter, lives: int) -> str:
-    """Be many processes, one after the other, that write twice and end in order."""
+    """Act as many consecutive processes that write twice and exit normally."""
     for _ in range(lives):
         brief = FeedWriter(DIRECTORY, IDENTITY.replace(id=os.urandom(16).hex()))
         brief.publish(recording(count=1))

@@ -1,4 +1,4 @@
-"""What the tests of the feed share: made-up recordings, a training process to command, mounts."""
+"""Synthetic recordings, a controlled training process, and mounts, for the tests of the feed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHILD = Path(__file__).with_name("feed_child.py")
 
 
 def make_default(parent: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have the user's default directory in here; it is not made."""
+    """Redirect the default directory of the user into the test directory, without creating it."""
     monkeypatch.setattr(feed_directory, "SHARED_MEMORY", str(parent))
     return feed_directory.default_directory()
 
@@ -55,7 +55,7 @@ def new_recording(
 
 
 def publish_once(directory: Path, *, final: bool = False, **fields: object) -> str:
-    """Leave the file of a process that is dead by now; its id."""
+    """Create the file of a dead process and return its id."""
     identity = new_identity(**fields)
     writer = FeedWriter(directory, identity)
     assert writer.publish(new_recording(final=final))
@@ -70,7 +70,7 @@ def only_entry(reader: FeedReader) -> FeedEntry:
 
 
 class Child:
-    """A training process that does what it is told, a line at a time (see feed_child.py)."""
+    """Training process that executes one command per line (see feed_child.py)."""
 
     def __init__(self, directory: Path, *before: str) -> None:
         self.process = subprocess.Popen(
@@ -96,7 +96,7 @@ class Child:
         return self.process.stdout.readline().strip()
 
     def kill(self) -> str:
-        """End it at once; everything that it had still said."""
+        """Kill the process and return its remaining output."""
         stdout = self.process.stdout
         assert stdout is not None
         self.process.kill()
@@ -107,7 +107,7 @@ class Child:
 
 @contextmanager
 def training_process(directory: Path, *before: str) -> Iterator[Child]:
-    """Start one, in front of whose command line stands `before`; it is gone afterwards."""
+    """Start a process with the command prefix `before`; it is killed at the end."""
     child = Child(directory, *before)
     try:
         yield child
@@ -117,10 +117,10 @@ def training_process(directory: Path, *before: str) -> Iterator[Child]:
 
 @contextmanager
 def mounted(target: Path, *arguments: str) -> Iterator[None]:
-    """Mount something for the time of a test; skip the test where that is not allowed."""
+    """Mount a filesystem during a test; skip the test where mounting is not permitted."""
     done = subprocess.run(["mount", *arguments, str(target)], capture_output=True, text=True, check=False)
     if done.returncode:
-        pytest.skip(f"this machine lets us mount nothing: {done.stderr.strip()}")
+        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
     try:
         yield
     finally:
@@ -129,11 +129,11 @@ def mounted(target: Path, *arguments: str) -> Iterator[None]:
 
 @contextmanager
 def read_only_view(directory: Path, at: Path) -> Iterator[Path]:
-    """Show a directory a second time, as a container with a read-only volume sees it."""
+    """Bind-mount a directory read-only, like the volume of a container."""
     at.mkdir()
     with mounted(at, "--bind", str(directory)):
         subprocess.run(["mount", "-o", "remount,ro,bind", str(at)], check=True)
         yield at
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")

@@ -1,4 +1,4 @@
-"""FUSE filesystem with a daemon that never answers statfs, and the programs that call statfs.
+"""FUSE filesystem whose daemon never responds to statfs, and programs that call statfs.
 
 test_collectors_filesystem runs this program in a mount namespace. Exit status 77: FUSE is not permitted on this machine.
 

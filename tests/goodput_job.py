@@ -1,9 +1,9 @@
-"""A small training for the tests of goodput: it saves, resumes from what it saved, and says what it does.
+"""Small training for the tests of goodput: saves, resumes from its save, and logs its steps.
 
     goodput_job.py DIRECTORY STEPS [--session S] [--perf P] [--save-every N] [--from-nothing] [--pause-at STEP]
 
 Every step is a line of DIRECTORY/log: process, step, seconds, as the job itself has measured them. The checkpoint is the
-file DIRECTORY/saved. At STEP it prints a line and waits, for somebody to kill it.
+file DIRECTORY/saved. At STEP it prints a line and waits for a kill.
 """
 
 from __future__ import annotations

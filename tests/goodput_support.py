@@ -1,4 +1,4 @@
-"""A job on paper: what its process of rank 0 would tell of its training, second by second."""
+"""Simulated job: the training readings of rank 0, second by second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exporter.recording.values import END_REASONS, Ending, StatReading, Training
 
 @dataclass
 class PaperJob:
-    """Keeps the books of a process as the recording thread would, by the names of `TrainingReading`."""
+    """Simulated readings of a process, with the field names of `TrainingReading`."""
 
     facts: dict[str, str] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class PaperJob:
         self.open_seconds += seconds
 
     def save(self, seconds: float) -> None:
-        """Save a checkpoint; what was done before it is safe afterwards."""
+        """Save a checkpoint that commits all previous work."""
         self.spend("checkpoint_save_sync", seconds)
         self.committed_step, self.committed_seconds = self.step, self.work_seconds
         self.segments = []
@@ -83,7 +83,7 @@ class PaperJob:
 
 
 def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> PaperJob:
-    """A job that is about to begin its training loop."""
+    """Job before its training loop."""
     job = PaperJob(facts=dict(facts))
     job.spend("init", init)
     if load:
@@ -140,7 +140,7 @@ class Watched:
     def write(
         self, *stats: StatReading, final: bool = False, ending: Ending | None = None, age_seconds: float = 0.5
     ) -> Watched:
-        """Let the clock be where the job is, and the process write its feed."""
+        """Set the clock to the time of the job, and write its feed."""
         written, clock = self.process.started + self.job.seconds, self.sidecar.clock
         clock.advance(max(0.0, written - clock.wall))
         self.sequence += 1
@@ -157,12 +157,12 @@ class Watched:
         self.sidecar.feed.kill(self.process)
 
     def die(self, seconds: float = 4.0) -> Page:
-        """It is killed, and the sidecar looks at once and after a while."""
+        """Kill the job; the sidecar reads the feed at once and again later."""
         self.kill()
         self.sidecar.collect()
         return self.sidecar.after(seconds)
 
     def finish(self) -> Page:
-        """It ends in order."""
+        """End the job normally."""
         self.job.finished = True
         return self.write(final=True).die()

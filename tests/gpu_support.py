@@ -1,4 +1,4 @@
-"""What the tests of the GPUs share: replays through the real child process, fast and by the clock."""
+"""Replays through the real child process, simulated and in real time, for the tests of GPUs."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ gpus:
   - {{model: small, count: {count}}}
 timeline:
 """
-"""GPUs that do the same all the time."""
+"""GPUs in a constant state."""
 
 DIVIDED = (
     "set: {mig_mode: 1}, "
     "mig: [{gi: 1, profile: 1g.10gb, memory: 1000}, {gi: 2, profile: 1g.10gb, memory: 1000}]"
 )
-"""Happens to a machine whose GPUs are divided into two instances each."""
+"""Timeline of a machine whose GPUs have two MIG instances each."""
 
 
 @dataclass
 class Replayed:
-    """What came of a replay."""
+    """Result of a replay."""
 
     messages: list[dict[str, Any]]
     registry: GpuRegistry = field(default_factory=GpuRegistry)
@@ -94,12 +94,12 @@ class Replayed:
         return found
 
     def values(self, name: str, gpu: str | None = None) -> dict[tuple[str, ...], float]:
-        """The samples of a family by label values; of one GPU by those that it does not share."""
+        """Samples of a family by label values; for a single GPU, by the labels that differ."""
         found = values(self.families(), name)
         return found if gpu is None else {key[2:]: number for key, number in found.items() if key[0] == gpu}
 
     def families(self, *, reason: str | None = None, **options: Any) -> Collected:
-        """What the sidecar would show now."""
+        """Current families of the sidecar."""
         if reason is None:
             reason = "" if self.samples else self.farewell
         return GpuBlock().families(self.registry, reason, dict.fromkeys(RESTART_REASONS, 0), **options)
@@ -111,7 +111,7 @@ def machine(text: str) -> MachineDescription:
 
 
 def small_text(*timeline: str, head: str = "", model: str = "", count: int = 2) -> str:
-    """A small machine, with more about its model, and what happens to it."""
+    """Small machine with additional fields of its model and a timeline."""
     entries = "".join(f"  - {{{entry}}}\n" for entry in timeline or ("at: 1h",))
     return SMALL.format(head=head, model=model, count=count) + entries
 
@@ -121,7 +121,7 @@ def small(*timeline: str, **more: Any) -> MachineDescription:
 
 
 class VirtualClock(Clock):
-    """A clock that stands still unless it is told to go on; starts at 0."""
+    """Clock that advances only on request; starts at 0."""
 
     def __init__(self) -> None:
         self._now = self._worked = 0.0
@@ -139,14 +139,14 @@ class VirtualClock(Clock):
         self._worked += seconds
 
     def busy(self) -> float:
-        """The same as `now` for whoever takes the time of calls, which then cost what the description says."""
+        """Same as `now` for measuring calls, which take the described time."""
         return self._now + self._worked
 
 
 def play(
     described: dict[str, Any], seconds: float, options: GpuOptions, *, origin: float = 0.0, **start: Any
 ) -> list[dict[str, Any]]:
-    """Every message that a child would send about a machine in so many seconds, on a clock that does not wait."""
+    """Messages of a child about a machine over a number of seconds, on a simulated clock."""
     pynvml = pytest.importorskip("pynvml")
     clock = VirtualClock()
     install(pynvml, described, clock=clock, origin=origin)
@@ -170,7 +170,7 @@ def play(
 
 
 def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:
-    """Play a machine through pynvml, on a clock that does not wait; options of GPUs, or parts of the first message."""
+    """Replay a machine through pynvml on a simulated clock; options of GPUs, or parts of the first message."""
     if isinstance(described, str):
         described = load_machine(described)
     start = {key: more.pop(key) for key in ("visible", "origin") if key in more}
@@ -200,7 +200,7 @@ def watching(name_or_file: str, *, options: GpuOptions | None = None, **more: An
 
 
 def described(tmp_path: Path, *timeline: str, head: str = "") -> str:
-    """The small machine in a file; gives its name."""
+    """Write the small machine to a file and return its path."""
     file = tmp_path / "machine.yaml"
     file.write_text(small_text(*timeline, head=head))
     return str(file)
@@ -210,7 +210,7 @@ LABELS = {spec.name: spec.labels for spec in SPECS}
 
 
 def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float]:
-    """The samples of a family, by label values in the order of its specification; none where it is absent."""
+    """Samples of a family by label values in the order of its specification; empty if absent."""
     return {
         tuple(sample.labels.get(label, "") for label in LABELS[name]): sample.value
         for family in families
@@ -220,18 +220,18 @@ def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float
 
 
 def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
-    """One sample of a collector now; labels are compared from the first."""
+    """Current sample of a collector; labels are compared from the first."""
     found = values(collector.collect(), name)
     return next((number for key, number in found.items() if key[: len(labels)] == labels), None)
 
 
 def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
-    """Which GPUs answer, by number."""
+    """Responding GPUs by index."""
     return {labels[0]: up for labels, up in values(collector.collect(), "gpu_up").items()}
 
 
 def assert_sound(families: Sequence[Metric]) -> None:
-    """Check what holds for every block, whatever was read."""
+    """Check the invariants of every block."""
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     for family in families:

@@ -1,4 +1,4 @@
-"""What the ledger's tests share: snapshots from few words, and a feed directory that is a list."""
+"""Short constructors of snapshots, and an in-memory feed directory, for the tests of the ledger."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def a_snapshot(
 
 @dataclass
 class MemoryFeed(FeedReader):
-    """A feed directory without files; stands for `FeedReader`, which has tests of its own with real ones."""
+    """In-memory feed directory that replaces `FeedReader`, which has separate tests with files."""
 
     files: dict[str, FeedEntry] = field(default_factory=dict)
     refused: tuple[tuple[str, str], ...] = ()
@@ -127,7 +127,7 @@ class Clock:
 
 
 class Sidecar:
-    """A ledger on a feed; `restart` is what SIGKILL and a new start do."""
+    """Ledger of a feed; `restart` simulates SIGKILL and a new start."""
 
     def __init__(self, directory: Path, feed: MemoryFeed | None = None, clock: Clock | None = None) -> None:
         self.directory = directory
@@ -169,14 +169,14 @@ class Sidecar:
         alive: bool = True,
         value: float = 2.0,
     ) -> None:
-        """Leave a snapshot of a process to whose only Stat, `loss`, so many samples were added."""
+        """Write a snapshot of a process with a number of samples in its only Stat, `loss`."""
         reading = a_reading(a_definition(), [value] * samples)
         written = a_snapshot(process, reading, sequence=sequence, written=self.clock.wall)
         self.feed.put(written, alive=alive)
 
 
 class Page:
-    """Published families, asked by name and labels; of histograms and summaries by the names of their samples."""
+    """Published families, selected by name and labels; histograms and summaries by sample name."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.families = {visible_name(metric): metric for metric in metrics}
@@ -188,11 +188,11 @@ class Page:
         assert len(self.families) == len(metrics)
 
     def get(self, name: str, /, **labels: str) -> float | None:
-        """The value of the one series with exactly these labels (others empty); None when it is absent."""
+        """Value of the series with exactly these labels (further labels empty); None if absent."""
         return self._values.get(name, {}).get(frozenset(labels.items()))
 
     def all(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
-        """Every series of a name, by its sorted labels."""
+        """Every series of a name, by sorted labels."""
         return {tuple(sorted(labels)): value for labels, value in self._values.get(name, {}).items()}
 
     def count(self, name: str, /, **labels: str) -> float | None:

@@ -99,7 +99,7 @@ class KeepingExporter(BaseExporter):
 
 @contextmanager
 def unconfigured() -> Iterator[None]:
-    """Run a block in a process whose training is not recorded and not configured yet."""
+    """Run a block in a process without recorded or configured training."""
     _restart()
     try:
         yield

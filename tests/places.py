@@ -1,4 +1,4 @@
-"""Where the project, its tests and their data lie."""
+"""Paths of the project, its tests and test data."""
 
 from __future__ import annotations
 

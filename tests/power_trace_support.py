@@ -1,4 +1,4 @@
-"""The power of a real H100, recorded with what it did, played back at the level of the NVML library."""
+"""Recorded power of a real H100, replayed at the level of the NVML library."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from exporter.training.kinds import named_kind
 
 TRACE = json.loads((DATA / "h100-power-trace.json").read_text())
 EPOCH = 1_700_000_000.0
-"""When it begins, Unix time."""
+"""Start of the trace, Unix time."""
 
 
 class Trace:
-    """What NVML would have said at a moment of the trace."""
+    """NVML readings at a time of the trace."""
 
     NVMLError = RuntimeError
 
@@ -48,7 +48,7 @@ class Trace:
 
 
 def counter_at(moment: float) -> float:
-    """The energy counter, joules; the trace has it every half second."""
+    """Energy counter in joules; the trace has a value every half second."""
     points = TRACE["energy_counter_joules"]
     (begin, low), (end, high) = next(pair for pair in itertools.pairwise(points) if moment < pair[1][0])
     return float(low + (high - low) * (moment - begin) / (end - begin))
@@ -67,7 +67,7 @@ class Card:
         self._buffers = DriverSamples(self._device, every_seconds, {})
 
     def read(self, now: float, *, counter: bool) -> None:
-        """Have the child read the samples, and the counter where it is due."""
+        """Let the child read the samples, and the counter if due."""
         self.trace.now = self._device.now = now
         out = PassReadings()
         self._buffers.read_power(wall=EPOCH + now, out=out)
@@ -77,7 +77,7 @@ class Card:
         self.registry.take_sample(parse(encode({"kind": "sample", "time": now, "gpus": [entry]})), 1)
 
 
-# The whole sidecar on it ------------------------------------------------------------------------------------
+# The complete sidecar ------------------------------------------------------------------------------------
 
 BEGIN, END = 0.01, 19.51
 MONOTONIC = 5000.0
@@ -93,14 +93,14 @@ PHASE_OF = {
 }
 
 Window = tuple[str, float, float]
-"""A phase, its begin and its end, seconds of the trace."""
+"""Phase with start and end, seconds of the trace."""
 
 WINDOWS: Sequence[Window] = [(PHASE_OF[name], begin, end) for name, begin, end in TRACE["marks"]]
-"""What the card did."""
+"""Phases of the card."""
 
 
 class Node(SidecarNode):
-    """The card, a job that marks what the card does, and the sidecar; strangers may hold the card too."""
+    """Card, a job that records the phases of the card, and the sidecar; foreign processes can hold the card."""
 
     def __init__(self, directory: Path, *, strangers: int = 0, did: Sequence[Window] = WINDOWS) -> None:
         self.card, self.strangers = Card(), strangers
@@ -121,7 +121,7 @@ class Node(SidecarNode):
         return self.card.registry.power_samples(after)
 
     def flush(self) -> None:
-        """Have the job write its feed, and the sidecar read it."""
+        """Write the feed of the job, and read it in the sidecar."""
         while self.marks and self.marks[0][0] <= self.now:
             at, begins, phase = self.marks.pop(0)
             if begins:

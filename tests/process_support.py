@@ -110,7 +110,7 @@ class Proc:
 
 @dataclass
 class Watch:
-    """A collector on a simulated /proc, with the feed and the GPUs as lists."""
+    """Collector of a simulated /proc, with lists for feed and GPUs."""
 
     proc: Proc
     job: list[JobProcess] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Watch:
         return each
 
     def dies(self) -> None:
-        """End the first recording process, and its recording in the feed."""
+        """End the first recording process and remove its feed file."""
         first = self.job[0]
         self.proc.end(first.process.pid)
         self.job[0] = JobProcess(first.process, alive=False)

@@ -1,4 +1,4 @@
-"""The real Prometheus (Debian's package), scraping what a test serves."""
+"""Real Prometheus (Debian's package) that scrapes the servers of a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ fetch, free_port = run_support.fetch, run_support.free_port
 
 
 def ask(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
-    """The series that a query gives, with the parameters as Prometheus' API names them."""
+    """Series of a query, with the parameters of the Prometheus API."""
     body = urllib.parse.urlencode(parameters).encode()
     try:
         with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=30) as answer:
@@ -39,14 +39,14 @@ def ask(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
 
 
 class Prometheus:
-    """One Prometheus with its data in a directory of the test; use it as a context manager.
+    """Prometheus server with data in a test directory; a context manager.
 
     Args:
-        directory: For its configuration and data.
+        directory: Configuration and data.
         targets: Job name → `host:port`.
         scrape_seconds: Scrape interval.
-        features: What to give as `--enable-feature`.
-        more: The rest of its configuration, after the last job.
+        features: Value of `--enable-feature`.
+        more: Remaining configuration, after the last job.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Prometheus:
         return ask(self.url, "query", query=expression, **({} if at is None else {"time": at}))
 
     def value(self, expression: str, *, at: float | None = None) -> float | None:
-        """The one value of an instant query, None when there is no series."""
+        """Value of an instant query with at most one series; None without a series."""
         found = self.query(expression, at=at)
         assert len(found) <= 1, f"{expression}: {found}"
         return float(found[0]["value"][1]) if found else None
 
     def range(self, expression: str, start: float, end: float, step: float = 0.25) -> dict[float, float]:
-        """The points of the one series of a range query; a gap is the lack of points."""
+        """Points of the only series of a range query; a gap has no points."""
         found = ask(self.url, "query_range", query=expression, start=start, end=end, step=step)
         assert len(found) <= 1, f"{expression}: {[series['metric'] for series in found]}"
         return {float(at): float(value) for series in found for at, value in series["values"]}

@@ -175,7 +175,7 @@ class Replay:
             return
         error = RuntimeError("of the body")
         if block.__exit__(type(error), error, None):
-            self.problems.append(f"step {self.step} {name}: the body's exception did not come out")
+            self.problems.append(f"step {self.step} {name}: the exception of the body did not propagate")
 
     def _misuse(self) -> float:
         """Return the misuse counter as published in the feed."""

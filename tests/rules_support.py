@@ -1,4 +1,4 @@
-"""The rules of deploy/prometheus: their expressions taken apart, and the expectations of their promtool tests."""
+"""Rules of deploy/prometheus: parsed expressions, and the expectations of their promtool tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_promtool = pytest.mark.skipif(
 )
 
 WORDS = frozenset({"and", "atan2", "bool", "group_left", "group_right", "offset", "or", "unless"})
-"""Of PromQL, beside functions and what a list of labels follows."""
+"""PromQL keywords other than functions and label lists."""
 LISTS = re.compile(r"\b(?:by|group_left|group_right|ignoring|on|without)\s*\(([^)]*)\)")
 SELECTOR = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\b\d[\w.]*)
@@ -38,7 +38,7 @@ SELECTOR = re.compile(
 
 @dataclass(frozen=True)
 class Selector:
-    """A name in an expression, its matchers as written, and the labels that they name."""
+    """Name in an expression with its matchers and their labels."""
 
     name: str
     matchers: str
@@ -50,7 +50,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule, with the file that it is in."""
+    """Rule with its file."""
 
     file: str
     name: str
@@ -75,7 +75,7 @@ def alerts() -> list[Rule]:
 
 
 def records() -> list[Rule]:
-    """Everything that is computed; thresholds are numbers."""
+    """Computed values; thresholds are constant numbers."""
     return [rule for rule in rules() if not rule.alert and rule not in thresholds()]
 
 
@@ -98,7 +98,7 @@ def labels_grouped(expression: str) -> set[str]:
 
 
 def script(path: Path) -> ModuleType:
-    """A script of deploy/, imported from where it is."""
+    """Script of deploy/, imported from its place."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -113,7 +113,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def known() -> dict[str, frozenset[str]]:
-    """Every name that a rule may ask for, with its labels."""
+    """Names available to rules, with their labels."""
     names = {"up": frozenset[str]()}
     specs = [
         (spec.name, spec.type in {"histogram", "summary"}, frozenset(spec.labels))
@@ -133,7 +133,7 @@ def known() -> dict[str, frozenset[str]]:
 
 
 def in_a_hurry(directory: Path, seconds: float, *, at_once: bool = False) -> Path:
-    """Our rules, evaluated at short intervals, whose alerts may fire at once."""
+    """Rules with short evaluation intervals and without pending times."""
     directory.mkdir(exist_ok=True)
     interval = f"    interval: {int(1000 * seconds)}ms"
     for path in RULES:
@@ -150,7 +150,7 @@ EXPECTED = re.compile(r"^(?P<indent> *)- exp_labels: (?P<labels>\{.*\})$")
 
 
 def fill_annotations(path: Path) -> None:
-    """Write beside every expected alert the annotations that it has, as promtool tells them."""
+    """Write the annotations computed by promtool into every expected alert."""
     lines = [
         line
         for line in path.read_text(encoding="utf-8").splitlines()
@@ -189,7 +189,7 @@ def fill_annotations(path: Path) -> None:
 
 
 def duration(text: str) -> str:
-    """As Go's Prometheus writes it: 90m is 1h30m."""
+    """Format a duration as Prometheus does: 90m is 1h30m."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     left = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
     told = ""

@@ -1,4 +1,4 @@
-"""What the tests of the commands share: real command lines, jobs that note their signals, /proc."""
+"""Real command lines, jobs that log their signals, and /proc, for the tests of the commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waiting import PATIENCE
 
 REPOSITORY = PROJECT
 
-# Notes every signal it gets, one a line, in the file named by its argument; ends at SIGUSR2, or by itself.
+# Logs every received signal to the file of its argument; exits at SIGUSR2 or after a time limit.
 NOTING_JOB = """
 import os, signal, sys, time
 notes = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -39,7 +39,7 @@ while not ended and time.monotonic() < until:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a child: ours, with the package importable from anywhere."""
+    """Environment of a child process, with the package importable from any directory."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
     }
@@ -47,13 +47,13 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def finished(command: Sequence[str], **options: object) -> subprocess.CompletedProcess[str]:
-    """A command at its end, with what it has written."""
+    """Finished command with its output."""
     settings: dict[str, object] = {"env": environment(), "capture_output": True, "text": True, **options}
     return subprocess.run(command, check=False, **settings)  # type: ignore[call-overload,no-any-return]  # by name
 
 
 def quick(flags: Sequence[str]) -> list[str]:
-    """The flag for a configuration that reads the feed often, unless the test has a configuration of its own."""
+    """Flag of a configuration with short intervals, unless the test has a configuration."""
     own = any(flag.startswith("--config.file") for flag in flags)
     return [] if own else [f"--config.file={REPOSITORY / 'tests/data/quick.yml'}"]
 
@@ -65,12 +65,12 @@ def run_command(feed: Path, job: Sequence[str], *flags: str, port: int = 0) -> l
 
 
 def noting_job(notes: Path) -> list[str]:
-    """The command line of a job that notes its signals."""
+    """Command line of a job that logs its signals."""
     return [sys.executable, "-c", NOTING_JOB, str(notes)]
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
+    """Return a recently free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -78,12 +78,12 @@ def free_port() -> int:
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a file that may not be there yet."""
+    """Lines of a file; empty if the file does not exist."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 def processes_naming(marker: str) -> set[int]:
-    """Living processes, other than ours, whose command line holds a text."""
+    """Live processes, except for this one, whose command line contains a text."""
     found = {each.pid: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
     return {pid for pid, command in found.items() if marker in command and pid != os.getpid()}
 
@@ -91,12 +91,12 @@ def processes_naming(marker: str) -> set[int]:
 def sidecars(feed: Path) -> list[int]:
     """The sidecars that `run` started for a feed directory."""
     found = processes_naming(str(feed)) & processes_naming("--run.attached")
-    # The NVML child is called as its parent is until its own program has begun.
+    # Before exec, the NVML child has the command line of its parent.
     return [pid for pid in found if lives(pid) and psutil.Process(pid).ppid() not in found]
 
 
 def lives(pid: int) -> bool:
-    """Whether a process has not ended; its parent may not have noticed yet."""
+    """True while a process runs (not a zombie)."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -104,19 +104,19 @@ def lives(pid: int) -> bool:
 
 
 def fetch(url: str) -> str | None:
-    """The body of a successful answer, else None."""
+    """Body of a successful response, otherwise None."""
     with contextlib.suppress(OSError), urlopen(url, timeout=5 * PATIENCE) as answer:
         return str(answer.read().decode())
     return None
 
 
 def page(port: int, path: str = "/metrics") -> str:
-    """A page of the sidecar, "" while there is none."""
+    """Page of the sidecar; empty without a server."""
     return fetch(f"http://127.0.0.1:{port}{path}") or ""
 
 
 def scrape(port: int, path: str = "/metrics") -> str:
-    """The same; raises OSError while there is none."""
+    """Page of the sidecar; raises OSError without a server."""
     found = page(port, path)
     if not found:
         raise OSError(path)
@@ -124,19 +124,19 @@ def scrape(port: int, path: str = "/metrics") -> str:
 
 
 def answers(port: int, path: str = "/-/ready") -> bool:
-    """Whether the sidecar answers with success."""
+    """True if the sidecar is healthy."""
     return page(port, path) != ""
 
 
 def sample(port: int, begins: str) -> float | None:
-    """The value of the first series on the page that begins so; None when there is none."""
+    """Value of the first series with this prefix; None without a series."""
     found = [line for line in page(port).splitlines() if line.startswith(begins)]
     return float(found[0].rpartition(" ")[2]) if found else None
 
 
 @contextlib.contextmanager
 def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """The address of a server in this process, which gives what a function of method, path and body says."""
+    """Address of a server in this process that responds with the result of a function of method, path and body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do(self) -> None:
@@ -160,7 +160,7 @@ def web_server(answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterat
 
 @contextlib.contextmanager
 def started(command: Sequence[str], feed: Path, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, ended with everything that names the feed directory."""
+    """Process in a separate group, killed with every process whose command line names the feed directory."""
     settings: dict[str, object] = {"env": environment(), "start_new_session": True, "text": True, **options}
     process: subprocess.Popen[str] = subprocess.Popen(command, **settings)  # type: ignore[call-overload]  # by name
     try:
@@ -189,12 +189,12 @@ registration.release()
 
 
 def start_run(feed: Path) -> subprocess.Popen[str]:
-    """Another process that is an active run until its input closes."""
+    """Separate process that is an active run until its input closes."""
     return start(REGISTER, feed)
 
 
 def start(program: str, path: Path) -> subprocess.Popen[str]:
-    """A program that has said its line, and ends when its input closes."""
+    """Program that has printed its line, and exits when its input closes."""
     command, pipe = [sys.executable, "-c", program, str(path)], subprocess.PIPE
     process = subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True)
     assert process.stdout is not None
@@ -219,5 +219,5 @@ JOINING_SIDECAR = ("/bin/sh", "-c", "exit 3")
 def supervise_command(
     feed: Path, job: Sequence[str], *, sidecar: Sequence[str] = JOINING_SIDECAR, linger_seconds: float = 0.0
 ) -> list[str]:
-    """The command line of the supervision of `run` beside some program in place of the sidecar."""
+    """Command line of the supervision of `run` with another program in place of the sidecar."""
     return [sys.executable, "-c", SUPERVISE, str(feed), str(linger_seconds), *sidecar, "--", *job]

@@ -1,4 +1,4 @@
-"""What the tests of the whole sidecar share: a real process on a free port, asked over real HTTP."""
+"""Real sidecar on a free port, queried over HTTP, for the tests of the complete sidecar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ environment = run_support.environment
 
 
 def exporter(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """The exporter's command line, run to its end."""
+    """Run the command line of the exporter to its end."""
     command = [sys.executable, "-m", "exporter", *arguments]
     return run_support.finished(command, env=environment(**more), timeout=15 * PATIENCE)
 
@@ -50,7 +50,7 @@ class Sidecar:
         return self.ask("/metrics")[1]
 
     def sample(self, series: str) -> float | None:
-        """The value of a series, as written on the page; None when it is absent."""
+        """Value of a series as printed on the page; None if absent."""
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
         return None if found is None else float(found[1])
 
@@ -60,7 +60,7 @@ class Sidecar:
         return set(re.findall(scheduled, self.page, re.MULTILINE))
 
     def reload(self) -> None:
-        """Have the configuration read again, whatever comes of it."""
+        """Reload the configuration, ignoring errors."""
         before = self.log.count("reloaded")
         self.process.send_signal(signal.SIGHUP)
         wait_until(lambda: self.log.count("reloaded") > before)
@@ -73,7 +73,7 @@ class Sidecar:
 
 @contextlib.contextmanager
 def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Iterator[Sidecar]:
-    """A sidecar on a free port with a feed directory of its own."""
+    """Sidecar on a free port with a temporary feed directory."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"
@@ -98,7 +98,7 @@ def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Ite
 
 @contextlib.contextmanager
 def recording(tmp_path: Path, code: str, rank: int, run: str = "r") -> Iterator[subprocess.Popen[str]]:
-    """A process of a run beside the sidecar: it says `recording`, and ends when it can read a line."""
+    """Recording process of a run: prints `recording`, and exits after reading a line."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     env = environment(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN=run, RANK=str(rank))

@@ -1,4 +1,4 @@
-"""Whatever a file holds that somebody else writes: a value, or the one documented error."""
+"""Readers of foreign files: any content gives a value or the documented error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From `Stat.add` to a gap in Prometheus: real ranks, the real sidecar, the real Prometheus.
 
 Ranks are added, paused, stopped, killed and restarted, the sidecar is killed and restarted, and every number and
-every gap is held against what the ranks really recorded, which each of them writes down beside.
+every gap is compared with the log of samples that each rank keeps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ while True:
 
 @dataclass
 class Rank:
-    """A training process that can be told to pause, and that writes down when it recorded each sample."""
+    """Training process that pauses on request and logs the time of each sample."""
 
     number: int
     directory: Path
@@ -88,7 +88,7 @@ class Rank:
 
 
 class Sidecar:
-    """The real sidecar on a fixed port, so that it can be killed and started again."""
+    """Real sidecar on a fixed port, for kill and restart."""
 
     def __init__(self, directory: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
@@ -113,7 +113,7 @@ class Sidecar:
 
 @dataclass
 class Stage:
-    """All actors, and when what happened (Unix time)."""
+    """All processes, and the times of events (Unix time)."""
 
     ranks: list[Rank]
     sidecar: Sidecar
@@ -123,7 +123,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Play the whole piece once; the tests then look at what Prometheus has stored."""
+    """Play the scenario once; the tests then query Prometheus."""
     directory = tmp_path_factory.mktemp("stage")
     (directory / "feed").mkdir()
     with ExitStack() as ends:
@@ -140,7 +140,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def play(stage: Stage) -> None:
-    """Make everything happen that the tests look at."""
+    """Run all events of the scenario."""
     zero, one, two = stage.ranks
     at = stage.at
     at["begin"] = zero.start()
@@ -176,7 +176,7 @@ def has_points(points: dict[float, float], start: float, end: float) -> bool:
 
 
 def is_gap(points: dict[float, float], start: float, end: float) -> bool:
-    """Whether nothing is drawn in a span of time."""
+    """True if no sample is drawn in a time range."""
     return end > start and not [moment for moment in points if start <= moment <= end]
 
 
@@ -246,7 +246,7 @@ def test_totals_continue_over_a_restart_and_lose_at_most_one_flush_interval(stag
     assert total is not None
     assert over_restart is not None
     assert len(first) + len(second) - lost <= total <= len(first) + len(second)
-    assert over_restart < 15 * 50 * 1.2  # a counter that began anew would be counted twice
+    assert over_restart < 15 * 50 * 1.2  # a restarted counter would be counted twice
     assert stage.prometheus.value(f'resets({COUNT}{{rank="1"}}[2m])', at=stage.at["end"]) == 0
 
 
@@ -279,7 +279,7 @@ def test_a_killed_sidecar_is_a_gap_and_no_counter_decreases(stage: Stage) -> Non
     up = stage.prometheus.range('up{job="exporter"}', stage.at["begin"], stage.at["end"])
 
     before = [value for moment, value in up.items() if moment < stage.at["sidecar killed"] - 0.5]
-    assert sum(before) > 0.8 * len(before)  # on a busy machine a scrape may take longer than it is allowed
+    assert sum(before) > 0.8 * len(before)  # on a busy machine, a scrape can exceed its timeout
     assert up[max(up)] == 1.0
     if down[1] > down[0]:
         assert is_gap(points_of(stage, MEAN, 0), *down)

@@ -1,4 +1,4 @@
-"""docs/torch-monitor.md and docs/torchelastic.md: every row is answered, every example runs as it stands."""
+"""docs/torch-monitor.md and docs/torchelastic.md: every row has a test, every example runs."""
 
 from __future__ import annotations
 

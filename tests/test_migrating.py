@@ -1,4 +1,4 @@
-"""docs/migrating.md: every line of its tables runs as it stands, and leaves what its row says."""
+"""docs/migrating.md: every line of code runs with the result of its row."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_every_row_has_code_and_every_span_a_row() -> None:
 
     assert len(ROWS) == len([line for line in DOCUMENT.splitlines() if re.match(r"\| (?!feature)", line)])
     assert {each for each in StandardTrainingJobSpanName.__members__ if each not in told} == {
-        "CHECKPOINT_SAVE_FINALIZATION",  # which one-logger declares and never makes
+        "CHECKPOINT_SAVE_FINALIZATION",  # declared by one-logger, but never created
         "ZERO_GRAD",  # not in its README
     }

@@ -1,4 +1,4 @@
-"""The README does what it says: its programs run as they stand, its links lead somewhere, its commands exist."""
+"""README: programs run, links resolve, commands exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 def program(word: str) -> str:
-    """The one program of the README that has this word."""
+    """Return the only program of the README that contains this word."""
     found = [each for each in PROGRAMS if word in each]
     assert len(found) == 1
     return found[0]

@@ -1,4 +1,4 @@
-"""The soak program itself, two minutes of it on CI: what holds for hours is for `make soak` to show."""
+"""Soak program, two minutes of it on CI; `make soak` runs for hours."""
 
 from __future__ import annotations
 

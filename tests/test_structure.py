@@ -75,7 +75,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "web": {"h11", "bcrypt", "prometheus_client"},
     "cli": {"opentelemetry", "prometheus_client", "psutil"},
 }
-"""Folder or file → allowed imports of other packages, beside the standard library."""
+"""Folder or file → allowed imports of third-party packages."""
 
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -123,7 +123,7 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 def graph_of_files() -> dict[str, set[str]]:
-    """Module → the modules of the package that it imports, function bodies and type-checking blocks included."""
+    """Module → imported modules of the package, including function bodies and type-checking blocks."""
     modules = {".".join(("exporter", *module_parts(path))): path for path in FILES}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -208,7 +208,7 @@ print([path for path in opened if not path.endswith((".py", ".pyc")) and ".pyc."
 
 
 def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp_path: Path) -> None:
-    bare = tmp_path / "bare"  # an interpreter whose site-packages load nothing of their own
+    bare = tmp_path / "bare"  # an interpreter without preloaded site packages
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{WATCH}"
 

@@ -74,17 +74,17 @@ class SimulatedTraining:
         self.state.apply(record)
 
     def publish(self, until: float) -> list[StatReading]:
-        """Publish everything at a time."""
+        """Publish all series at a given time."""
         self._latest = self.state.publish(until)
         return self.state.families.readings()
 
     def values(self, until: float, *, gauges: bool = True) -> dict[Key, Any]:
-        """Return everything that is published at a time, with or without gauges."""
+        """Return all series published at a given time, with or without gauges."""
         readings = self.publish(until)
         return {key_of(each): content(each) for each in readings if gauges or each.definition.kind != "gauge"}
 
     def reading(self) -> TrainingReading:
-        """Return what was published last beside the series."""
+        """Return the last published reading without the series."""
         assert self._latest is not None
         return self._latest
 
@@ -104,7 +104,7 @@ def content(reading: StatReading) -> Any:
 
 
 def published() -> dict[Key, Any]:
-    """Return what this process publishes: a counter's total, a gauge's value, a histogram's count."""
+    """Return the published value of this process: total of a counter, value of a gauge, count of a histogram."""
     TRAINING.drain()
     readings = TRAINING.series()
     return {
@@ -114,12 +114,12 @@ def published() -> dict[Key, Any]:
 
 
 def of(name: str, **labels: str) -> Any:
-    """Return one published value; None if it does not exist."""
+    """Return a published value; None if absent."""
     return published().get((name, tuple(sorted(labels.items()))))
 
 
 def labelled(name: str) -> dict[Any, Any]:
-    """Return the values of a family but zeros, by the value of its label, or of its labels, sorted by name."""
+    """Return the nonzero values of a family by the value of its label, or by label values sorted by name."""
     found = {labels: value for (each, labels), value in published().items() if each == name and value}
     return {
         labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
@@ -158,7 +158,7 @@ class _Held(deque[tuple[str, str, str]]):
 
 @contextmanager
 def reported() -> Iterator[deque[tuple[str, str, str]]]:
-    """Collect the misuse that is reported inside: call, rule and what was expected."""
+    """Collect misuse reported in the block: call, rule and expectation."""
     before, misuse.REPORTED = misuse.REPORTED, _Held()
     try:
         yield misuse.REPORTED
@@ -169,7 +169,7 @@ def reported() -> Iterator[deque[tuple[str, str, str]]]:
 def run_python(
     code: str, directory: Path, *, timeout: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script in an interpreter of its own, in a directory, with a feed of its own."""
+    """Run a script in a new interpreter, in a directory with a temporary feed."""
     feed = directory / "feed"
     feed.mkdir(mode=0o700, exist_ok=True)
     script = directory / "job.py"
@@ -189,7 +189,7 @@ def run_python(
 
 @contextmanager
 def fresh_recorder() -> Iterator[None]:
-    """Run a block with the recorder as after a fork: nothing reported, nothing configured."""
+    """Run a block with the recorder in its initial state."""
     _reset()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Waiting for a condition that another process or thread brings about."""
+"""Waiting for a condition set by another process or thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server in a process of its own, to be attacked: started by `web_support.Child`, told what to do on stdin.
+"""Web server process under attack: started by `web_support.Child`, controlled through stdin.
 
 Arguments: one JSON object. On stdout one JSON line with the addresses, then one per command line on stdin:
 `stats`, `hang`, `finish` (hang until half a second after the stop), `slow SECONDS`, `release`. SIGTERM stops the server and ends the process.
@@ -28,7 +28,7 @@ def endpoints_of(page: Page) -> list[Endpoint]:
 
 
 class Page:
-    """A page of made-up series, whose rendering can hang or be slow."""
+    """Page of synthetic series, whose rendering can hang or be slow."""
 
     def __init__(self, series: int) -> None:
         self._series = series
@@ -82,7 +82,9 @@ def main() -> None:
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGALRM, lambda *_: None)  # one that comes just before a read would wait for its end
+    signal.signal(
+        signal.SIGALRM, lambda *_: None
+    )  # a signal just before a read would wait for the end of the read
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     server.start()
     print(json.dumps({"urls": server.urls}), flush=True)

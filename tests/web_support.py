@@ -1,4 +1,4 @@
-"""What the tests of the web server share: a server in a child process, scrapes, crowds of clients."""
+"""Server in a child process, scrapes, and crowds of clients, for the tests of the web server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from exporter.web.server import Server
 
 @contextlib.contextmanager
 def serving(*endpoints: Endpoint, **options: Any) -> Iterator[Server]:
-    """A server in this process, on a free port; its endpoints are `/metrics` with one sample and `/-/healthy`."""
+    """Server in this process on a free port, with `/metrics` (one sample) and `/-/healthy`."""
     found = endpoints or (MetricsEndpoint(lambda _form, _names: b"up 1\n"), HealthEndpoint())
     server = Server(found, **{"listen": ["127.0.0.1:0"], **options})
     server.start()
@@ -73,7 +73,7 @@ class Child:
         return self._process.pid
 
     def command(self, line: str = "stats") -> dict[str, Any]:
-        """Send a command; what it says about itself afterwards."""
+        """Send a command and return the state reported by the server."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -83,7 +83,7 @@ class Child:
         self._process.terminate()
 
     def wait(self) -> tuple[int, str]:
-        """Exit status and what was logged."""
+        """Exit status and log."""
         _, log = self._process.communicate(timeout=15 * PATIENCE)
         return self._process.returncode, log
 
@@ -98,7 +98,7 @@ class Child:
 
 @dataclass
 class Reply:
-    """What came back, and how long it took."""
+    """Response with its duration."""
 
     status: int
     headers: dict[str, str]
@@ -115,7 +115,7 @@ def fetch(
     context: ssl.SSLContext | None = None,
     timeout: float = 8.0 * PATIENCE,
 ) -> Reply:
-    """One request on a connection of its own."""
+    """Send a request on a new connection."""
     began = time.monotonic()
     client: http.client.HTTPConnection
     if context is None:
@@ -131,7 +131,7 @@ def fetch(
 
 
 def scrapes(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:
-    """Scrapes one after the other, each of which must succeed soon: the margin is for a busy machine."""
+    """Consecutive scrapes, each of which must succeed; the margin is for a busy machine."""
     replies = [fetch(port, context=context) for _ in range(count)]
     assert [reply.status for reply in replies] == [200] * count
     assert max(reply.seconds for reply in replies) < 5
@@ -139,7 +139,7 @@ def scrapes(port: int, count: int = 3, context: ssl.SSLContext | None = None) ->
 
 
 def exchange(port: int, sent: bytes, *, timeout: float = 8.0 * PATIENCE) -> bytes:
-    """Send bytes as they are; everything that comes back until the end."""
+    """Send raw bytes and return all received bytes."""
     with socket.create_connection(("127.0.0.1", port), timeout=timeout) as peer:
         with contextlib.suppress(OSError):
             peer.sendall(sent)
@@ -155,7 +155,7 @@ def read_to_end(peer: socket.socket) -> bytes:
 
 
 def read_answer(peer: socket.socket) -> tuple[int, bytes]:
-    """One answer of a connection that may go on."""
+    """Return the next response of a connection."""
     response = http.client.HTTPResponse(peer)
     response.begin()
     return response.status, response.read()
@@ -182,7 +182,7 @@ class Crowd:
             if receive_bytes:
                 member.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
             member.settimeout(15)
-            # Under attack the server may cut a member at any time; that is its right.
+            # Under attack, the server can close a member's connection at any time.
             with contextlib.suppress(OSError):
                 member.connect(("127.0.0.1", port))
                 if context is not None:
@@ -191,7 +191,7 @@ class Crowd:
             self.members.append(member)
 
     def trickle(self, data: bytes, interval_seconds: float) -> None:
-        """Let each member send one byte of `data` per interval."""
+        """Let each member send a byte of `data` per interval."""
         for index in range(len(data)):
             for member in self.members:
                 with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ class Crowd:
 
 
 class Authority:
-    """A certificate authority, its server's certificate in files, and clients that trust it."""
+    """Certificate authority, server certificate in files, and trusting clients."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -218,7 +218,7 @@ class Authority:
         self.issue()
 
     def issue(self, name: str = "127.0.0.1") -> bytes:
-        """Write a new certificate and key for the server; the certificate as a client sees it."""
+        """Write a new certificate and key for the server; return the certificate seen by clients."""
         certificate = self.authority.issue_cert(name, "localhost")
         certificate.private_key_pem.write_to_path(str(self.directory / "key.pem"))
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "cert.pem"))
@@ -231,7 +231,7 @@ class Authority:
         return path
 
     def client(self, *names: str) -> ssl.SSLContext:
-        """A client's context; with names it has a certificate of this authority."""
+        """TLS context of a client; with names, it has a certificate of this authority."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))
         if names:
             self.authority.issue_cert(*names).configure_cert(context)

@@ -76,7 +76,7 @@ def test_an_unknown_bridge_is_reported() -> None:
 
 
 def bare(program: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program with nothing but a directory to import from."""
+    """Run a program with a single directory on the import path."""
     command = [sys.executable, "-S", "-c", program]
     return subprocess.run(command, cwd=path, env=environment, capture_output=True, text=True, check=False)
 
@@ -153,7 +153,7 @@ def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(
     assert module.found == [module]
 
 
-# An unchanged program that uses everything a bridge listens to.
+# An unchanged program that uses every function with a hook.
 UNCHANGED = """
 import datetime, sys, threading
 import torch
@@ -306,7 +306,7 @@ def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
     assert labelled(page, "training_events_total", type="child") == 1
 
 
-# Who is the agent ---------------------------------------------------------------------------------------------
+# The agent process ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_torchrun_is_recognised_by_its_command_line(command: str, launcher: bool
     assert is_launcher(command.split()) is launcher
 
 
-# Torch's allocator of GPU memory: the answers of a real one, written down ------------------------------------
+# Allocator of GPU memory: recorded statistics of torch ------------------------------------
 
 ANSWERS = """
 from exporter.bridges.cuda_memory import CudaMemory
@@ -346,7 +346,7 @@ for _ in range(3):
 
 
 def test_allocator_statistics_become_the_documented_families(tmp_path: Path) -> None:
-    page = job(tmp_path, ANSWERS + PRINT_PAGE).done.stdout  # of the living process: memory is a gauge
+    page = job(tmp_path, ANSWERS + PRINT_PAGE).done.stdout  # memory is a gauge: only the live process counts
 
     retries = "training_gpu_alloc_retries_total"
     assert series(page, retries).keys() == {

@@ -1,4 +1,4 @@
-"""The bridges to Accelerate and to Lightning Fabric, whose loops are the job's own; with the real ones on a CPU."""
+"""Bridges for Accelerate and Lightning Fabric, with the real packages on a CPU."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def failing():
 told = loops(ACCELERATE, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
-    # Accumulated batches are one step; what the job logs is taken.
+    # Accumulated batches are one step; logged values are recorded.
     "tracked": {
         STEPS: 4,
         "microbatches_total": 8,

@@ -1,4 +1,4 @@
-"""What the bridges share: hooks around methods, the claim to tell, and the tracker that closes what hooks leave open."""
+"""Shared parts of the bridges: method hooks, claims, and the tracker that closes open blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exporter.patching import Around, Hook, patch, patch_existing
 
 
 class Library:
-    """A method of somebody else's."""
+    """A method of another library."""
 
     def work(self, number: int, *, fail: bool = False) -> int:
         if fail:
@@ -26,7 +26,7 @@ class Library:
 
 @pytest.fixture
 def library() -> type[Library]:
-    return type("Copy", (), dict(vars(Library)))  # the same method, of a class of its own
+    return type("Copy", (), dict(vars(Library)))  # the same method in a separate class
 
 
 def bracket(told: list[Any]) -> Hook:
@@ -56,14 +56,14 @@ def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -
         library().work(3, fail=True)
     assert told[:3] == [1, (2, None), 3]
     assert isinstance(told[3][1], KeyError)
-    if sys.version_info >= (3, 11):  # before it, a bare raise adds the frame again
+    if sys.version_info >= (3, 11):  # before 3.11, a bare raise repeats the frame
         files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
         assert files == {Path(__file__).name}
 
 
 @pytest.mark.parametrize("hook", [broken_before, broken_after, lambda *_args: None])
 def test_hooks_that_raise_or_skip_the_end_change_nothing(library: type[Library], hook: Hook) -> None:
-    patch_existing(library, ("missing", "work"), hook)  # what a version does not have is left out
+    patch_existing(library, ("missing", "work"), hook)  # names missing in a version are skipped
 
     assert hasattr(library.work, "__wrapped__")
     assert library().work(1) == 2

@@ -1,4 +1,4 @@
-"""The bridge to PyTorch Ignite, with the real package: a job that is not changed, compared with its own log."""
+"""Bridge for PyTorch Ignite: an unchanged job with the real package, compared with the log of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bridge to Keras 3, with the real one on its torch backend."""
+"""Bridge for Keras 3, with the real package on the torch backend."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
         "gauge step": 6,
         "gauge step_target": 6,
     },
-    # A second loop goes on where the first one ended.
+    # A second loop continues at the end of the first.
     "several_loops": {"gauge step": 9, "gauge step_target": 9, "steps_total mode=test": 3},
     # The next `fit` after an exception counts right.
     "failing": {STEPS: 2 + 3},

@@ -170,7 +170,7 @@ def pickled():
 told = loops(LIGHTNING, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
-    # A step is one of the optimizer; the sanity check is time of validation and no validation.
+    # A step is an optimizer step; the sanity check adds validation time but no validation.
     "accumulation": {
         STEPS: 6,
         "microbatches_total": 10,
@@ -191,7 +191,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "two_optimizers_resumed": {STEPS: 3, "gauge step": 6},
     # A save that fails does not hinder the next; weights alone are time only.
     "failed_save": {FAILED: 2, SAVED: 2, "phase checkpoint_save_sync": 6, STEPS: 2},
-    # An asynchronous save has succeeded when it is written.
+    # An asynchronous save succeeds when the file is written.
     "asynchronous": {
         "checkpoints_total kind=async result=ok": 2,
         "checkpoints_total kind=async result=failed": 1,
@@ -200,10 +200,10 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "asynchronous_again": {"checkpoints_total kind=async result=ok": 2},
     # The next `fit` after an exception counts right.
     "failing": {STEPS: 2 + 1},
-    # A step that is made counts though a callback fails after it.
+    # A completed step counts although a callback fails afterwards.
     "failing_callback": {STEPS: 3},
     "several_loops": {STEPS: 4, "steps_total mode=test": 3, VALIDATED: 1, "gauge step": 4},
-    # A loop begins where its checkpoint ended.
+    # A loop starts at the step of its checkpoint.
     "resumed": {
         "gauge step": 6,
         "gauge step_target": 6,
@@ -213,7 +213,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     # A loader without a length, and a step that fetches itself.
     "without_length": {STEPS: 5 + 2},
     "not_finite": {"nonfinite_total kind=loss value=nan": 2},
-    # A step that is made counts though its epoch is given up or its validation fails.
+    # A completed step counts although its epoch is aborted or its validation fails.
     "given_up": {STEPS: 1 + 3, VALIDATED: 0},
     "pickled": {STEPS: 2, "phase data_loading": 2},
 }

@@ -69,7 +69,7 @@ with application():
 EXPORTER = "exporter.bridges.one_logger.OneLoggerExporter"
 GIVEN = "from exporter.bridges.one_logger import OneLoggerExporter as Ours\n"
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
-    "by the import, in a job of `run` that names exporters of its own": (
+    "by the import, in a job of `run` with custom exporters": (
         "configure().with_exporter(FileExporter(pathlib.Path('told.json')))",
         {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}"},
     ),
@@ -80,7 +80,7 @@ WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "by an exporter that is given": (f"{GIVEN}configure().with_exporter(Ours())", {}),
     "by an exporter that is named": (f"configure().with_export_config([{{'class_name': '{EXPORTER}'}}])", {}),
 }
-"""How a job comes to be told: its program, and its environment."""
+"""Program and environment of a job."""
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,4 +1,4 @@
-"""The bridge to loops without a framework: what is concluded from what they ask torch to do."""
+"""Bridge for loops without a framework: steps, phases and losses inferred from calls of torch."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ told = loops(PRELUDE, LOOPS)
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A look at the data is no training.
     "looking": {STEPS: None, SAMPLES: None, "phase iteration": 0},
-    # A file with an optimizer's state is a checkpoint, and one without is only time.
+    # A file with optimizer state is a checkpoint; another file only adds time to the phase.
     "ordinary": {
         STEPS: 6,
         VALIDATED: 4,
@@ -398,7 +398,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "closure": {STEPS: 2},
     # Two optimizers on a batch are one step, and both are optimizer time.
     "gan": {STEPS: 3, "phase optimizer": 6},
-    # An optimizer that steps again on a batch has made another step.
+    # A second step of an optimizer on a batch is a separate step.
     "inner_steps": {STEPS: 6},
     "within_backward": {STEPS: 3 + 2},
     # Batches are counted where they are used: by the validation, or after it.
@@ -407,7 +407,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "prefetching_on_a_thread": {STEPS: 20, SAMPLES: 80, "microbatches_total": 20},
     "nested_optimizers": {STEPS: 3},
     "without_loader": {STEPS: 5},
-    # The first evaluation is before there is a training.
+    # The first evaluation precedes the training.
     "estimated": {STEPS: 4, "phase validation": 1},
     "validation_with_gradients": {STEPS: 4, VALIDATED: 6},
     "evaluated_beside": {STEPS: 6, SAMPLES: 24, "phase validation": 0},
@@ -424,13 +424,13 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "compiled": {STEPS: 2},
     # Other threads are not the training.
     "threads": {STEPS: 3, SAMPLES: 12},
-    # An asynchronous checkpoint has succeeded when it is written.
+    # An asynchronous checkpoint succeeds when the file is written.
     "distributed_checkpoint": {
         **{f"checkpoints_total kind={kind} result=ok": 1 for kind in ("sync", "async")},
         "checkpoints_total kind=async result=failed": 1,
         "phase checkpoint_save_async": 3,
     },
-    # What the job pickles is no save.
+    # Pickling is not a save.
     "pickled": {STEPS: 2, "phase checkpoint_save_sync": 0},
 }
 
@@ -450,7 +450,7 @@ def test_exceptions_reach_the_job_unchanged(told: Job, line: str) -> None:
 
 def test_values_and_times_match_the_log_of_the_job(told: Job) -> None:
     assert told.gauges("ordinary")["grad_norm"] > 0
-    assert 0 < told.gauges("scaled")["loss,mode=train"] < 100  # not the scaled one
+    assert 0 < told.gauges("scaled")["loss,mode=train"] < 100  # not the scaled loss
     assert (told.number("phase backward", "closure") or 0) >= 4
     seconds = told.value("training_phase_seconds_total", "estimated", phase="validation")
     assert 0.15 <= (seconds or 0) < 0.15 + 5
@@ -576,7 +576,7 @@ for _ in range(6):
     model.zero_grad()
 """
 JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
-    # A job that tells itself is left to itself, and no step is counted twice.
+    # The bridge pauses in an instrumented job, and no step is counted twice.
     "a loop": (
         f"with training.training_loop(train_iterations_start=0):{indent(ITERATIONS, '    ')}",
         {STEPS: 3, "phase backward": 0},
@@ -586,12 +586,12 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
         ITERATIONS.replace("with training.training_iteration()", "training.step()\n    if True"),
         {STEPS: 3, "phase backward": 0},
     ),
-    # One that only adds to what is told is told.
+    # Instrumentation that only adds values does not pause the bridge.
     "additions": (
         ADDITIONS,
         {STEPS: 10, "tokens_total mode=train": 1000, "phase backward": 10, "run_info model=mine": 1},
     ),
-    # A model that only is looked into is not trained, and an optimizer's loop may clear gradients where it likes.
+    # Inspecting a model is not training, and gradients can be cleared anywhere in the loop.
     "an attack": (f"model = nn.Linear(4, 1).eval(){GRADIENTS}", {STEPS: None}),
     "gradients kept": (f"model, optimizer = made(){GRADIENTS}optimizer.step()", {STEPS: 1}),
 }

@@ -1,4 +1,4 @@
-"""The bridge from prometheus_client, with the real one: the job's own metrics come by the feed."""
+"""Bridge for prometheus_client with the real package: metrics of the job reach the page through the feed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ time.sleep(1.5)
 
 
 def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_path: Path) -> None:
-    program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # in the last moment"
+    program = f"{PRELUDE}{RECORDING}{PRINT_PAGE}served.labels('/a').inc(4)  # immediately before the exit"
     living = job(tmp_path, program).done.stdout
     ended = job(tmp_path, program).page
 
@@ -58,7 +58,7 @@ def test_metrics_of_the_job_have_run_and_rank_and_continue_over_a_restart(tmp_pa
     assert labelled(ended, "app_took_seconds_count") == 6
     assert labelled(ended, "app_took_seconds_sum") == pytest.approx(2 * 5.55)
     assert labelled(ended, "app_size_bytes_sum") == 200
-    assert series(ended, "app_queue_depth") == {}  # a gap: the rank is dead
+    assert series(ended, "app_queue_depth") == {}  # a gap: the rank has ended
 
 
 def test_a_forked_child_counts_separately_and_a_reset_counter_continues(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A rank belongs to the process that trains: not to a launcher, a wrapper, a sibling, or a worker of its data."""
+"""Ranks belong to training processes, not to launchers, wrappers, siblings or data workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun, unchanged: under `run` it ends and writes as without us, and all it tells is on the page."""
+"""Unchanged torchrun under `run`: same exit status and output as without the exporter, and all events on the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def torchrun(ranks: int, script: Path, *arguments: object) -> list[str]:
 
 @dataclass
 class Ended:
-    """How a job has ended, what it wrote but for what is another each time, and the last page of the sidecar."""
+    """Exit status and normalised output of a job, and the last page of the sidecar."""
 
     status: int
     out: list[str]
@@ -51,7 +51,7 @@ def ran(
     watched: bool,
     sigterm_when: Callable[[], bool] | None = None,
 ) -> Ended:
-    """Run a job to its end, under `run` or without us."""
+    """Run a job to its end, with or without `run`."""
     feed, port, last = path / "feed", free_port(), ""
     feed.mkdir(exist_ok=True)
     command = run_command(feed, job, "--run.linger=100s", "--run.name=llama", port=port) if watched else job
@@ -64,20 +64,20 @@ def ran(
             wait_until(lambda: sigterm_when() and (page(port) or not watched), 60)
             process.send_signal(signal.SIGTERM)
         while process.poll() is None:
-            last = page(port) or last  # whoever has scraped is waited for at the end
+            last = page(port) or last  # run waits for a regular scraper
             time.sleep(0.3)
     return Ended(process.returncode, written(path / "out"), written(path / "err"), last)
 
 
 def written(path: Path) -> list[str]:
-    """Without the sidecar's log, and without frames: a signal comes wherever the agent happens to be."""
+    """Output without the log of the sidecar and without stack frames, which depend on the timing of the signal."""
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     return sorted(
         re.sub(r"\d+", "#", line) for line in lines if not line.startswith((" ", "time=", "exporter:"))
     )
 
 
-# Two ranks; rank 1 fails once, while rank 0 waits to be ended with it.
+# Two ranks; rank 1 fails once, while rank 0 waits for SIGTERM.
 TRAIN = """
 import os, sys, time
 import torch
@@ -138,7 +138,7 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     assert labelled(page, "exporter_collector_success", collector="feed") == 1
 
 
-# Says that it lives, then waits to be ended; needs no torch.
+# Reports its start and waits for a signal; needs no torch.
 WAITING = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
 
 
@@ -162,7 +162,7 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     assert labelled(page, "training_elastic_restarts_total") == 0
 
 
-# The customisation page's launcher, as torch 2.13 wants it; nothing but its handlers' import lines is changed.
+# Launcher of the customisation page for torch 2.13; only the imports of its handlers are changed.
 LAUNCHER = """
 # my_launcher.py
 import sys
@@ -240,7 +240,7 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     assert labelled(page, "training_events_total", **rendezvous) >= 1
 
 
-# Fails once on the node that is told to, else lives for a while; needs no torch.
+# Fails once on the given node, otherwise sleeps; needs no torch.
 WORKER = """
 import os, sys, time
 time.sleep(1)

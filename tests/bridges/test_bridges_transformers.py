@@ -127,17 +127,17 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "failed_save": {FAILED: 1, SAVED: 2, STEPS: 3},
     # The next run after an exception counts right.
     "failing": {STEPS: 2 + 1},
-    # A loop begins where its checkpoint ended.
+    # A loop starts at the step of its checkpoint.
     "resumed": {STEPS: 3, "gauge step": 5},
-    # A loss that the Trainer hides is counted; a norm that is seen and logged is counted once.
+    # A hidden loss is counted; a norm that is observed and logged is counted once.
     "not_finite": {
         "nonfinite_total kind=loss value=nan": 1,
         "nonfinite_total kind=grad value=nan": 1,
     },
-    # A loader that ends before its epoch costs no step.
+    # A loader that ends before its epoch loses no step.
     "without_length": {STEPS: 4},
     "evaluations": {VALIDATED: 1, "steps_total mode=test": 1, "run_info framework=transformers": 1},
-    # A Trainer with a step of its own is counted by what the hooks tell.
+    # A Trainer with its own training step is counted through the hooks.
     "own_steps": {STEPS: 2},
 }
 

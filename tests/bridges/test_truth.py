@@ -19,7 +19,7 @@ from waiting import wait_until
 pytestmark = [wanted("torch"), pytest.mark.timeout(240)]
 
 JOBS = TESTS / "bridges" / "truth"
-# As a shell loop within one `run`: the first attempt crashes, the second goes on.
+# A shell loop within one `run`: the first attempt crashes, the second resumes.
 LOOP = """
 import subprocess, sys, time
 from pathlib import Path
@@ -32,29 +32,29 @@ while not (directory / "over").exists() and time.monotonic() < until:
     time.sleep(0.05)
 """
 STEPS = 10
-"""Steps of every job, as in its diary's module."""
+"""Steps of every job, as in the module of its log."""
 SLOWER_RATIO = 1.5
-"""How much longer a step may look than the job measures it: hooks, and a busy machine between the two clocks."""
+"""Tolerance of a step duration: hooks, and scheduling between the two clock readings."""
 
 SHORTER_RATIO = 0.7
-"""Accelerate's loaders fetch a batch ahead, so that the last of a validation is outside of it."""
+"""Loaders of Accelerate fetch a batch ahead; the last batch of a validation lies outside the block."""
 
 
 @dataclass
 class Truth:
-    """What a job wrote, and what a scraper saw.
+    """Log of a job, and the scraped pages.
 
     Attributes:
         diary: The lines of the job.
-        living: The page while the second attempt waits at its end.
-        ended: The page after it.
-        codes: How the two attempts ended.
-        errors: What was written to standard error.
+        live: Page while the second attempt waits at its end.
+        final: Page after the end.
+        codes: Exit statuses of the two attempts.
+        errors: Standard error of the job.
     """
 
     diary: list[dict[str, Any]]
-    living: str
-    ended: str
+    live: str
+    final: str
     codes: list[int]
     errors: str
 
@@ -63,7 +63,7 @@ class Truth:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """All steps that were made, those before the job reports any included."""
+        """All completed steps, including steps before the first report."""
         return [line for line in self.diary if line["event"] in {"step", "warm-up"}]
 
     @property
@@ -78,7 +78,7 @@ class Truth:
 
     @property
     def lost(self) -> list[dict[str, Any]]:
-        """The steps of the first attempt that its last checkpoint does not hold."""
+        """Steps of the first attempt after its last checkpoint."""
         first = self.attempts[0]
         saved = max(line["step"] for line in first if line["event"] == "save")
         return [line for line in first if line["event"] == "step" and line["step"] > saved]
@@ -99,16 +99,16 @@ def truth_of(name: str, directory: Path) -> Truth:
         assert '"done"' in text_of(directory / "diary"), errors.read_text()
         wait_until(partial(answers, port), 30)
         wait_until(lambda: labelled(scrape(port), "training_step") == STEPS, 30)
-        living = scrape(port)
+        live = scrape(port)
         (directory / "go").touch()
         wait_until((directory / "ended").exists, 30)
         wait_until(lambda: labelled(scrape(port), "training_feed_alive") == 0, 30)
         wait_until(lambda: labelled(scrape(port), "training_uncommitted_seconds") == 0, 30)
-        ended = scrape(port)
+        final = scrape(port)
         (directory / "over").touch()
         process.wait(30)
     diary = [json.loads(line) for line in text_of(directory / "diary").splitlines()]
-    return Truth(diary, living, ended, json.loads((directory / "ended").read_text()), errors.read_text())
+    return Truth(diary, live, final, json.loads((directory / "ended").read_text()), errors.read_text())
 
 
 def text_of(path: Path) -> str:
@@ -117,7 +117,7 @@ def text_of(path: Path) -> str:
 
 def what_was_counted_is_what_was_done(truth: Truth) -> None:
     assert truth.codes == [1, 0]
-    for page in (truth.living, truth.ended):
+    for page in (truth.live, truth.final):
         assert labelled(page, "training_steps_total", mode="train") == len(truth.steps)
         assert labelled(page, "training_steps_total", mode="validation") == len(truth.of("validation"))
         assert labelled(page, "training_samples_total", mode="train") == sum(
@@ -132,39 +132,39 @@ def last_values_are_those_of_the_last_step(truth: Truth) -> None:
     last = truth.of("step")[-1]
     logged = {**last, **(truth.of("logged") or [{}])[-1]}
 
-    assert labelled(truth.living, "training_step") == last["step"]
-    assert labelled(truth.living, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
+    assert labelled(truth.live, "training_step") == last["step"]
+    assert labelled(truth.live, "training_loss", mode="train") == pytest.approx(last["loss"], rel=1e-5)
     for field, family in (("norm", "training_grad_norm"), ("rate", "training_learning_rate")):
         if field in logged:
-            assert labelled(truth.living, family) == pytest.approx(logged[field], rel=1e-5)
+            assert labelled(truth.live, family) == pytest.approx(logged[field], rel=1e-5)
     if truth.of("validated"):
-        found = labelled(truth.living, "training_loss", mode="validation")
+        found = labelled(truth.live, "training_loss", mode="validation")
         assert found == pytest.approx(truth.of("validated")[-1]["loss"], rel=1e-5)
 
 
 def durations_are_those_of_the_job(truth: Truth) -> None:
-    # Of the first step of an attempt a part may be before the first backward pass, which shows that there is a training.
+    # The training is detected at the first backward pass, after the start of the first step.
     later = [line["seconds"] for attempt in truth.attempts for line in attempt if "seconds" in line]
     firsts = [next(line["seconds"] for line in attempt if "seconds" in line) for attempt in truth.attempts]
     validated = sum(line["seconds"] for line in truth.of("validation"))
     shown, shown_validated = (
-        labelled(truth.ended, "training_step_duration_seconds_sum", mode=mode)
+        labelled(truth.final, "training_step_duration_seconds_sum", mode=mode)
         for mode in ("train", "validation")
     )
 
     assert 0.9 * (sum(later) - validated - sum(firsts)) < shown < SLOWER_RATIO * (sum(later) - validated) + 1
     assert SHORTER_RATIO * validated < shown_validated < SLOWER_RATIO * validated + 0.5
     for mode, lines in (("train", truth.steps), ("validation", truth.of("validation"))):
-        assert labelled(truth.ended, "training_step_duration_seconds_count", mode=mode) == len(lines)
+        assert labelled(truth.final, "training_step_duration_seconds_count", mode=mode) == len(lines)
 
 
 def the_crash_costs_the_steps_since_the_last_checkpoint_and_the_end_nothing(truth: Truth) -> None:
-    assert labelled(truth.ended, "training_lost_steps_total") == len(truth.lost)
-    assert labelled(truth.ended, "training_attempt") == 2
-    assert labelled(truth.ended, "training_uncommitted_seconds") == 0
+    assert labelled(truth.final, "training_lost_steps_total") == len(truth.lost)
+    assert labelled(truth.final, "training_attempt") == 2
+    assert labelled(truth.final, "training_uncommitted_seconds") == 0
     lost = [*truth.lost, *(next(line for line in attempt if "seconds" in line) for attempt in truth.attempts)]
     kept = sum(line["seconds"] for line in truth.steps) - sum(line["seconds"] for line in lost)
-    assert labelled(truth.ended, "training_productive_seconds_total") > 0.8 * kept
+    assert labelled(truth.final, "training_productive_seconds_total") > 0.8 * kept
 
 
 def only_the_job_itself_is_in_its_traceback(truth: Truth) -> None:
@@ -172,16 +172,16 @@ def only_the_job_itself_is_in_its_traceback(truth: Truth) -> None:
     assert "exporter/bridges" not in truth.errors
 
 
-def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only this job has a Stat of its own
+def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only this job defines a Stat
     samples = [line["loss"] for line in truth.attempts[1] if line["event"] == "step"]
     window = samples[: len(samples) // 4 * 4][-4:]
 
-    assert labelled(truth.living, "truth_loss_window_samples") == len(window)
-    assert labelled(truth.living, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
-    assert labelled(truth.living, "truth_loss_window_max") == pytest.approx(max(window))
-    assert labelled(truth.living, "truth_loss_window_last") == pytest.approx(window[-1])
+    assert labelled(truth.live, "truth_loss_window_samples") == len(window)
+    assert labelled(truth.live, "truth_loss_window_mean") == pytest.approx(sum(window) / len(window))
+    assert labelled(truth.live, "truth_loss_window_max") == pytest.approx(max(window))
+    assert labelled(truth.live, "truth_loss_window_last") == pytest.approx(window[-1])
     last = truth.of("step")[-1]["at"]
-    assert labelled(truth.living, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)
+    assert labelled(truth.live, "truth_loss_last_sample_timestamp_seconds") == pytest.approx(last, abs=2)
 
 
 @pytest.mark.parametrize(

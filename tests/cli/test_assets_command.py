@@ -1,4 +1,4 @@
-"""`training-exporter assets`: what the repository has for Grafana, Prometheus and systemd, from an installed wheel."""
+"""`training-exporter assets`: files for Grafana, Prometheus and systemd, from an installed wheel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     for name in tracked:
         if (REPOSITORY / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).symlink_to(REPOSITORY / name)  # so that building leaves nothing in the repository
+            (source / name).symlink_to(REPOSITORY / name)  # building must not write into the repository
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={tmp_path}", str(source)]
     subprocess.run(build, check=True)

@@ -1,4 +1,4 @@
-"""`training-exporter check`: what it finds, what it says, and that it changes nothing."""
+"""`training-exporter check`: findings, remedies, and absence of side effects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def about(findings: list[dict[str, str]], subject: str) -> dict[str, str]:
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has recorded something and lives."""
+    """A live process that has recorded a value."""
     command = [sys.executable, "-c", RECORD]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     env = environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN="mine", RANK="3")
@@ -323,7 +323,7 @@ def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None
     assert f"process {os.getpid()} counts the energy" in found["found"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a directory")
 def test_a_world_writable_directory_of_another_user_is_reported(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

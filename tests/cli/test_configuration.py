@@ -1,4 +1,4 @@
-"""Flags, the environment and the file make one configuration; its rules, and the schema and example made from it."""
+"""Configuration from flags, environment and file; recording rules; the generated schema and example."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def keys_of(node: object) -> Iterator[str]:
 
 
 def outcome(text: str) -> list[str]:
-    """The problems of a file, none for one that can be used."""
+    """Problems of a file; empty for a valid file."""
     try:
         load(text, "c", Configuration)
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""Log lines: whatever is logged is one line that parses back, and logging never waits and never raises."""
+"""Log lines: any message is one parsable line, and logging never blocks or raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`training-exporter demo`: a job to look at, and nothing left of it."""
+"""`training-exporter demo`: the simulated job, its page, and the clean-up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def demo_command(*flags: str, port: int = 0) -> list[str]:
 
 @contextlib.contextmanager
 def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A demo in a directory of its own, and its port."""
+    """Demo in a temporary directory, and its port."""
     env = environment(TMPDIR=str(tmp_path), EXPORTER_FEED_DIR=str(tmp_path / "never"))
     command = demo_command(f"--feed.dir={tmp_path}", *flags)
     with started(command, tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -40,7 +40,7 @@ def demo(tmp_path: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], i
         address = None
         while address is None:
             line = process.stdout.readline()
-            assert line, "the demo ended before it said where it is"
+            assert line, "the demo ended before it printed its address"
             address = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", line)
         yield process, int(address[1])
 
@@ -69,7 +69,7 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
 
 
 def value(text: str, series: str) -> float:
-    """The value of a series whose labels begin so; 0 while it is absent."""
+    """Value of the series with this label prefix; 0 while absent."""
     found = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)
     return 0.0 if found is None else float(found[1])
 
@@ -103,7 +103,7 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
     assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(PHASES.findall(last))
     assert value(last, 'training_nonfinite_total{kind="loss"') >= 1
     assert value(last, 'training_checkpoints_total{kind="sync",result="ok"') >= 5
-    # What rank 0 did within its last flush nobody has seen, on a busy machine most of it, and it may be some steps
+    # Steps of rank 0 after its last flush are not in the feed; on a busy machine, these are some steps
     # ahead of rank 1; how many exactly is for the tests of goodput.
     lost = (CRASH_STEP - 1) % CHECKPOINT_STEPS
     assert 0 < value(last, "training_lost_steps_total") <= lost + 8
@@ -142,7 +142,7 @@ def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tm
 
     assert (old in own, len(own), own & after) == (False, 1, set())
     assert new in after
-    assert not (tmp_path / "never").exists()  # the user's own feed has nothing of it
+    assert not (tmp_path / "never").exists()  # the default feed directory of the user stays unchanged
 
 
 def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`push`: a file that node_exporter reads, a Pushgateway's group, an OTLP endpoint, and nothing when there is no page."""
+"""`push`: textfile for node_exporter, Pushgateway group and OTLP endpoint, and no output without a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OWN = b"# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n"
 
 
 class Server:
-    """A sidecar, a Pushgateway and an OTLP receiver in one: gives the page, and keeps what is put."""
+    """Sidecar, Pushgateway and OTLP receiver in one server, which stores each request."""
 
     def __init__(self) -> None:
         self.url = ""

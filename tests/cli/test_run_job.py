@@ -1,4 +1,4 @@
-"""The job under `run`: its exit status, its environment, what it inherits, and how its end is told."""
+"""The job under `run`: exit status, environment, inherited resources, and the record of its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waiting import wait_until
 
 from exporter.feed import runs
 
-# glibc's posix_spawn ignores its own two signals in the child; its thread library sets them up again.
+# posix_spawn of glibc ignores its two internal signals in the child, where the thread library restores them.
 GLIBC_SIGNALS = 0b11 << 31
 
 
@@ -112,7 +112,7 @@ def test_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
 
 
 def test_run_reaps_orphans_as_the_first_process_of_a_container(tmp_path: Path) -> None:
-    # A subshell leaves `sleep` behind as an orphan; zombies would be seen by the last `ps`.
+    # A subshell leaves `sleep` as an orphan; the last `ps` would list zombies.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"
     job = supervise_command(tmp_path, ["sh", "-c", orphans])
     ended = finished(["unshare", "--pid", "--fork", "--mount-proc", *job])
@@ -127,7 +127,7 @@ def test_a_live_launch_names_run_and_job_and_a_killed_launch_does_not(tmp_path: 
     with started(command, tmp_path) as run:
         wait_until(lambda: runs.jobs(tmp_path))
         (job,) = runs.jobs(tmp_path)
-        # A moment after the spawn it still has our name.
+        # Directly after the spawn, the process still has the name of the parent.
         wait_until(lambda: Path(f"/proc/{job.pid}/comm").read_text() == "sleep\n")
         run.kill()
         run.wait()

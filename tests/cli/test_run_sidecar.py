@@ -1,4 +1,4 @@
-"""The sidecar beside the job: started, joined, lost, started again, and seen out; the job never notices."""
+"""The sidecar of `run`: start, join, crash, restart and end, without an effect on the job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from waiting import PATIENCE, wait_until
 
 from exporter.feed import runs
 
-# Records as many steps as the first argument says, then goes on when a file appears.
+# Records the number of steps of the first argument, then continues when a file appears.
 RECORDING_JOB = """
 import sys, time
 from pathlib import Path
@@ -63,7 +63,7 @@ class Launch:
 
     @contextlib.contextmanager
     def running(self, *flags: str, steps: int = 5) -> Iterator[subprocess.Popen[str]]:
-        """A real run with a real sidecar, whose recorded steps are on the page."""
+        """Real run with a real sidecar whose page has the recorded steps."""
         with started(self.command(*flags, steps=steps), self.feed) as run:
             wait_until(lambda: self.steps is not None)
             yield run
@@ -95,7 +95,7 @@ def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch:
 
 
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:
-    # Far longer than a test may take: only the scrape can end it.
+    # Longer than the test's limit: only the scrape can end the linger.
     with launch.running("--run.linger=60s") as run:
         seen: list[float | None] = []
         while run.poll() is None:
@@ -140,7 +140,7 @@ def without_configuration(command: list[str]) -> list[str]:
 
 
 def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
-    # What a sidecar writes as soon as it serves: a busy machine takes its time.
+    # First line of a sidecar that serves; on a busy machine it appears late.
     wait = f"for i in $(seq 300); do [ -e {feed}/overrides.json ] && break; sleep 0.1; done"
     job = ["sh", "-c", f"rm -f {feed}/overrides.json; {wait}; echo the job >&2"]
     heard = [
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) 
     assert ended.returncode == 3
     first, refused = heard.read_text().splitlines()
     assert first.startswith("exporter: run ")
-    assert str(port) not in first  # nobody is sent to a foreign page
+    assert str(port) not in first  # the printed address is never a foreign page
     assert f"cannot listen on 127.0.0.1:{port}" in refused
 
 
@@ -236,7 +236,7 @@ def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: L
     with launch.running("--run.linger=0s") as run:
         run.kill()
         run.wait()
-        time.sleep(1.5)  # three times as long as the sidecar looks for runs
+        time.sleep(1.5)  # three times the interval in which the sidecar looks for runs
         assert launch.steps == 5
 
         launch.go_on.touch()
@@ -244,7 +244,7 @@ def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: L
         wait_until(lambda: not any(processes_naming(str(each)) for each in places))
 
 
-# The supervision alone, beside some program in place of the sidecar ------------------------------------
+# Supervision alone, with another program in place of the sidecar ------------------------------------
 
 
 def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_sidecar_that_ignores_sigterm_is_killed(feed: Path, tmp_path: Path) ->
     with started(supervise_command(feed, job, sidecar=stubborn, linger_seconds=60), feed) as run:
         wait_until(lambda: ready.exists() and not runs.any_active(feed))
         time.sleep(0.3)
-        # `run` itself gets no time at the moment when the sidecar's is over.
+        # `run` is stopped when the time limit of the sidecar expires.
         for number, seconds in ((signal.SIGTERM, 0.5), (signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
             run.send_signal(number)
             time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Signals under `run`: each reaches the job once, whoever sent it; the terminal works as without `run`."""
+"""Signals under `run`: each reaches the job once, and the terminal works as without `run`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from waiting import wait_until
 
 PASSED_ON = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGWINCH]
 
-# Makes standard input the controlling terminal, and itself the foreground process group.
+# Makes standard input the controlling terminal and joins the foreground process group.
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 
-# Answers Ctrl-C as a training job does: finishes its checkpoint, which takes a second, and ends.
+# Handles Ctrl-C like a training job: completes a checkpoint of one second, and exits.
 CHECKPOINTING_JOB = """
 import os, signal, sys, time
 directory, status = sys.argv[1], int(sys.argv[2])
@@ -50,7 +50,7 @@ time.sleep(30)
 def noting(
     tmp_path: Path, *, before: Sequence[str] = (), within: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A job under `run` that notes its signals, ready; programs may stand before `run`, and before the job."""
+    """Start a job under `run` that logs its signals; programs can precede `run` and the job."""
     notes = tmp_path / "notes"
     command = [*before, *supervise_command(tmp_path, [*within, *noting_job(notes)])]
     with started(command, tmp_path, stderr=subprocess.PIPE) as process:
@@ -59,9 +59,9 @@ def noting(
 
 
 def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
-    """What the job noted until it was told to end, a while after the signal under test."""
+    """Return the signals that the job logged until its end, some time after the signal under test."""
     wait_until(lambda: len(lines(notes)) > 1)
-    time.sleep(0.2)  # for one that should not come
+    time.sleep(0.2)  # time for a second signal, which must not arrive
     end()
     wait_until(lambda: "SIGUSR2" in lines(notes))
     return [name for name in lines(notes) if name not in {"ready", "SIGUSR2"}]
@@ -69,7 +69,7 @@ def signals_after_the_last(notes: Path, end: Callable[[], object]) -> list[str]:
 
 @contextlib.contextmanager
 def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process with a terminal; the descriptor is the side of the person who types."""
+    """Process with a terminal; the descriptor is the terminal's other side."""
     person, machine = pty.openpty()
     streams = {"stdin": machine, "stdout": machine, "stderr": machine}
     try:
@@ -109,7 +109,7 @@ def test_timeout_signals_child_and_group_and_the_job_receives_one_signal(tmp_pat
 def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) -> None:
     with noting(tmp_path) as (run, notes):
         probes: list[psutil.Process] = []
-        while not probes:  # its name says what it is as soon as it is there
+        while not probes:  # the process has its final name once it exists
             probes = [each for each in psutil.Process(run.pid).children() if each.name() == "signal-probe"]
         probes[0].kill()
         run.send_signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ def test_a_terminal_hangup_reaches_the_job_when_run_leads_the_session(tmp_path: 
 
 
 def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: Path) -> None:
-    # It starts no process: one that is stopped between vfork and exec would keep the shell from stopping.
+    # The loop starts no process: a child stopped between vfork and exec would block the shell.
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
     job = ["sh", "-c", f": > {tmp_path}/begun; read line < {tmp_path}/go; : > {tmp_path}/ended; exit 9"]
@@ -148,7 +148,7 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
         os.write(keyboard, f". {tmp_path}/command\n".encode())
         wait_until((tmp_path / "begun").exists)
         os.write(keyboard, b"\x1a")
-        # Ctrl-Z throws away what was typed before the shell reads again.
+        # Ctrl-Z discards input typed before the shell reads again.
         wait_until(lambda: stopped(str(tmp_path)) > 1)
         typed(keyboard, f"jobs > {tmp_path}/jobs", tmp_path / "jobs")
         os.write(go, b"on\n")
@@ -167,7 +167,7 @@ def test_ctrl_z_stops_the_job_and_returns_to_the_shell_and_fg_resumes(tmp_path: 
 
 
 def typed(keyboard: int, line: str, result: Path) -> None:
-    """Type a line until it has its result: what is typed before the shell reads is thrown away."""
+    """Type a line until it has its result: input before the shell reads is discarded."""
     for _ in range(60):
         os.write(keyboard, f"{line}\n".encode())
         with contextlib.suppress(AssertionError):

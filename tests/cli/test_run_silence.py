@@ -1,4 +1,4 @@
-"""A job that records nothing: why, and what to do; and jobs beside a file called `exporter.py`."""
+"""Silent jobs: reason and remedy; and jobs beside a file named `exporter.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 def job(
     tmp_path: Path, program: str, *before: str, python: str = sys.executable, **more: str
 ) -> Iterator[int]:
-    """A Python job's process id, while it sleeps; it was started as `run` would start it."""
+    """Process id of a sleeping Python job, started as `run` starts jobs."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
     env = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | more
@@ -42,7 +42,7 @@ def asked(tmp_path: Path, pid: int) -> Silence:
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter without anything of ours."""
+    """Interpreter without the package."""
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return str(folder / "bin" / "python")
@@ -80,7 +80,7 @@ def test_a_disabling_environment_is_reported(tmp_path: Path, given: dict[str, st
         assert asked(tmp_path, pid).reason == reason
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
 def test_a_directory_that_is_not_writable_for_the_job_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with job(tmp_path, "import os; os.setuid(65534)") as pid:

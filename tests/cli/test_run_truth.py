@@ -1,4 +1,4 @@
-"""Launches of `run`, who is active, and what the page tells of their jobs."""
+"""Launches of `run`: active runs, and the page of their jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.stdin.read()
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL, and nothing left open."""
+    """Send SIGKILL and close all descriptors."""
     process.kill()
     process.communicate()
 
@@ -64,7 +64,7 @@ def test_writers_without_a_run_and_an_owning_sidecar_do_not_keep_a_sidecar_alive
 
     assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == ({job.pid}, sidecar.pid)
     assert not runs.any_active(tmp_path)
-    assert runs.attached_owner(tmp_path) is None  # nothing on its command line says that it ends with a run
+    assert runs.attached_owner(tmp_path) is None  # its command line does not attach it to a run
     kill(job)
     kill(sidecar)
     assert (runs.recording_processes(tmp_path), runs.owner(tmp_path)) == (set(), None)
@@ -89,7 +89,7 @@ with training.training_loop(train_iterations_start=0):
     time.sleep(600)
 """
 
-# What was registered first ends last: as a device that torch tears down, after the feed was let go.
+# The first registered exit handler runs last, like a device teardown after the feed has closed.
 FAILS_SLOWLY = """
 import atexit, sys, time
 atexit.register(time.sleep, 2.0)
@@ -149,7 +149,7 @@ def test_a_job_without_further_steps_is_hung_and_its_gauges_are_absent(feed: Pat
     with started(command_of(feed, HANGS, port, f"--config.file={config}"), feed):
         wait_until(lambda: sample(port, "training_loss{") == 7.5)
         wait_until(lambda: sample(port, hung) == 1)
-        time.sleep(2.5)  # the process goes on to write snapshots
+        time.sleep(2.5)  # the process continues to write snapshots
 
         assert (sample(port, hung), sample(port, "training_loss{")) == (1, None)
 

@@ -1,4 +1,4 @@
-"""A sidecar that belongs to `run`, or to a job that has started it: when it yields, and when it ends."""
+"""Sidecar attached to `run` or to a job: when it yields to another exporter, and when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exporter.cli.launches import Lingering
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that is an active run of the feed directory."""
+    """Separate process that is an active run of the feed directory."""
     (tmp_path / "feed").mkdir()
     with start_run(tmp_path / "feed") as process:
         yield process
@@ -60,10 +60,12 @@ class Stages:
 @pytest.mark.parametrize(
     ("passes", "moments"),
     [
-        pytest.param(2, [(5.0, 10.0, False), (11.0, 10.0, False), (12.5, 10.0, True)], id="it does not come"),
-        pytest.param(0, [(1.0, 20.0, False), (2.0, 20.0, False)], id="it came before the page was final"),
+        pytest.param(
+            2, [(5.0, 10.0, False), (11.0, 10.0, False), (12.5, 10.0, True)], id="the scraper does not return"
+        ),
+        pytest.param(0, [(1.0, 20.0, False), (2.0, 20.0, False)], id="the scrape preceded the final page"),
         pytest.param(0, [(6.0, 10.0, False), (10.5, 20.0, True)], id="the feed hangs"),
-        pytest.param(0, [(29.0, 90.0, False), (30.0, 90.0, True)], id="no longer than told"),
+        pytest.param(0, [(29.0, 90.0, False), (30.0, 90.0, True)], id="at most the given time"),
     ],
 )
 def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrape(
@@ -93,7 +95,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def started(feed: Path, port: int, **more: str) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
-    """A job that has asked for a sidecar, and the process that came of it; its input is closed at the end."""
+    """Job that starts a sidecar, and the process of the sidecar; the input of the job closes at the end."""
     env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **more), subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True

@@ -1,4 +1,4 @@
-"""The whole sidecar over replayed machines: GPUs on the page, over a SIGKILL, reloads, signals, a loss and a hang; a whole node."""
+"""Complete sidecar over replayed machines: GPUs on the page over SIGKILL, reloads, signals, loss and hang."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ COUNTERS = re.compile(r"^(gpu_\w+_total\{.*\}) (\S+)$", re.MULTILINE)
 
 
 def configured(tmp_path: Path, gpu: str) -> str:
-    """Write a configuration; gives the flag for it."""
+    """Write a configuration and return its flag."""
     file = tmp_path / "config.yaml"
     file.write_text(CONFIGURATION.format(gpu=gpu, directory=tmp_path))
     return f"--config.file={file}"
 
 
 def reconfigured(running: Sidecar, tmp_path: Path, gpu: str) -> None:
-    """Reload with another section of the GPUs."""
+    """Reload with a new `gpu` section."""
     configured(tmp_path, gpu)
     running.reload()
 

@@ -1,4 +1,4 @@
-"""The whole sidecar as a process: how it starts, also with too little of everything, is asked, and ends."""
+"""Complete sidecar as a process: start, also with scarce resources, requests, and end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_sidecar_finishes_an_open_response_unless_signalled_twice(tmp_path: 
     file.touch()
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
         file.unlink()
-        os.mkfifo(file)  # an answer that takes as long as the test wants
+        os.mkfifo(file)  # a response whose duration the test controls
         host, _, port = running.address.partition(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /-/reload HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -156,7 +156,7 @@ ELSEWHERE = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])"
 def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
     name: str, before: str, timeout: str
 ) -> None:
-    # On another thread it does not interrupt the main thread's wait: so is one that comes just before it.
+    # A signal on another thread, or just before the wait, does not interrupt the wait of the main thread.
     program = WAITING.format(name=name, before=before.format(name=name), timeout=timeout)
     done = finished([sys.executable, "-c", program], timeout=10)
 
@@ -212,4 +212,6 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> No
 def blocks_sighup(pid: int) -> bool:
     """Whether a process is past the interpreter's own beginning."""
     _, _, rest = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")
-    return bool(int(rest.split()[0], 16) & 1 << signal.SIGHUP - 1)  # what a test's runner blocks is inherited
+    return bool(
+        int(rest.split()[0], 16) & 1 << signal.SIGHUP - 1
+    )  # the signal mask of the test runner is inherited

@@ -1,4 +1,4 @@
-"""The running sidecar: reloads, and energy and processes of a real job over a SIGKILL and beside a rival."""
+"""Running sidecar: reloads; energy and processes of a real job over SIGKILL and beside a second exporter."""
 
 from __future__ import annotations
 

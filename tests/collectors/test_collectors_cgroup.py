@@ -168,7 +168,7 @@ def limited() -> Iterator[list[Path]]:
             leaf.mkdir()
         yield leaves
     except OSError:
-        pytest.skip("needs cgroup v1 and the right to make cgroups in it")
+        pytest.skip("needs cgroup v1 and permission to create cgroups")
     finally:
         for directory in (each for leaf in leaves for each in (leaf, leaf.parent) if each.exists()):
             directory.rmdir()

@@ -205,7 +205,7 @@ def test_each_path_has_at_most_one_visible_mount_in_a_real_tree(steps: list[tupl
         assert not [each for each in paths if each != path and each.startswith(path.rstrip("/") + "/")]
 
 
-# A real FUSE filesystem with a daemon that never answers --------------------------------------------------
+# A real FUSE filesystem whose daemon never responds --------------------------------------------------
 
 CHILD = TESTS / "fuse_child.py"
 CANNOT = 77
@@ -227,7 +227,7 @@ def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
         check=False,
     )
     if ended.returncode == CANNOT or "unshare failed" in ended.stderr:
-        pytest.skip("this machine does not let us mount")
+        pytest.skip("mounting is not permitted on this machine")
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 

@@ -127,7 +127,7 @@ def test_real_workers_are_found_and_counted(job: Job) -> None:
     wait_until(lambda: value_of(collector.collect(), STATE, *LOADER, "zombie") == 1)
     zombie = collector.collect()
     job.tell("reap", "one")
-    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # after the answer
+    wait_until(lambda: value_of(collector.collect(), STATE, *TRAINER, "sleeping") == 1)  # after the reply
     after = collector.collect()
 
     assert value(zombie, STATE, *LOADER, "stopped") == 1

@@ -42,7 +42,7 @@ def proc(tmp_path: Path) -> Proc:
 
 @pytest.fixture
 def watch(proc: Proc) -> Watch:
-    """A job with one rank; the trainer is process 100."""
+    """A job with a single rank; the trainer is process 100."""
     watch = Watch(proc)
     watch.records(proc.add(FakeProcess(100)))
     return watch

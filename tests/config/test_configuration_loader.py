@@ -1,4 +1,4 @@
-"""Text into dataclasses: every problem at once, each with its place."""
+"""Parsing of text into dataclasses; problems are reported together, with positions."""
 
 from __future__ import annotations
 

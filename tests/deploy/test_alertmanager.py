@@ -40,7 +40,7 @@ timeline:
 
 
 class Receiver:
-    """A webhook: what Alertmanager sends, by path."""
+    """Webhook that stores the requests of Alertmanager by path."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -51,7 +51,7 @@ class Receiver:
         return 200, b""
 
     def alert(self, name: str, status: str) -> tuple[str, dict[str, Any]]:
-        """Wait for an alert with this status: the path it came to, and the alert."""
+        """Wait for an alert with this status; return the path of the request and the alert."""
 
         def found() -> list[tuple[str, dict[str, Any]]]:
             return [
@@ -74,7 +74,7 @@ def receiver() -> Iterator[Receiver]:
 
 @contextlib.contextmanager
 def alertmanager(directory: Path, receiver: Receiver) -> Iterator[str]:
-    """Debian's Alertmanager with our configuration, in a hurry, told where the receiver is."""
+    """Debian's Alertmanager with the repository's configuration, short intervals and a local receiver."""
     text = (PROMETHEUS / "alertmanager.yaml").read_text(encoding="utf-8")
     text = text.replace("http://127.0.0.1:9999", receiver.url)
     text = text.replace("group_wait: 30s", "group_wait: 200ms").replace(

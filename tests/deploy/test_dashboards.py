@@ -21,7 +21,7 @@ every_board = pytest.mark.parametrize("uid", sorted(MODELS))
 
 OF_TARGETS = {"cluster", "job", "instance", "le", *FEW_LABELS}
 OF_NO_RUN = {"exporter_build_info", "gpu_up"}
-"""They have no run, and a matcher that takes every run takes them as well."""
+"""These series have no run label, and a matcher for every run also selects them."""
 OF_ALERTS = OF_TARGETS | {"alertname", "alertstate", "severity", "run", "rank", "gpu"}
 OF_PROMETHEUS = {"scrape_duration_seconds": OF_TARGETS, "ALERTS": OF_ALERTS, "ALERTS_FOR_STATE": OF_ALERTS}
 """Series that Prometheus writes itself, with their labels."""
@@ -125,7 +125,7 @@ def test_links_lead_to_dashboards_and_variables_that_exist(uid: str) -> None:
 
         assert set(re.findall(r"var-(\w+)=", query)) <= variables
         assert "${__url_time_range}&${datasource:queryparam}" in query
-        # Grafana puts a value in as it is: a `+` would be a blank, a `#` the end.
+        # Grafana inserts a value without escaping: `+` would become a blank, `#` the end.
         assert all(value.endswith(":percentencode}") for value in re.findall(r"var-\w+=([^&\"]*)", query))
 
 

@@ -1,7 +1,7 @@
 """Every query of every dashboard against the real Prometheus, which has scraped real exporters and a real job.
 
-The scenario is played once: six machines, two runs, a pause, a straggler, a crash, heat, a lost GPU, a dead exporter.
-A query gives data, or stands on the list below with the reason why it cannot here.
+The scenario runs once: six machines, two runs, a pause, a straggler, a crash, heat, a lost GPU, a dead exporter.
+A query returns data, or is listed below with the reason.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ SECONDS = 80.0
 
 VIRTUAL = "virtual machines, where these tests run, have no such hardware"
 NO_MOUNT = "neither NFS nor Lustre is mounted where tests run"
-NO_FAULT = "nothing of the kind goes wrong in the scenario, and good is empty here"
+NO_FAULT = "the scenario has no such fault, and the panel is empty without one"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
-NOT_TOLD = "the scenario's job does not tell it"
+NOT_TOLD = "the job of the scenario does not record it"
 REPLAYED = "the processes of a described GPU are described too, and are none of the job's"
 NO_LIMIT = "only in a container with such a limit"
-WHOLE = "of divided GPUs; those of node-4 have a test of their own"
-PASSES = "a moment's state, which may be over when it is asked for"
+WHOLE = "MIG; node-4 has a separate test"
+PASSES = "a short state, which can end before the query"
 LATER = "needs a counter that was watched for longer than the scenario lasts"
 
 OF_THE_MACHINE = "training-node"
-"""The dashboard about the very machine that the tests run on: what that one does not have at all, it may lack."""
+"""The dashboard of this machine: families that the machine lacks can be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", VIRTUAL): {"Power of machines": "B"},
@@ -83,7 +83,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-run", PASSES): {"Firing alerts": "A"},
     ("training-run", LATER): {"Step time": "B"},
 }
-"""(dashboard, why) → panel → letters of its queries that may be empty."""
+"""(dashboard, reason) → panel → letters of the queries that can be empty."""
 
 
 def excused() -> set[tuple[str, str, str]]:
@@ -104,16 +104,16 @@ OF_A_MOMENT = {
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data, slowest rank",
-    "Swap and page faults",  # of this machine: one or two of them
+    "Swap and page faults",  # this machine has one or two
 }
 """Panels about the very second; two servers scrape in different ones."""
 AGE = re.compile(r"^time\(\) -|timestamp\(|:age_seconds")
 MISSED = (0.8, 0.84)
-"""When no scrape of one of the Prometheus servers succeeds; all that happens happened before."""
+"""Time without successful scrapes of one Prometheus server; all faults precede it."""
 
 
 def refusing(begin: float, end: float) -> Callable[[str, str, bytes], tuple[int, bytes]]:
-    """What stands between a Prometheus and what it scrapes, and refuses for a while, in Unix seconds."""
+    """Proxy between Prometheus and its targets that refuses connections during an interval of Unix seconds."""
 
     def answer(_method: str, path: str, _body: bytes) -> tuple[int, bytes]:
         if begin <= time.time() < end:
@@ -129,7 +129,7 @@ def over_a_missed_scrape(job: dict[str, Any], proxy: str) -> list[dict[str, Any]
 
 
 def with_two_targets_a_node(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
-    """The node's exporter with its GPUs, and the sidecar of the job without, as deploy/kubernetes has them."""
+    """The exporter of a node with its GPUs, and the sidecar of a job without GPUs, as in deploy/kubernetes."""
     del proxy
 
     def only(pod: str, dropped: str) -> dict[str, Any]:
@@ -147,14 +147,14 @@ SCRAPES = (over_a_missed_scrape, with_two_targets_a_node)
 
 @dataclass
 class Played:
-    """The scenario once it is over, and further Prometheus servers that have watched it in other ways."""
+    """The finished scenario, with additional Prometheus servers of other configurations."""
 
     cluster: Cluster
     others: dict[str, Prometheus] = field(default_factory=dict)
     end: float = 0.0
 
     def settle(self) -> None:
-        """Let the scenario end once all have scraped everything for a while: a busy machine misses some."""
+        """End the scenario once every server has scraped every target for some time."""
         for _ in range(60):
             self.end = time.time() - 1
             found = [self.cluster.query(SCRAPED, time=str(self.end))]
@@ -230,7 +230,7 @@ def test_no_event_or_total_is_doubled_and_nothing_is_missing(
     urls = scenario.cluster.url, scenario.others[scrapes.__name__].url
     values = served.values(MODELS[uid]) | CHOSEN.get(uid, {})
     wrong = {one: "" for one in asked(uid) if one.panel not in OF_A_MOMENT and not AGE.search(one.expression)}
-    for ago in (0, 2, 4):  # what is doubled is so in each of these moments
+    for ago in (0, 2, 4):  # a doubled series is doubled at each of these times
         for one in list(wrong):
             usual, found = (scenario.served(url, ago).shown(one, values) for url in urls)
             ratio = (abs(sum(found.values())) + 0.05) / (abs(sum(usual.values())) + 0.05)
@@ -278,7 +278,7 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
 
     gpu = by_rank("A")["3"]["metric"]
     speed = {rank: float(series["value"][1]) for rank, series in by_rank("B").items()}
-    # A described GPU lives by the clock of its exporter, which began when the machine had time for it.
+    # A described GPU follows the clock of its exporter, whose start depends on the load of the machine.
     held_back = [by_rank("D", after) for after in range(-20, 40, 2)]
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8

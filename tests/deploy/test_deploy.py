@@ -1,4 +1,4 @@
-"""What is in deploy/ is valid as far as that can be known without a cluster, and fits together and to the exporter."""
+"""Validity and consistency of deploy/, as far as they can be checked without a cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERSION = "1.34"
 
 
 def program(name: str, package: str) -> str:
-    """Where a validator is; without it the test is skipped, and says what to install."""
+    """Path of a validator; without it the test is skipped with the package to install."""
     found = shutil.which(name) or shutil.which(name, path=str(BIN))
     if found is None:
         pytest.skip(f"install {package} for {name}")
@@ -52,7 +52,7 @@ def load(path: Path) -> Any:
 
 
 def check(document: Any, kind: str) -> None:
-    """Hold a document to our schema of its kind, in which a key that we do not use is a mistake."""
+    """Validate a document against the local schema, in which an unused key is an error."""
     jsonschema.validate(document, SCHEMAS[kind])
 
 
@@ -131,7 +131,7 @@ def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> Non
     assert [str(path) for path in files if not path.exists()] == []
     assert {source for source, *_ in mounts if not source.startswith(".")} <= set(COMPOSE["volumes"])
     assert needed <= set(services)
-    # It listens on this machine only.
+    # Grafana listens on 127.0.0.1 only.
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
 
 
@@ -145,7 +145,7 @@ def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     for path in (ROOT / "dashboards/provisioning").rglob("*.y*ml"):
         check(load(path), f"grafana {path.parent.name}")
     assert source["url"].removeprefix("$") in grafana["environment"]
-    assert source["jsonData"]["timeInterval"] == scrapes  # else panels are empty when zoomed in
+    assert source["jsonData"]["timeInterval"] == scrapes  # otherwise panels are empty when zoomed in
     assert mounted[provider["options"]["path"]] == "../../dashboards/json"
     assert (ROOT / "dashboards/json/training-run.json").is_file()
 
@@ -164,7 +164,7 @@ def scrape_configs() -> Iterator[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("path", SCRAPES, ids=lambda path: path.name)
 def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> None:
     program("promtool", "prometheus")
-    # Debian builds Prometheus without Kubernetes' discovery: its one line is checked by our schema instead.
+    # Debian builds Prometheus without Kubernetes discovery: the local schema checks this line.
     text = path.read_text(encoding="utf-8")
     for each in re.findall(r"kubernetes_sd_configs: (.*)", text):
         check(yaml.safe_load(each), "kubernetes_sd_configs")
@@ -225,7 +225,7 @@ def built(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_manifest(document: dict[str, Any]) -> None:
-    """Hold a manifest to the schema of Kubernetes, or to ours of what is not Kubernetes' own."""
+    """Validate a manifest against the schema of Kubernetes, or the local schema of a custom resource."""
     if document["apiVersion"].startswith("monitoring.coreos.com/"):
         check(document, document["kind"])
     elif not document["apiVersion"].startswith("kustomize."):
@@ -461,7 +461,7 @@ def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> No
 
     assert (told.returncode, told.stderr) == (0, "")
     assert closed.returncode == 0, closed.stdout
-    assert "DeviceAllow=char-nvidia* rw" in UNIT  # whatever the driver calls them in /proc/devices
+    assert "DeviceAllow=char-nvidia* rw" in UNIT  # the names in /proc/devices depend on the driver
 
 
 def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Slurm's prolog and epilog, run as Slurm runs them, and the targets that the real Prometheus makes of their files."""
+"""Slurm prolog and epilog, run as by Slurm, and the targets that the real Prometheus discovers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLURM = ROOT / "deploy/slurm"
 
 
 class Node:
-    """A node of a cluster: where its scripts write."""
+    """Directories of a cluster node."""
 
     def __init__(self, directory: Path) -> None:
         self.targets = directory / "sd"
@@ -55,7 +55,7 @@ def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> No
     assert (told.returncode, told.stderr) == (0, "")
     assert group["targets"][0].endswith(":20909")
     assert group["labels"] == {"slurm_job_id": "7", "slurm_job_user": "ann", "slurm_partition": "gpu"}
-    assert [each.name for each in node.targets.iterdir()] == [path.name]  # nothing unfinished is left
+    assert [each.name for each in node.targets.iterdir()] == [path.name]  # no temporary file remains
 
 
 def test_concurrent_jobs_on_a_node_get_distinct_ports(node: Node) -> None:
@@ -121,7 +121,7 @@ def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: P
 @pytest.mark.parametrize("trap", ["directory", "link"])
 def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path, trap: str) -> None:
     if os.getuid() != 0:
-        pytest.skip("only root can make what is another user's")
+        pytest.skip("only root can create files of another user")
     theirs = node.shm / f"exporter-{os.getuid()}-5" if trap == "directory" else tmp_path / "theirs"
     theirs.mkdir()
     os.chown(theirs, 65534, 65534)

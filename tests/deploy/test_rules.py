@@ -1,4 +1,4 @@
-"""The rules of Prometheus: what they name exists, each has cases, and each alert can be acted upon."""
+"""Prometheus rules: existing names, cases for each rule, and actionable alerts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from rules_support import (
 )
 
 OF_TARGETS = frozenset({"cluster", "job", "instance"})
-"""Labels that Prometheus gives to every series, and an agent or a federation to those of a cluster."""
+"""Labels added by Prometheus, and by an agent or federation."""
 
 MADE = {
     "alerts-gpu.yml": {"signal"},
     "recording-gpu.yml": {"uuid"},
     "recording-training.yml": {"label_stage"},
 }
-"""Labels that a rule makes with label_replace, or that a job gives itself with exporter.configure(labels=...)."""
+"""Labels created by label_replace in a rule, or by exporter.configure(labels=...) in a job."""
 
 
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: f"{rule.file}:{rule.name}")
@@ -93,7 +93,7 @@ def test_a_recording_rule_has_a_case_with_its_value() -> None:
 
 @functools.cache
 def headings() -> dict[str, str]:
-    """Anchor of each section of the runbook → its text."""
+    """Anchor of each section of the runbook → text."""
     text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
     parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
     return {name.lower(): body for name, body in zip(parts[1::2], parts[2::2], strict=True)}
@@ -120,7 +120,7 @@ def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
 
 
 def linked(site: str, text: str) -> str:
-    """An address as it is with the links of thresholds.yml."""
+    """An address resolved with the links of thresholds.yml."""
     [links] = [rule.body["labels"] for rule in thresholds() if rule.name == "site:links:info"]
     begins = '{{ with query "site:links:info" }}{{ . | first | label "SITE" }}{{ end }}'.replace("SITE", site)
 
@@ -136,7 +136,7 @@ def test_the_table_of_the_runbook_matches_the_alerts() -> None:
     path = ROOT / "docs/runbook.md"
     rows = ["| alert | severity | for | fires when |", "|---|---|---|---|"]
     for alert in alerts():
-        condition = alert.body["annotations"]["condition"].replace("|", "\\|")  # else a new cell
+        condition = alert.body["annotations"]["condition"].replace("|", "\\|")  # otherwise a new cell
         name, waits = f"[{alert.name}](#{alert.name.lower()})", alert.body.get("for", "at once")
         rows.append(f"| {name} | {alert.body['labels']['severity']} | {waits} | {condition} |")
     table = "\n".join([*rows, ""])

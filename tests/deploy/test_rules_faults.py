@@ -1,6 +1,6 @@
 """The table of faults: a job on paper through the real recording, the real ledger and all rules, fault by fault.
 
-Two ranks train for eighty minutes without one; what fires in the half hour after it is exactly what is to fire.
+Two ranks train for eighty minutes without a fault; the next half hour fires exactly the expected alerts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from training_support import SimulatedTraining
 from exporter.feed.snapshot import ProcessIdentity
 from exporter.training import kinds
 
-NODES = [f"n{number}" for number in range(1, 5)]  # behind one switch; the job is on the first
+NODES = [
+    f"n{number}" for number in range(1, 5)
+]  # both are connected to one switch; the job runs on the first
 INTERVAL = 60
 FAULT, END = 80, 110  # in scrapes
 SYNC = kinds.named_kind("grad_sync", phase=True)
@@ -29,13 +31,13 @@ SYNC = kinds.named_kind("grad_sync", phase=True)
 
 @dataclass
 class Rank:
-    """A rank of the job, and where its own clock is."""
+    """Rank of the job with its simulated clock."""
 
     process: ProcessIdentity
     at: float
     job: SimulatedTraining = field(init=False)
     sequence: int = 0
-    stuck: bool = False  # it never leaves what it has entered
+    stuck: bool = False  # the rank never leaves the block
 
     def __post_init__(self) -> None:
         self.job = SimulatedTraining(self.at)
@@ -43,7 +45,7 @@ class Rank:
         self.job.publish(self.at)
 
     def step(self, seconds: float = 5.0, compute: float = 4.0, loss: float = 2.5) -> None:
-        """Make a step, of which it computes so long, and waits for the others the rest."""
+        """Complete a step: compute for the given time, then wait for the other ranks."""
         begin, end = self.at, self.at + seconds
         self.job.enter(kinds.TRAINING_ITERATION, begin)
         self.job.numbers.take("loss", "train", loss)
@@ -60,7 +62,7 @@ class Rank:
         self.at = end
 
     def enter(self, kind: kinds.BlockKind) -> None:
-        """Begin something that never ends."""
+        """Start a block that never ends."""
         if not self.stuck:
             self.job.enter(kind, self.at)
         self.stuck = True
@@ -74,7 +76,7 @@ class Rank:
 
 
 class World:
-    """The job, its sidecar, and the Prometheus that scrapes it; its time begins at 0, as promtool's does."""
+    """Job, sidecar and Prometheus in simulated time, which starts at 0 as in promtool."""
 
     def __init__(self, directory: Path) -> None:
         self.sidecar = Sidecar(directory, clock=Clock(wall=1.0))
@@ -119,7 +121,7 @@ class World:
         self.scrapes += 1
 
     def hardware(self, node: str) -> dict[str, float]:
-        """What a node tells of its link to the switch, and the first node of its two cards."""
+        """Series of a node about the link to the switch; the first node also has two cards."""
         of = f'instance="{node}",job="training"'
         port = f'{of},device="mlx5_0",port="1"'
         told = {
@@ -167,7 +169,7 @@ ASKED = {each.name for rule in rules() for each in selectors(rule.expr)}
 
 
 def values(metrics: list[Metric]) -> dict[str, float]:
-    """What rules ask for, by the text of its series."""
+    """Series used by the rules, by their text."""
     found = {}
     for metric in metrics:
         for sample in metric.samples:

@@ -1,4 +1,4 @@
-"""Every rule is asked of a real Prometheus that scraped the real exporter beside the demo's job."""
+"""Every rule, evaluated by a real Prometheus that scraped the real exporter of the demo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ energy: {pue: 1.2, carbon_intensity: 300, currency: EUR, electricity_price: 0.3,
 """
 
 ABSENT = {
-    "exporter_series_dropped_total": "before anything is dropped",
+    "exporter_series_dropped_total": "before the first dropped series",
     "cgroup_memory_limit_bytes": "the cgroup of the tests has no limit",
     "cgroup_memory_working_set_bytes": "without a cgroup",
     "cgroup_memory_events_total": "without a cgroup",
@@ -31,12 +31,12 @@ ABSENT = {
     "cgroup_cpu_throttled_periods_total": "without a CPU limit some kernels do not count",
     "cgroup_pressure_io_waiting_seconds_total": "version 1 alone, and kernels without pressure",
     "exporter_energy_crosscheck": "needs five minutes of two sources",
-    "exporter_energy_gap_seconds_total": "while nothing was missed",
+    "exporter_energy_gap_seconds_total": "without missed passes",
     "exporter_web_config_last_reload_successful": "without a web configuration",
-    "gpu_temperature_threshold_celsius": "from Hopper on there is the margin",
+    "gpu_temperature_threshold_celsius": "thermal margin exists since Hopper",
     "gpu_xid_errors_total": "before the first Xid",
     "gpu_xid_last_timestamp_seconds": "before the first Xid",
-    "gpu_power_idle_watts": "until the card was seen idle",
+    "gpu_power_idle_watts": "until the card was idle once",
     "host_cpu_power_watts": "without RAPL",
     "host_cpu_power_idle_watts": "without RAPL",
     "host_rdma_port_state": "without RDMA",
@@ -53,7 +53,7 @@ ABSENT = {
     "training_gpu_alloc_retries_total": "without torch",
     "training_hang_info": "no run hangs",
     "training_run_outcome_info": "the run of the demo has not ended",
-    "training_hardware_flops_total": "the demo does not tell them",
+    "training_hardware_flops_total": "the demo does not record them",
     "training_nonfinite_total": "before the first",
     "training_peak_flops_per_second": "the demo's ranks name no card",
     "training_rank_info": "the demo's ranks name no card",
@@ -61,11 +61,11 @@ ABSENT = {
     "training_process_gpu_memory_bytes": "the described cards are held by processes of another machine",
     "training_process_state": "a state that no process is in",
 }
-"""Families, or series of one, that are lawfully absent here, or may be, and why."""
+"""Families or series that can be absent here, with the reason."""
 
 
 NOTHING_YET = {"run:training_mttf:seconds": "before the first interruption"}
-"""Records that have no result though what they ask for is there, and why."""
+"""Recording rules without a result although their families exist, with the reason."""
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             wait_until(lambda: running.value('up{job="training"}') == 1, 30)
             time.sleep(10)  # for alerts to be awake, had they a reason
             yield running
-        demo.send_signal(signal.SIGTERM)  # its directory goes with it
+        demo.send_signal(signal.SIGTERM)  # the directory is removed with it
         demo.wait(30 * PATIENCE)
 
 
 def excused(rule: Rule) -> bool:
-    """Whether one of its parts may be absent; records are followed to their families."""
+    """Whether a part of the expression can be absent; recording rules are resolved to families."""
     by_name = {each.name: each for each in records()}
     names = [each.name for each in selectors(rule.expr)]
     return any(
@@ -98,7 +98,7 @@ def excused(rule: Rule) -> bool:
 
 
 def nothing_after_a_while(lacking: Callable[[], list[str]]) -> list[str]:
-    """What is lacking still once it had its time: a rate needs scrapes, a record the records before it."""
+    """Return missing results after enough scrapes for every rate and recording rule."""
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not lacking(), 15)
     return lacking()

@@ -1,4 +1,4 @@
-"""A captured torchrun job, replayed: every metric and every event of it is accounted for on the page."""
+"""Replay of a captured torchrun job: the page accounts for every metric and event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from places import DATA
 
 CAPTURE = DATA / "torchelastic-capture.json"
 
-# One process of the job: its metrics and events in their order, through the modules that record.
+# Process of the job: metrics and events in order, recorded through the compatibility modules.
 REPLAY = """
 import json, sys
 from exporter.elastic import events, metrics

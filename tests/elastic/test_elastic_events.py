@@ -1,4 +1,4 @@
-"""torchelastic's events: the same calls on torch's module and ours, and what ours mends and keeps of its promises."""
+"""torchelastic events: the same calls on the torch module and the compatibility module; documented differences."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TORCH = "torch.distributed.elastic.events"
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bridge.Faces, "installed", True)  # torch's own module is left as it is
+    monkeypatch.setattr(bridge.Faces, "installed", True)  # the torch module stays unchanged
     yield
     events.unconfigure()
 
 
 @pytest.fixture(params=["torch", "exporter"])
 def module(request: pytest.FixtureRequest) -> ModuleType:
-    """torch's module and ours, one after the other."""
+    """The torch module and the compatibility module."""
     if request.param == "exporter":
         return events
     pytest.importorskip("torch", reason="torch is not installed")
@@ -42,7 +42,7 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
 
 
 class Writing(logging.Handler):
-    """Keeps the lines that it is to write."""
+    """Stores the written lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def destination(
 
 def counted(type_: str, severity: str = "info") -> int:
     exporter.flush()
-    return EVENTS.reading().counts.get((type_, severity), 0)  # reading anew is the recording thread's
+    return EVENTS.reading().counts.get((type_, severity), 0)  # the recording thread reads it again
 
 
 # The same on both ---------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_a_rendezvous_event_has_its_source_where_a_handler_exists(
     assert "ValueError: math domain error" in second.error_trace
 
 
-# What the documentation promises ------------------------------------------------------------------------------
+# Promises of the documentation ------------------------------------------------------------------------------
 
 
 def test_the_customisation_pages_events_handler_runs_as_printed() -> None:
@@ -214,7 +214,7 @@ def test_an_invalid_handler_is_refused_at_the_call(wrong: Any) -> None:
         events.configure(wrong)
 
 
-# What is mended -----------------------------------------------------------------------------------------------
+# Corrected defects -----------------------------------------------------------------------------------------------
 
 
 def test_an_event_without_a_timestamp_has_the_time_of_its_recording(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_an_event_without_a_timestamp_has_the_time_of_its_recording(monkeypatch:
 
 
 class Unprintable:
-    """What has no text."""
+    """Object whose conversion to text raises."""
 
     def __str__(self) -> str:
         raise ValueError

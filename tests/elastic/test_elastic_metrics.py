@@ -1,4 +1,4 @@
-"""torchelastic's metrics: the same calls on torch's module and ours, and what ours mends."""
+"""torchelastic metrics: the same calls on the torch module and the compatibility module; corrected defects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(bridge.Faces, "installed", True)  # torch's own module is left as it is
+    monkeypatch.setattr(bridge.Faces, "installed", True)  # the torch module stays unchanged
     yield
     for group in (None, "torchelastic", "my_app", "g"):
         metrics.unconfigure(group)
@@ -37,7 +37,7 @@ def _no_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["torch", "exporter"])
 def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """torch's module and ours, one after the other."""
+    """The torch module and the compatibility module."""
     if request.param == "exporter":
         yield metrics
         return
@@ -50,7 +50,7 @@ def module(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
 
 
 class Keeping(metrics.MetricHandler):
-    """Keeps what it is given."""
+    """Stores the received metrics."""
 
     def __init__(self) -> None:
         self.data: list[Any] = []
@@ -112,7 +112,7 @@ def test_prof_records_success_and_duration_under_the_class_of_the_method(
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_prof_records_a_failure_and_reraises(module: ModuleType, error: type[BaseException]) -> None:
     if module is not metrics and not issubclass(error, Exception):
-        pytest.skip("torch takes it for a success")
+        pytest.skip("torch records a success")
 
     @module.prof(group="g")  # type: ignore[untyped-decorator]  # either module's
     def broken() -> None:
@@ -174,7 +174,7 @@ def test_deprecated_names_warn_and_work(module: ModuleType) -> None:
     assert handler.names() == ["x", "free_function.success", "free_function.duration.ms"]
 
 
-# What becomes of a value in Prometheus ------------------------------------------------------------------------
+# Values in Prometheus ------------------------------------------------------------------------
 
 
 def test_a_metric_is_a_stat_of_its_group_and_name() -> None:
@@ -296,7 +296,7 @@ def test_a_tensor_is_read_when_it_is_recorded() -> None:
     assert tally(f"{group}x.loss").sum == pytest.approx(0.002)
 
 
-# What is mended -----------------------------------------------------------------------------------------------
+# Corrected defects -----------------------------------------------------------------------------------------------
 
 
 def test_a_stream_uses_the_currently_configured_handlers() -> None:
@@ -351,7 +351,7 @@ def test_a_handler_that_emits_does_not_get_its_own_metrics() -> None:
 
 def test_the_prometheus_handler_works_in_torchs_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
-    monkeypatch.setattr(bridge.Faces, "installed", False)  # which would record it, too
+    monkeypatch.setattr(bridge.Faces, "installed", False)  # which would also record it
     name = fresh("theirs")
     theirs.configure(metrics.PrometheusMetricHandler(), "g")
     theirs.put_metric(name, 3, "g")

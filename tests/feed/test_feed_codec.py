@@ -46,7 +46,7 @@ HISTOGRAM = Aggregation.HISTOGRAM
 
 
 def any_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Anything of a type of the contract."""
+    """Any value of a type of the contract."""
     inner, origin = get_args(hint), get_origin(hint)
     if NoneType in inner:
         return st.none() | any_of(next(each for each in inner if each is not NoneType))
@@ -114,7 +114,7 @@ def sealed(header: list[Any], *sections: bytes) -> bytes:
 
 
 def changed(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], object]) -> bytes:
-    """Give a good file one bad thing in its JSON."""
+    """Return a valid file with one invalid value in its JSON."""
     data = encode(example())
     header = list(HEADER.unpack_from(data))
     ends = [HEADER.size]
@@ -127,7 +127,7 @@ def changed(change: Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], o
 
 
 def with_totals(section: bytes) -> bytes:
-    """Give a good file a last section of its own."""
+    """Return a valid file with another last section."""
     data = encode(example())
     header = list(HEADER.unpack_from(data))
     return sealed([*header[:-1], len(section)], data[HEADER.size : len(data) - header[-1]], section)

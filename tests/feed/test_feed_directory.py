@@ -64,7 +64,7 @@ def test_the_default_directory_is_made_private_whatever_the_umask(default: Path)
         os.umask(previous)
 
     assert stat.S_IMODE(default.stat().st_mode) == 0o700
-    prepare_directory(default)  # and again is no error
+    prepare_directory(default)  # a second call is no error
 
 
 def give_away(path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["overrides.json"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 def test_rules_of_another_user_in_a_shared_directory_are_not_followed(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     rules = tmp_path / "overrides.json"

@@ -1,4 +1,4 @@
-"""Limits of the feed's reader: no file of any content takes the sidecar's memory."""
+"""Limits of the feed reader: no file content exhausts the memory of the sidecar."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def feed_file(
     raw: bytes = b"",
     first: bytes = b"",
 ) -> bytes:
-    """The bytes of a feed file of any content; *first* and *raw* are appended to its first and third section."""
+    """Bytes of a feed file; *first* and *raw* are appended to the first and third section."""
     process = {"pid": 7, "started": 1.0, "run": "r", "rank": 0}
     sections = [
         json.dumps({"process": process, "stats": definitions}, separators=(",", ":")).encode()[:-1]

@@ -23,7 +23,9 @@ def test_a_fork_that_outlives_its_writer_does_not_keep_it_alive(tmp_path: Path) 
         child.process.kill()
         child.process.wait()
         try:
-            wait_until((tmp_path / "orphan").exists)  # it has the lock file open, and has tried to publish
+            wait_until(
+                (tmp_path / "orphan").exists
+            )  # the process has opened the lock file and tried to publish
             entry = only_entry(reader)
 
             assert alive_beside_worker
@@ -77,7 +79,7 @@ def test_a_lost_lock_is_taken_again_with_the_next_snapshot(tmp_path: Path, misha
 def test_a_descriptor_reused_by_the_job_is_not_closed(tmp_path: Path) -> None:
     lock = taken(tmp_path / "lock")
     other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
-    os.dup2(other, lock._descriptor)  # what closing all and opening again amounts to
+    os.dup2(other, lock._descriptor)  # equivalent to closing every descriptor and opening a file
 
     assert not lock.keep()
     lock.release()
@@ -156,10 +158,10 @@ def test_a_reader_on_a_read_only_mount_sees_live_processes(tmp_path: Path) -> No
 
 @pytest.fixture
 def namespace() -> tuple[str, ...]:
-    """What puts a command into a pid namespace of its own."""
+    """Prefix that runs a command in a separate pid namespace."""
     inside = ("unshare", "--pid", "--fork", "--kill-child")
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets us make no pid namespace")
+        pytest.skip("creating a pid namespace is not permitted here")
     return inside
 
 
@@ -182,7 +184,7 @@ def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path, namespa
         child.kill()
 
         assert alive
-        # The namespace ends a moment after the command that made it.
+        # The namespace ends shortly after its command.
         wait_until(lambda: not only_entry(FeedReader(tmp_path)).alive)
 
 

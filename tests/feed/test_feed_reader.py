@@ -25,7 +25,7 @@ from exporter.feed.writer import FeedWriter
 
 
 class Clock:
-    """A monotonic clock that goes when it is told to."""
+    """Monotonic clock that advances only on request."""
 
     now = 1000.0
 
@@ -52,7 +52,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()} - {"owner.lock"}
 
 
-# What is read, and when again
+# Reading and re-reading
 
 
 def test_an_unchanged_file_is_not_decoded_again(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
     writer.close()
 
 
-# What is refused
+# Refused files
 
 
 def refused(directory: Path) -> dict[str, str]:
-    """Scan twice, as a refusal is told every time; the good file beside must be read."""
+    """Scan twice: each scan reports a refusal; the valid file must be read."""
     good = publish_once(directory)
     reader = FeedReader(directory)
     first, second = reader.scan(), reader.scan()
@@ -122,7 +122,7 @@ def refused(directory: Path) -> dict[str, str]:
 
 def sparse(path: Path) -> None:
     path.touch()
-    os.truncate(path, 1 << 40)  # reading it would take for ever
+    os.truncate(path, 1 << 40)  # reading would never end
 
 
 GOOD = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
@@ -137,7 +137,7 @@ GOOD = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
         (lambda path, other: path.write_bytes(GOOD[:-1] + b" "), "checksum"),
         (lambda path, other: path.write_bytes(GOOD + b" "), "content"),
         (lambda path, other: path.write_bytes(GOOD[:8] + struct.pack("<H", 99) + GOOD[10:]), "version"),
-        (lambda path, other: path.write_bytes(GOOD), "name"),  # a copy: its samples would count twice
+        (lambda path, other: path.write_bytes(GOOD), "name"),  # a copy, whose samples would count twice
         (lambda path, other: path.symlink_to(other), "symlink"),
         (lambda path, other: path.symlink_to("nowhere"), "symlink"),
         (lambda path, other: path.hardlink_to(other), "links"),

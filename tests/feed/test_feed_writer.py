@@ -29,7 +29,7 @@ from exporter.feed.writer import FeedWriter
 def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> None:
     identity = new_identity(labels=(("team", "vision"),))
     writer = FeedWriter(tmp_path, identity, flush_seconds=0.5, clock=lambda: 12.5)
-    assert not list(tmp_path.iterdir())  # making one touches no file
+    assert not list(tmp_path.iterdir())  # construction touches no file
     reader, told = FeedReader(tmp_path), []
 
     for recording in (new_recording(3), new_recording(final=True)):
@@ -228,7 +228,7 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
                 assert snapshot.recording.stats[-1].count - snapshot.sequence == 0
                 survived.append(snapshot.sequence)
 
-    assert max(survived) > 1  # killed amid a flood, not only before it
+    assert max(survived) > 1  # killed during the writes, not only before them
     assert len(FeedReader(tmp_path).scan().entries) >= len(survived)
 
 
@@ -249,7 +249,7 @@ def test_a_writer_removes_only_files_dead_for_a_day(tmp_path: Path) -> None:
         left = {path.name.split(".")[0] for path in tmp_path.iterdir()}
         assert {new, child.id, "notes", "overrides"} < left
         assert not {old, half} & left
-        assert len(left) == 5  # and the one that cleared
+        assert len(left) == 5  # and the file of the cleaning process
 
 
 def test_without_record_locks_the_feed_can_be_imported() -> None:

@@ -1,4 +1,4 @@
-"""Performance counters of GPUs and of the instances of a divided one: replays without waiting."""
+"""Performance counters of GPUs and MIG instances: replays without waiting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_pcie_bytes_are_right_where_the_driver_s_register_wraps_fourteen_times_a
 def test_samples_too_close_in_time_are_not_compared() -> None:
     played = replay(small(model=GPM), 2, period=0.01)
 
-    # A pass of the tier comes every 50 ms; without the pause every ratio would be NaN.
+    # The tier has a pass every 50 ms; without the pause, every ratio would be NaN.
     assert played.values(SM, "0") == {(): 0.6}
     assert played.values("exporter_nvml_errors_total") == {}
 
@@ -72,7 +72,7 @@ def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
 
     assert len(activity) == 4
     assert set(activity.values()) == {0.6}
-    assert before.values(SM) == {}  # of the whole: not while it is divided
+    assert before.values(SM) == {}  # of the whole card: absent while MIG is enabled
     assert {(labels[0], labels[5]) for labels in after.values("gpu_mig_info")} == {("0", "3g.40gb")}
     assert old not in {labels[0] for labels in after.values("gpu_mig_memory_total_bytes", "0")}
     assert set(after.values("gpu_mig_sm_activity_ratio").values()) == {0.6}

@@ -16,7 +16,7 @@ RULES = (ENERGY_RULE, CHILD_COUNTER, SECONDS, CounterRule(), CounterRule(most_pe
 
 
 def run(counter: MonotonicCounter, numbers: list[float], *, begin: float = 0) -> float:
-    """Feed one number a second; the total at the end."""
+    """Feed a number per second; return the final total."""
     for place, number in enumerate(numbers):
         counter.advance(number, begin + place, 1)
     return counter.total
@@ -44,9 +44,9 @@ def test_a_total_never_decreases(rule: CounterRule, readings: list[tuple[int, fl
         ([5_000_000, 5_100_000], 100_000, {}),  # energy begins at zero
         # A register of 32 bits.
         ([2**32 - 100_000, 2**32 - 1, 99_999], 199_999, {"wrap": 1}),
-        # A driver that is loaded anew: energy after the load is counted, that before it cannot be known.
+        # A reloaded driver: energy after the load is counted; energy before it is unknown.
         ([9_000_000_000, 9_000_300_000, 150_000, 450_000], 300_000 + 450_000, {"reset": 1}),
-        # What no hardware does.
+        # Values that hardware never returns.
         ([1000, 2000, 10**15, 10**15 + 1000, 10**15 + 2000], 1000 + 2000, {"reset": 1}),
         ([10**13, 10**13 + 500, 10**12, 10**12 + 500], 1000, {"reset": 1}),
         ([1000, 2000, 10**18, 4000, 5000], 4000, {"glitch": 1}),
@@ -80,7 +80,7 @@ def test_a_new_child_counts_from_zero_and_driver_counters_continue() -> None:
     assert totals == [250, 4900]
 
 
-# The driver's sample buffers: integrals of what came between two passes ------------------------------
+# Sample buffers of the driver: integrals between two passes ------------------------------
 
 Look = tuple[float, list[tuple[float, float]]]
 """When, and the samples with their times."""
@@ -89,12 +89,12 @@ Look = tuple[float, list[tuple[float, float]]]
 @pytest.mark.parametrize(
     ("looks", "integral"),
     [
-        # What is newer than the first look counts.
+        # Samples newer than the first pass count.
         (
             [(100, [(90, 1.0), (95, 1.0), (99.9, 1.0)]), (101, [(99.9, 1.0), (100.5, 0.5), (101, 1.0)])],
             0.5 * 0.5 + 1.0 * 0.5,
         ),
-        # A gap that nobody measured is not bridged.
+        # An unmeasured gap is not bridged.
         ([(100, []), (160.5, [(160, 1.0), (160.5, 1.0)])], 0.5),
         # A clock that was set back begins the ring anew.
         (

@@ -89,7 +89,7 @@ def test_a_packaged_machine_has_a_description_and_fits_the_pipe(name: str) -> No
     found = load_machine(name)
 
     assert len(found.description) > 30
-    assert len(json.dumps(found.plain())) < 1 << 16  # what a pipe takes at once
+    assert len(json.dumps(found.plain())) < 1 << 16  # the capacity of a pipe
 
 
 @given(

@@ -1,6 +1,6 @@
-"""What holds for every card, on a replayed one and on real hardware, where there is any.
+"""Invariants of every card, replayed and, where present, real.
 
-python -m pytest tests/gpu/test_gpu_hardware.py -m gpu -s     # also prints a capture of the machine, and what calls cost
+python -m pytest tests/gpu/test_gpu_hardware.py -m gpu -s     # also prints a capture of the machine, and the duration of calls
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @dataclass
 class Watched:
-    """A machine that was watched for a while: its families by time, and its energy in the end."""
+    """Observed machine: families by time, and the final energy."""
 
     passes: list[tuple[float, Sequence[Metric]]]
     energies: Sequence[EnergyReading]

@@ -1,4 +1,4 @@
-"""The NVML child's life by the clock: hangs, crashes, losses, restarts, releases, and its end with its parent."""
+"""Lifecycle of the NVML child in real time: hangs, crashes, losses, restarts, detach, and parent death."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def nvml_children() -> list[int]:
 
 
 def saying(said: str, then: str) -> list[str]:
-    """The command of a child that does something else."""
+    """Command of a child that runs other code."""
     program = f"import os, time; from exporter.collectors.gpu.nvml import encode; os.write(1, {said}); {then}"
     return [sys.executable, "-c", program]
 
@@ -97,7 +97,7 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
 
         assert "SIGKILL" in down.problems[0][1]
         assert values(down, ENERGY) == {}
-        assert values(down, "gpu_up") == {}  # nobody knows, and that is a gap
+        assert values(down, "gpu_up") == {}  # unknown, therefore a gap
         assert collector.child_pid != first
         assert (value(collector, ENERGY, "0") or 0) >= before
         assert value(collector, RESTARTS, "crashed") == 1
@@ -115,7 +115,7 @@ def test_a_stopped_child_is_replaced_once(tmp_path: Path) -> None:
             wait_until(lambda: nvml_up(collector))
 
             assert values(hung, "gpu_power_watts") == {}
-            assert values(hung, "gpu_up") == {}  # no GPU is known to be at fault
+            assert values(hung, "gpu_up") == {}  # no card is identified as the cause
             assert lives(first)
             assert value(collector, RESTARTS, "hung") == 1
         finally:
@@ -144,7 +144,7 @@ def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> Non
 
 def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
     hangs = (f'at: {at}s, until: {at + 4}s, gpus: [1], hang: ["*"]' for at in (1, 6))
-    # Time for a new process on a busy machine, and a gap that nobody can miss.
+    # Enough for a new process on a busy machine, and a visible gap.
     patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, most_backoff=5.0)
     with watching(described(tmp_path, *hangs), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
@@ -158,7 +158,7 @@ def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) ->
 
 
 def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
-    # Without persistence mode each is brought up anew, also when a new driver replaces the process.
+    # Without persistence mode, every card is initialised again, also by the replacement for a new driver.
     slow = "at: 2500ms, delay: {nvmlDeviceGetHandleByIndex_v2: 1s}"
     with watching(described(tmp_path, slow, 'at: 3s, driver: "590.44.01"')) as collector:
         wait_until(lambda: nvml_up(collector))
@@ -239,7 +239,9 @@ def test_series_of_a_lost_card_end_and_return_while_others_continue(
         before = len(changes)
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
         during = collector.collect()
-        wait_until(lambda: len(changes) > before)  # told on the thread that took it, right after it shows
+        wait_until(
+            lambda: len(changes) > before
+        )  # logged by the thread that attached it, directly after it appears
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
     assert {labels[0] for labels in values(during, "gpu_utilization_ratio")} == {"0"}

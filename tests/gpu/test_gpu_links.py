@@ -13,7 +13,7 @@ def test_processes_are_values_and_not_labels() -> None:
     assert [process.pid for process in processes] == [7300 + index for index in range(8)]
     first = processes[0]
     assert (first.gpu, first.memory_bytes) == ("0", 73014444032)
-    assert first.ratios == {}  # one process alone
+    assert first.ratios == {}  # a single process
     shown = [text for family in played.families() for each in family.samples for text in each.labels.values()]
     assert shown
     assert "7300" not in shown
@@ -24,7 +24,7 @@ def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
     described = small("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", model=idle_now)
     played = replay(described, 1, origin=-40.0)
 
-    # It worked until ten seconds ago; what is asked for is the last five.
+    # The process was active until ten seconds ago; the query covers the last five.
     assert played.registry.processes()[0].ratios["sm"] == 0.0
 
 

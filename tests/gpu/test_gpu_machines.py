@@ -22,7 +22,7 @@ PLAYS = {
     "counters": (40, None),
     "old-driver": (65, None),
 }
-"""Machine: how long it is played, and which of its GPUs are shown."""
+"""Machine: duration of the replay, and the displayed GPUs."""
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -70,7 +70,7 @@ def test_gpm_can_be_switched_off() -> None:
 
 
 def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(h100: Replayed) -> None:
-    """By what each costs on the hardware; the rest of the budget of 0.25 % is Python's."""
+    """By the measured cost of each call; the rest of the budget of 0.25 % is for Python."""
     before, after = (
         sum(played.values("exporter_nvml_call_seconds_total").values())
         for played in (h100, replay("h100", 185))
@@ -85,7 +85,7 @@ def test_a_fully_busy_second_counts_as_one(h100: Replayed) -> None:
 
 
 def test_the_replayed_h100_shows_the_recorded_values() -> None:
-    """Compared with what the hardware itself said when it was captured (see the description)."""
+    """Compared with the values captured on the hardware (see the description)."""
     families = replay("h100-real", 65).families()
 
     def only(name: str, *labels: str) -> float:

@@ -1,4 +1,4 @@
-"""The power of a real H100, recorded with what it did: the child's samples tell phases of 100 ms apart."""
+"""Recorded power trace of a real H100: samples of the child resolve phases of 100 ms."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ COUNTER_EVERY_SECONDS = 10.0
 LAST_READ = 18.01
 
 Played = tuple[GpuRegistry, dict[float, float]]
-"""The sidecar's registry, and the watts by time that it has had."""
+"""Registry of the sidecar, with its watts by time."""
 
 
 @pytest.fixture(scope="module")
 def played() -> Played:
-    """The trace at its pace, through the child's reader, the pipe and the sidecar's registry."""
+    """Replay of the trace in real time through child, pipe and registry."""
     card, samples = Card(), dict[float, float]()
     now, counted_at = 0.01, -COUNTER_EVERY_SECONDS
     while now < 19.7:
@@ -81,7 +81,7 @@ def test_energy_follows_the_counter_and_samples_interpolate_it(played: Played) -
 def test_samples_continue_over_a_new_child() -> None:
     registry = replay(small(), 1).registry
     before = registry.power_samples({})
-    for message in replay(small(), 2).samples:  # begins with the ring that the first one has read
+    for message in replay(small(), 2).samples:  # starts with the buffer already read by the first child
         registry.take_sample(message, 2)
     after = registry.power_samples({uuid: samples[-1][0] for uuid, samples in before.items()})
 

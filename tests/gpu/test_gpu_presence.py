@@ -1,4 +1,4 @@
-"""Which GPUs are watched, under which numbers, and what becomes of one that goes: replays without waiting."""
+"""Observed GPUs, their indices, and lost cards: replays without waiting."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbers(played: Replayed) -> dict[int, int]:
         ("9", {}),
         ("GPU-12345678-0000", {}),
         ("MIG-12345678-0000", {}),
-        (UUID, {}),  # all of them begin so
+        (UUID, {}),  # the common prefix
         ("-1", ALL),
         ("", ALL),
         ("nonsense", ALL),
@@ -78,7 +78,7 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     assert during.registry.gpus[1].down == "gpu_is_lost"
     assert {labels[0] for labels in during.values("gpu_power_watts")} == {"0"}
     assert set(after.values("gpu_up").values()) == {1.0}
-    # Tried again every 30 s: lost at 10 s, found at 40 s.
+    # Retried every 30 s: lost at 10 s, found at 40 s.
     down = [message["gpus"][1].get("down") for message in after.samples]
     assert (down[9], down[10], down[39], down[40]) == (None, "gpu_is_lost", "gpu_is_lost", None)
     # 100 W, and the 31 s without an answer are a gap.
@@ -109,7 +109,7 @@ def test_a_gpu_that_was_never_there_is_down_from_the_start() -> None:
         ('driver: "590.44.01"', "lib_rm_version_mismatch", range(12)),
         ('errors: {"*": DRIVER_NOT_LOADED}', "driver_not_loaded", range(12)),
         ('errors: {"*": UNKNOWN}', "unknown", range(12)),
-        ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # it may return for five minutes
+        ("gpus: [1], lost: true", "gpu_lost", range(300, 320)),  # a return is expected for five minutes
     ],
 )
 def test_errors_that_need_a_new_process_end_the_child(fault: str, farewell: str, samples: range) -> None:
@@ -148,7 +148,7 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
     described = small("at: 20s, gpus: [1], removed: true", count=4)
     played = replay(described, 19)
 
-    # The process that comes next finds three; NVML counts without gaps.
+    # The next process finds three; NVML indices have no gaps.
     for message in replay(described, 10, origin=-21.0).samples:
         played.registry.take_sample({**message, "time": message["time"] + 21.0}, 2)
 

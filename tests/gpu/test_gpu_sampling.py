@@ -1,4 +1,4 @@
-"""What the NVML child makes of a library that misbehaves, lacks things or moves on: replays without waiting."""
+"""NVML child with a misbehaving, incomplete or newer library: replays without waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THROTTLED = """set: {
     ("driver", "has_thermal"),
     [
         *((driver, True) for driver in ("575.51.03", "580.65.06", "580.82.07", "590.44.01")),
-        # The id is another setting there.
+        # There, the id means another setting.
         *((driver, False) for driver in ("535.129.03", "550.90.07", "570.148.08", "580.70.01")),
     ],
 )
@@ -42,7 +42,7 @@ def test_unsupported_failed_forbidden_and_zero_are_distinct() -> None:
     )
     played = replay(broken, 10)
 
-    # Unsupported is no error; forbidden is asked once in ten minutes; what failed costs no other.
+    # Unsupported is no error; forbidden is retried after ten minutes; a failure affects no other call.
     assert_sound(played.families())
     assert played.values("exporter_nvml_errors_total") == {
         ("nvmlDeviceGetPowerUsage", "unknown"): 2 * 11,
@@ -82,7 +82,7 @@ def test_a_garbage_value_is_absent_in_every_family(garbage: int) -> None:
     # A margin of -1 is one degree beyond the limit, all ones or not.
     assert shown <= {"gpu_temperature_margin_celsius"}
     assert values(families, "exporter_nvml_errors_total")
-    down = values(families, "gpu_error_info")  # where nothing at all was an answer
+    down = values(families, "gpu_error_info")  # where every call failed
     assert {labels[-1] for labels in down} <= {"garbage"}
 
 
@@ -119,7 +119,7 @@ def test_a_missing_driver_symbol_is_unsupported_and_not_an_error() -> None:
     missing = "missing: [nvmlDeviceGetMemoryInfo_v2, nvmlDeviceGetTemperatureV, nvmlDeviceGetSamples]"
     played = replay(small(head=missing), 10)
 
-    # The first version counts what the driver reserves as used, and has no name for it.
+    # The first version counts memory reserved by the driver as used.
     assert set(played.values("gpu_memory_used_bytes").values()) == {500000}
     assert set(played.values("gpu_temperature_celsius").values()) == {40.0}
     assert set(played.values("gpu_utilization_busy_seconds_total").values()) == {5.0}

@@ -1,4 +1,4 @@
-"""Grouping of stacks: the odd group comes first, and a tie is called a tie."""
+"""Grouping of stacks: the odd group is first, and a tie is marked."""
 
 from __future__ import annotations
 

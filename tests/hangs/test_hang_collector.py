@@ -1,4 +1,4 @@
-"""The collector that asks hanging runs for stacks, with real files and a clock of the test."""
+"""Collector that requests stacks from hanging runs, with real files and a simulated clock."""
 
 from __future__ import annotations
 

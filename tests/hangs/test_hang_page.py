@@ -1,4 +1,4 @@
-"""A hanging job beside a real sidecar: the series, the log, the status page and the event of a hang."""
+"""Hanging job with a real sidecar: series, log, status page and event of the hang."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @contextmanager
 def watched(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -> Iterator[Sidecar]:
-    """Run a job with a sidecar beside it, with a hang rule of three seconds."""
+    """Run a job with a sidecar whose hang limit is three seconds."""
     file = tmp_path / "config.yaml"
     file.write_text(configuration)
     with sidecar(tmp_path, f"--config.file={file}") as running:

@@ -1,4 +1,4 @@
-"""Requests and answers in the feed directory: every limit is checked by the reader, and nothing follows a link."""
+"""Request and answer files in the feed directory: the reader checks every limit and follows no link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `stacks` and the answers of real jobs: gloo ranks, locks, data workers, C calls and stopped processes."""
+"""The command `stacks` with real jobs: gloo ranks, locks, data workers, C calls and stopped processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def running(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stacks(feed: Path) -> dict[str, Any] | None:
-    """Return what `stacks --json` prints of the run; None while no rank is alive."""
+    """Return the output of `stacks --json` for the run; None without a live rank."""
     command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
     runs = json.loads(done.stdout) if done.returncode == 0 else [None]
@@ -51,7 +51,7 @@ def stacks(feed: Path) -> dict[str, Any] | None:
 
 
 def explained(feed: Path, ranks: int, function: str) -> dict[str, Any]:
-    """Wait until all ranks answer and the odd group waits in a function."""
+    """Wait until all ranks respond and the odd group waits in a function."""
     found: dict[str, Any] = {}
 
     def holds() -> bool:

@@ -1,4 +1,4 @@
-"""A sidecar's ledger and page over a feed directory, under a limit of address space: prints its memory and what it left out.
+"""Ledger and page of a sidecar under a limit of address space; prints memory and dropped series.
 
 crowd_child.py DIRECTORY
 """
@@ -16,7 +16,7 @@ from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 
 LIMIT = 400 << 20
-"""Of address space, of which an interpreter with its libraries takes 100 MiB and more before it does anything."""
+"""Address space; an interpreter with its libraries needs over 100 MiB at start."""
 
 resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT))
 directory = Path(sys.argv[1])

@@ -29,7 +29,7 @@ KWH = 3.6e6
 
 @dataclass
 class Run:
-    """What a run does: CPUs that it keeps busy, memory, and its use of each GPU's multiprocessors, if that is told."""
+    """Load of a run: busy CPUs, memory, and use of the multiprocessors of each GPU, if known."""
 
     cpus: float = 1.0
     allowed: int = 4
@@ -40,7 +40,7 @@ class Run:
 
 
 class Node(EnergyNode):
-    """A machine of 4 CPUs whose devices draw what they are told to; one CPU may be a stranger's."""
+    """Machine of 4 CPUs with controlled power; one CPU can belong to a foreign process."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Node(EnergyNode):
 
 
 def looked(directory: Path, **how: Any) -> Node:
-    """One at which the ledger has looked once, when nothing was used yet."""
+    """Machine after a first pass of the ledger without any use."""
     node = Node(directory, **how)
     node.collect()
     return node
@@ -181,7 +181,7 @@ def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: 
     node.idle_watts, node.others_cpus = 40.0, 1.0
     node.collect()
 
-    # Of 1000 J 600 are for work, of which the run did 3/4; of the idle 400 it may use half of the CPUs.
+    # Of 1000 J, 600 are for work, with a share of 3/4; the run has half of the CPUs for the idle 400.
     assert cpu_energy(node.after(10.0)) == 450.0 + 200.0
 
 

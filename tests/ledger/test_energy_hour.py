@@ -1,7 +1,7 @@
 """An hour of a simulated load, end to end: from registers that wrap to the joules of the run.
 
-The registers of the CPUs are files that wrap like real ones. Meanwhile the sidecar is killed and started again, makes no pass
-for a while, and cannot read the registers.
+The registers of the CPUs are files that wrap like hardware. The sidecar is killed and restarted, makes no pass
+for some time, and cannot read the registers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Node(EnergyNode):
         return list(self.rapl.readings)
 
     def joules(self) -> dict[str, float]:
-        """One pass of everything; gives the joules of the run by component."""
+        """Run one pass of every collector; return the joules of the run by component."""
         self.clock.wall, self.clock.monotonic = self.wall, self.machine.now
         self.rapl.collect()
         found: Counter[str] = Counter()
@@ -67,10 +67,10 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
     for number in range(361):
         if number:
             machine.draw(PASS_SECONDS, 350.0 + 200.0 * math.sin(machine.now / 60.0))
-        if number % 48 in range(25, 30):  # the machine stands still: nobody looks for 50 s
+        if number % 48 in range(25, 30):  # the machine is suspended: no pass for 50 s
             gaps += number % 48 == 25
             continue
-        if number % 41 in range(20, 23):  # killed, and started anew after half a minute
+        if number % 41 in range(20, 23):  # killed, and restarted after half a minute
             continue
         if number % 41 == 23:
             restarts += 1
@@ -87,7 +87,7 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
             counted_before, drawn_before = counted, drawn
 
     assert (restarts, gaps) == (8, 7)
-    assert node.cpu_wraps + node.wraps() > 20  # those while no sidecar ran are the ledger's
+    assert node.cpu_wraps + node.wraps() > 20  # the ledger attributes energy drawn without a sidecar
     for component, joules in drawn.items():
         found = counted[component] - counted_before[component]
         assert found == pytest.approx(joules - drawn_before[component], rel=0.0025), component

@@ -1,4 +1,4 @@
-"""Energy of whole runs: a real sidecar, real processes, and a libnvidia-ml.so.1 whose GPUs draw 500 W all the time."""
+"""Energy of complete runs: a real sidecar, real processes, and a libnvidia-ml.so.1 whose GPUs draw a constant 500 W."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def joules(running: Sidecar, family: str, run: str) -> float:
 
 
 def settled(running: Sidecar, run: str) -> float:
-    """Return the energy of a run that has ended, when it no longer grows."""
+    """Return the energy of a finished run once it is constant."""
     found, since = joules(running, "training_energy_joules_total", run), time.monotonic()
     while time.monotonic() - since < 12:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A feed directory of several users, in which another user came first."""
+"""Feed directory of several users with entries of a foreign user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shared() -> Iterator[Path]:
 
 
 def occupy(path: Path, *, directory: bool) -> None:
-    """Make an entry of another user."""
+    """Create an entry owned by a foreign user."""
     os.seteuid(0)
     if directory:
         path.mkdir(mode=0o755)

@@ -21,7 +21,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
 
 @pytest.fixture
 def killed_at_100(sidecar: Sidecar) -> None:
-    """Saved at 90, killed at 100, half a second into the next step, and a quarter after its last word."""
+    """Saved at 90, killed at 100, half a second into the next step and a quarter second after the last flush."""
     first = Watched(sidecar, a_job())
     first.job.train(90)
     first.job.save(2.0)

@@ -1,6 +1,6 @@
 """Five things that can happen to a training, end to end: real processes, killed for real, and a real sidecar.
 
-The numbers are compared with what the job itself has measured of every step (see goodput_job.py).
+The numbers are compared with the job's own measurement of every step (see goodput_job.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def total(page: Page, name: str, run: str) -> float:
 
 
 def info(page: Page, run: str) -> dict[str, str]:
-    """What is told of a run."""
+    """Published values of a run."""
     return next((dict(labels) for labels in page.all("training_run_info") if ("run", run) in labels), {})
 
 
@@ -104,7 +104,7 @@ def seconds_of(steps: list[Step]) -> float:
 
 
 def close(seconds: float) -> object:
-    """A tenth, and a tenth of a second: between what the job and what its spans have measured lies little."""
+    """Tolerance of 10 % plus 0.1 s between measurements of the job and of its spans."""
     return pytest.approx(seconds, rel=0.1, abs=0.1)
 
 
@@ -150,12 +150,12 @@ def test_scenarios_1_to_3_two_trainings_from_the_beginning_are_two_sessions(
 def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     tmp_path: Path, flags: list[str], second_run: str, perf: str
 ) -> None:
-    """It fails at step 100, resumes from 90, under another job of the scheduler perhaps, and ends at 120."""
+    """Fails at step 100, resumes from 90, possibly under a new scheduler job, and ends at 120."""
     with sidecar(tmp_path, *flags) as running:
         killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
         wait_for(running, lambda found: total(found, "interruptions_total", "job-1") == 1)
         failed = page(running)
-    # The sidecar is killed too, and another one takes over.
+    # The sidecar is also killed, and a new sidecar continues.
     with sidecar(tmp_path, *flags) as running:
         completed(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
         wait_for(running, lambda found: of(found, "attempt_steps", second_run) == 30)
@@ -193,7 +193,7 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
             begun = len(steps_of(tmp_path)) if attempt else 0
             with job(tmp_path, 150, "--session=s", "--save-every=20") as process:
                 if attempt < 3:
-                    # However long a busy machine takes to start it: it has written to the feed by then.
+                    # The job has written to the feed by then, however slow its start.
                     wait_until(lambda begun=begun: has_steps(tmp_path, begun + 1))  # type: ignore[misc]
                     time.sleep(chance.uniform(0.4, 1.2))
                     process.kill()
@@ -212,7 +212,7 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
     last = marks[-1]
     lost = of(last, "lost_steps_total", "job-1")
     assert lost is not None
-    # A killed process takes with it what it has not flushed: a fifth of a second, twenty steps.
+    # A killed process loses its unflushed values: a fifth of a second, twenty steps.
     assert repeated - 25 * kills <= lost <= repeated
     lost_seconds = of(last, "badput_seconds_total", "job-1", cause="lost_progress")
     assert lost_seconds is not None
@@ -263,7 +263,7 @@ energy:
 def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     tmp_path: Path, flags: list[str]
 ) -> None:
-    """The machine's CPUs stand for a device; a model of their power will do, as it is the sums that are looked at."""
+    """CPUs with a power model replace a device, since only the sums are compared."""
     (tmp_path / "exporter.yaml").write_text(JOULES.format(directory=tmp_path))
     run = "job-1"
     with sidecar(tmp_path, *flags) as running:
@@ -282,6 +282,6 @@ def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
 
 
 def placed(found: Page, run: str) -> float:
-    """The energy of which it is known what it was for."""
+    """Energy with a known outcome."""
     productive = of(found, "productive_energy_joules_total", run) or 0.0
     return productive + total(found, "wasted_energy_joules_total", run)

@@ -1,13 +1,13 @@
 """A real torchrun of two ranks, killed and resumed twice; its goodput against a calculation by hand.
 
-Every 10 steps rank 0 saves. What happens:
+Rank 0 saves every 10 steps. Sequence:
 
-    attempt 1   steps  0 … 24, then rank 1 is killed in its sleep; rank 0 waits for it in step 25
+    attempt 1   steps  0 … 24, then rank 1 is killed while it sleeps; rank 0 waits for rank 1 in step 25
     attempt 2   steps 20 … 36, then rank 0 is killed
     attempt 3   steps 30 … 49, then both end in order
 
 By hand: steps 0 … 19 of attempt 1, 20 … 29 of attempt 2 and all of attempt 3 count; steps 20 … 24 (5) and 30 … 36 (7)
-are lost, and with them what rank 0 had of step 25. Between attempts nobody trains.
+are lost, and with them what rank 0 had of step 25. No rank trains between attempts.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.
 say(what="begin", start=time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks)
 with training.application():
     with training.distributed_init():
-        # A store of its own for each attempt: over torchrun's, gloo meets addresses of the attempt before.
+        # A separate store per attempt: in torchrun's store, gloo finds addresses of the previous attempt.
         store = f"file://{directory}/store-{attempt}"
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
     with training.checkpoint_load():
         path = f"{directory}/saved"
         start = int(open(path).read()) if os.path.exists(path) else 0
-        dist.barrier()  # nobody saves before all have read
+        dist.barrier()  # no rank saves before all have read
     with training.training_loop(train_iterations_start=start):
         say(what="loop")
         for step in range(start, 50):
@@ -74,7 +74,7 @@ with training.application():
                     dist.barrier()
             exporter.flush()
             if (attempt, rank, step + 1) in {(0, 1, 25), (1, 0, 37)}:
-                time.sleep(0.2)  # the other one is in its next step by now
+                time.sleep(0.2)  # the other rank has started its next step
                 say(what="killed")
                 os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
@@ -93,7 +93,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     command = [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
-        "--monitor-interval=2",  # a rank whose peer dies has the time to say so
+        "--monitor-interval=2",  # a rank whose peer dies can report the error
         *(str(script), str(tmp_path)),
     ]
     env = environment(
@@ -122,13 +122,13 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     productive = sum(steps[attempt][step] for attempt, done in saved for step in done)
     lost = sum(sum(each.values()) for each in steps) - productive + unfinished
 
-    ((((_, run),), _),) = page.all("training_attempt").items()  # one, though nobody named it
+    ((((_, run),), _),) = page.all("training_attempt").items()  # one run, although unnamed
     assert run.startswith("train-")
     assert of(page, "attempt", run) == 3
     assert of(page, "attempt_steps", run) == 20
     assert of(page, "lost_steps_total", run) == 5 + 7
     assert of(page, "productive_seconds_total", run) == pytest.approx(productive, rel=0.1, abs=0.1)
-    # The sidecar dates a death when it sees it, which takes a busy machine longer.
+    # The sidecar dates a death at its detection, which is later on a busy machine.
     lost_progress = of(page, "badput_seconds_total", run, cause="lost_progress")
     assert 0.9 * lost - 0.2 < lost_progress < 1.1 * lost + 0.2 * PATIENCE
     starts = [line["start"] for line in lines if line["what"] == "begin"]
@@ -138,7 +138,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     lost_time = {cause: of(page, "badput_seconds_total", run, cause=cause) or 0.0 for cause in CAUSES}
 
     assert of(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)
-    # Between its last word and its end a process takes a while, and the exporter has nobody to ask.
+    # The time between the last flush and the end of a process is unknown to the exporter.
     assert lost_time["downtime"] == pytest.approx(away, abs=0.8)
     assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparing, abs=0.5)
     assert lost_time["checkpoint_save"] > 0

@@ -18,7 +18,7 @@ RULE = HangRule(after_seconds=10.0, steps=2.0)
 
 
 class Books:
-    """Goodput of one process, fed with readings by hand."""
+    """Goodput of a process with given readings."""
 
     def __init__(self) -> None:
         self.goodput = Goodput()

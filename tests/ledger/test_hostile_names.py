@@ -1,4 +1,4 @@
-"""Names in a feed file that no honest writer makes, from the file to the page."""
+"""Hostile names in a feed file, from the file to the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Stats may share a family, and what happens to those that may not."""
+"""Ownership of families: Stats that can share a family, and refused Stats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
 def runs(
     sidecar: Sidecar, rank: int, *definitions: StatDefinition, sequence: int = 1, started: float = START
 ) -> None:
-    """Let a rank's process show these Stats, with as many samples each as its number and one."""
+    """Let the process of a rank publish these Stats, each with rank + 1 samples."""
     process = a_process(rank=rank, id=f"{rank:032x}", started=started + rank)
     readings = [a_reading(each, [0.5] * (rank + 1), window=WINDOW) for each in definitions]
     sidecar.feed.put(a_snapshot(process, *readings, sequence=sequence))
@@ -84,7 +84,7 @@ def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -
     page = sidecar.after(1)
 
     assert page.count("a", run="r", rank="1") == 2
-    assert page.count("a", run="r", rank="0") is None, "what lingers gives way to the living"
+    assert page.count("a", run="r", rank="0") is None, "lingering series yield to live ones"
 
 
 def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidecar) -> None:
@@ -136,11 +136,11 @@ def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definiti
     assert page.families.keys() - own <= {spec.name for spec in sidecar.collector.specs}
 
 
-# Families of the training that the job's processes fill: whose they are -------------------------------------
+# Ownership of the training families -------------------------------------
 
 
 def definition_of(spec: FamilySpec) -> StatDefinition:
-    """The Stat that a training process makes for a family."""
+    """Stat created by a training process for a family."""
     name = spec.name.removesuffix("_total").replace("_", ".", 1)
     labels = tuple((label, "x") for label in spec.labels if label not in IDENTITY_LABELS)
     histogram = spec.type == "histogram"

@@ -1,4 +1,4 @@
-"""What a ledger may cost over thousands of runs, and what damage may not cost it."""
+"""Memory, time and files of the ledger over many runs, and damaged state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANK_0 = {"run": "r", "rank": "0"}
 
 
 def lives(sidecar: Sidecar, run: str, stat: str) -> None:
-    """A short run with a Stat of its own name, seen in every second of its life."""
+    """Short run with a uniquely named Stat, observed every second."""
     watched = Watched(sidecar, run=run)
     watched.job.begin_loop(0)
     watched.job.train()

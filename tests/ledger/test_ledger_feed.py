@@ -34,7 +34,7 @@ def look(sidecar: JobCollector) -> Page:
 
 
 def flood(child: Child, seconds: float) -> int:
-    """Let it write as fast as it can, for a while; then it is killed. How many samples it says to have written."""
+    """Let a process write as fast as possible, then kill it; return its reported number of samples."""
     assert child.process.stdin is not None
     assert child.process.stdout is not None
     child.process.stdin.write("flood\n")
@@ -77,7 +77,7 @@ while True:
 
 @contextmanager
 def sidecar_process(feed: Path, *state: Path) -> Iterator[subprocess.Popen[str]]:
-    """A sidecar in a process of its own, which is ready, and killed at the end."""
+    """Ready sidecar in a child process, killed at the end."""
     command = [sys.executable, "-c", SIDECAR, str(feed), *map(str, state)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -111,7 +111,7 @@ def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
 
     assert published == sorted(published)
     assert len(set(published)) > 8
-    # Each process may have written one more, and been killed before it could say so.
+    # Each process can have written one more sample before its report.
     assert final is not None
     assert final == page.count("train_stat49", **RANK_0)
     assert max(said, published[-1]) <= final <= said + lives
@@ -171,7 +171,7 @@ def test_a_read_only_feed_directory_is_read_without_writes(tmp_path: Path) -> No
 
 
 def test_a_foreign_owner_lock_created_first_is_reported() -> None:
-    with tempfile.TemporaryDirectory() as shared:  # every directory on the way is open to others
+    with tempfile.TemporaryDirectory() as shared:  # other users can enter every parent directory
         feed = Path(shared)
         feed.chmod(0o1777)
         (feed / "owner.lock").touch(mode=0o600)

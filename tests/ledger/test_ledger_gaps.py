@@ -1,4 +1,4 @@
-"""What is shown and what is absent: the gap rules, family by family."""
+"""Gap rules of each family."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ GOLDEN = DATA / "ledger.metrics"
 
 @pytest.fixture
 def text_of_a_small_job(sidecar: Sidecar) -> str:
-    """Two ranks, one of them with a second process and restarted, and an agent; every kind of family."""
+    """Two ranks, of which one was restarted and has a second process, and an agent; every kind of family."""
     histogram = a_definition(
-        "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time of one step."
+        "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time per step."
     )
     split = a_definition("eval.loss", Aggregation.VALUE, labels=(("split", "dev"),))
     window = WindowReading(START - 60, START, 2, {Aggregation.MEAN: 0.25, Aggregation.VALUE: 1.5})
@@ -191,5 +191,5 @@ def test_promtool_accepts_the_page(text_of_a_small_job: str) -> None:
     command, text = ["promtool", "check", "metrics"], text_of_a_small_job
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
 
-    # Stats whose unit the user did not give and gauges named by the contract are the user's to name.
+    # Users name Stats without a unit; the contract names some gauges.
     assert done.stdout + done.stderr == ""

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: totals never fall, and are what was recorded."""
+"""State machine of the ledger: in any order of events, totals never decrease and equal the recorded values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 class MortalFeed(MemoryFeed):
-    """Kills the sidecar when it is about to remove a file, or has just done so."""
+    """Kills the sidecar directly before or after the removal of a file."""
 
     dies_at = ""
 
@@ -46,7 +46,7 @@ class MortalFeed(MemoryFeed):
 
 @dataclass
 class Job:
-    """A process of the job: what it has recorded, has written, and what the sidecar must know of it."""
+    """Process of the job: recorded values, written values, and the values that the sidecar must have."""
 
     process: ProcessIdentity
     rank: int
@@ -54,7 +54,7 @@ class Job:
     samples: list[float] = field(default_factory=list)
     written: list[float] = field(default_factory=list)
     sequence: int = 0
-    looked: int = 0  # samples that the sidecar in memory has seen
+    looked: int = 0  # samples read by the current sidecar
     saved: int = 0  # samples that a state file has
 
 
@@ -112,7 +112,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(job=jobs, looks=st.booleans())
     def lose_the_file(self, job: Job, looks: bool) -> None:
-        """Somebody deletes it; a living process writes it anew before anything takes its place."""
+        """The file is deleted; a live process writes a new file before any replacement."""
         if self.feed.files.pop(job.process.id, None) is not None:
             if looks:
                 self.take_a_look()
@@ -166,7 +166,7 @@ class Ledger(RuleBasedStateMachine):
             self.check_that_nothing_fell(page)
         self.start_anew()
         if when == "after save" and not self.broken:
-            self.take_a_look()  # one rank was saved and the other was not: settle which is which
+            self.take_a_look()  # one rank was saved and one was not: determine which
 
     @rule()
     def start_anew(self) -> None:
@@ -191,7 +191,7 @@ class Ledger(RuleBasedStateMachine):
     def make_removal_fail_or_work(self, removable: bool) -> None:
         self.feed.removable = removable
 
-    # What must hold --------------------------------------------------------------------------------------
+    # Invariants --------------------------------------------------------------------------------------
 
     def looked_at(self, present: set[str]) -> None:
         for job in self.all:

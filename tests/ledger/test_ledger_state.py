@@ -160,7 +160,7 @@ def test_a_repeatedly_killed_sidecar_loses_no_save(tmp_path: Path) -> None:
         child.kill()
         said = child.communicate()[0].split()
 
-        assert first >= last, "a save that was done is gone"
+        assert first >= last, "a completed save was lost"
         last = int(said[-1]) if said and said[-1].isdigit() else first
     store = StateStore(tmp_path)
     assert (store.load(KEY, int) or 0) >= last > 12

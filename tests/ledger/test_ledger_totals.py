@@ -174,7 +174,7 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_withheld_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
-    assert watched.process.id in sidecar.feed.files, "its totals are nowhere else yet"
+    assert watched.process.id in sidecar.feed.files, "its totals exist only here"
     sidecar.mend_state()
     mended = sidecar.after(4)
     assert [mended.count("loss", **RANK_0), of(mended, "uncommitted_seconds")] == [4, 4]

@@ -1,4 +1,4 @@
-"""Energy by phase, measured: a real H100's power, and marks of what it did, through the whole sidecar."""
+"""Measured energy by phase: recorded power and phases of a real H100, through the complete sidecar."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path
         seconds[name] += end - begin
     power = {name: measured[phase] / seconds[name] for name, phase in PHASE_OF.items()}
 
-    # What the longest phases draw: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
+    # Power of the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
     assert 745 < power["gemm_400ms"] < 800
     assert 750 < power["gemm_100ms"] < 800
     assert 395 < power["copy_100ms"] < 425
     assert 130 < power["idle_long"] < 140
     assert sum(measured.values()) == pytest.approx(counter_at(END) - counter_at(BEGIN), rel=0.003)
     assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
-    # Phases that are too short say so.
+    # Phases that are too short are marked.
     quality = joules(page, QUALITY)
     assert {phase for phase, ratio in quality.items() if ratio < 0.1} == {"optimizer", "zero_grad"}
     clear = ("forward", "backward", "data_loading", "logging", "validation")
@@ -53,11 +53,11 @@ def test_a_card_shared_with_another_process_is_split_by_time(tmp_path: Path) -> 
     assert joules(page, FAMILY, method="power_samples") == {}
 
 
-# On paper: what may happen to a node -----------------------------------------------------------------------
+# Simulated nodes -----------------------------------------------------------------------
 
 
 class Paper(EnergyNode):
-    """A card that draws 700 W in even seconds and 100 W in odd ones, as the phases of its job go."""
+    """Card that draws 700 W in even seconds and 100 W in odd seconds, in step with the phases of its job."""
 
     def __init__(self, directory: Path, *, step: float = 0.02, has_samples: bool = True) -> None:
         self.step, self.has_samples = step, has_samples
@@ -77,7 +77,7 @@ class Paper(EnergyNode):
         return {"GPU-a": [each for each in self.samples if each[0] > after.get("GPU-a", 0.0)]}
 
     def after(self, seconds: float, *, flush: bool = True) -> Page:
-        """Let time pass, of which the job may not have told yet, and look."""
+        """Advance the time, possibly without a new snapshot of the job, and run a pass."""
         clock = self.clock
         for _ in range(round(seconds / self.step)):
             clock.monotonic = round(clock.monotonic + self.step, 6)
@@ -105,7 +105,7 @@ class Paper(EnergyNode):
 
 
 def looked(directory: Path, **how: Any) -> Paper:
-    """One that the sidecar has seen before anything was drawn, and after four seconds."""
+    """Card after passes of the sidecar at the start and after four seconds."""
     paper = Paper(directory, **how)
     paper.collect()
     paper.after(4.0)
@@ -181,7 +181,7 @@ def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, f
     assert energy_of(page) == pytest.approx(drawn[-1] - drawn[0], abs=1e-3)  # all since the first look
 
 
-# What the feed tells ----------------------------------------------------------------------------------------
+# Phases in the feed ----------------------------------------------------------------------------------------
 
 
 def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:

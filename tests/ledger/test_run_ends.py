@@ -23,7 +23,7 @@ with training.training_loop(train_iterations_start=0):
             time.sleep(0.05)
         work += time.monotonic() - began
 if status < 0:
-    time.sleep(1.5)  # the launcher kills an actor that has nothing to do
+    time.sleep(1.5)  # the launcher kills an idle actor
 with open(account, "w") as file:
     file.write(str(work))
 if status < 0:
@@ -60,7 +60,7 @@ def total(text: str, name: str) -> float:
 
 
 def watched(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
-    """Run a job to its final state; return every state that was seen, and the last page."""
+    """Run a job to its final state; return every observed state, and the last page."""
     feed, port, seen = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last = ""

@@ -1,4 +1,4 @@
-"""Who trains what, on which device, and how fast that could be."""
+"""Description of a run: model, device and peak performance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from exporter.recording.values import TrainingReading
         ("NVIDIA GB200", "fp8", 5000),
         ("Tesla V100-SXM2-32GB", "fp16", 125),
         ("AMD Instinct MI250X", "bf16", 191.5),
-        # There is no fallback: not to a similar name, another data type or the whole of which this is a part.
+        # No fallback to a similar name, a different data type, or the whole card.
         ("NVIDIA H200 NVL", "bf16", None),
         ("Tesla V100-SXM2-32GB", "bf16", None),
         ("NVIDIA A100-SXM4-40GB", "fp8", None),
@@ -68,7 +68,7 @@ def page_with(
     gpus: tuple[EnergyReading, ...] = (),
     peaks: tuple[PeakFlops, ...] = (),
 ) -> Page:
-    """Processes whose pid, as seen from here, is 100 and their rank."""
+    """Processes whose pid here is 100 plus their rank."""
     sidecar = Sidecar(tmp_path)
     sidecar.collector.gpus = Gpus(use=lambda: uses, readings=lambda: gpus)
     sidecar.collector.sessions.options = GoodputOptions(peak_flops=peaks)

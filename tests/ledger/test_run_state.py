@@ -1,4 +1,4 @@
-"""The state of a run, what goes while it hangs, and why it ended: what somebody sees first who looks at a job."""
+"""State of a run, absent series during a hang, and the reason of the end."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def gauges(value: float) -> list[StatReading]:
 
 
 def look(watched: Watched, **how: Any) -> Page:
-    """Have it write what it tells, with its last values and the time of its latest step, and look."""
+    """Write a snapshot with the last values and the time of the latest step, and run a pass."""
     job = watched.job
     if job.steps:
-        # A real process works it out anew for each snapshot, from two clocks.
+        # A real process computes this time for each snapshot from two clocks.
         jitter = 1e-6 * (watched.sequence % 3)
         job.last_progress = watched.process.started + job.seconds - job.open_seconds + jitter
     watched.write(*gauges(job.longest_step_seconds or 0.5), **how)
@@ -153,7 +153,7 @@ def test_a_stopped_process_is_stalled(running: Watched) -> None:
     assert state(look(running, age_seconds=30.0)) == "stalled"
 
 
-@pytest.mark.parametrize("pid", [7, 99])  # it, or a launcher around it
+@pytest.mark.parametrize("pid", [7, 99])  # the process or its launcher
 @pytest.mark.parametrize(
     ("status", "expected", "reason"),
     [
@@ -272,7 +272,7 @@ def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_en
     sidecar: Sidecar, status: int | None, productive: float
 ) -> None:
     watched = Watched(sidecar, a_job())
-    watched.job.hold(3.0)  # its last accumulation is not full
+    watched.job.hold(3.0)  # the last accumulation is incomplete
     living = look(watched)
     if status is not None:
         ended(sidecar, End(sidecar.directory, 7, status, sidecar.clock.wall))
@@ -286,7 +286,7 @@ def test_a_run_without_a_save_is_unsaved_while_it_runs_and_productive_when_it_en
     assert (lost, unsaved) == ((0, 0) if productive else (3, 5))
 
 
-# Why attempts end: what processes say, what others saw, what the machine knows ------------------------------
+# Exit reasons: reports of processes, of observers, and of the kernel ------------------------------
 
 
 def killed(
@@ -300,7 +300,7 @@ def killed(
     pid: int = 7,
     oom_kills: Sequence[float] = (),
 ) -> dict[str, float]:
-    """Why an attempt ended that was killed in the middle of a step, under these circumstances."""
+    """Return the exit reason of an attempt killed during a step, given this evidence."""
     directory.mkdir(exist_ok=True)
     sidecar, counts = Sidecar(directory), iter(oom_kills)
     ends = [] if status is None else [End(directory, pid, status, Clock().wall + 6.0)]
@@ -332,14 +332,14 @@ def test_exit_reasons_of_processes_are_ranked_by_evidence(tmp_path: Path) -> Non
 
 
 def test_an_oom_kill_is_recognised_from_kernel_counters(tmp_path: Path) -> None:
-    assert killed(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}  # while it lives, and after its end
+    assert killed(tmp_path, oom_kills=[3.0, 4.0]) == {"oom_kill": 1}  # during the process, and after its end
 
 
 @pytest.mark.parametrize(
     ("status", "pid", "expected"),
     [
         *((-9, 7, "signal"), (137, 7, "signal"), (-2, 7, "user"), (-11, 7, "signal"), (1, 7, "exit")),
-        # A shell or a launcher around it passes on a signal and nothing else.
+        # A shell or launcher only passes on a signal.
         *((137, 99, "signal"), (1, 99, "signal")),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sessions: whose attempts belong together, over restarts of the job and of the sidecar, runs and nodes."""
+"""Sessions: grouping of attempts over restarts of job and sidecar, runs and nodes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def lived(directory: Path, actions: list[tuple[str, int]], restarts: set[int], t
     return page
 
 
-@pytest.mark.timeout(90)  # hundreds of saves, on whatever disk there is
+@pytest.mark.timeout(90)  # hundreds of saves on a disk of unknown speed
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ACTIONS, max_size=10), st.sets(st.integers(0, 10)))
 def test_killing_the_sidecar_at_any_time_gives_the_same_result(

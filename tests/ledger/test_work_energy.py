@@ -1,4 +1,4 @@
-"""Energy of the work: by phase, and by what became of it; both sums are the run's energy."""
+"""Energy of work by phase and by outcome; both sums equal the energy of the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def flows(
 
 
 class Run:
-    """The counters of one run, fed by hand."""
+    """Counters of a run with given readings."""
 
     def __init__(self) -> None:
         self.energy = RunEnergy("boot")
@@ -52,7 +52,7 @@ class Run:
         self.energy.resume(saved)
 
     def counters(self, name: str) -> dict[str, float]:
-        """Those above zero, by their first label."""
+        """Values above zero, by their first label."""
         found: dict[str, float] = {}
         for sample in self.energy.samples():
             if sample.spec.name == name and sample.value:
@@ -145,7 +145,7 @@ def test_both_sums_always_equal_the_energy_of_the_run(
 
 
 class Machine(SidecarNode):
-    """A GPU that one job holds, the ledger, and the collector that divides energy."""
+    """GPU held by a single job, with the ledger and the collector that attributes energy."""
 
     def __init__(self, directory: Path, *, rank: int = 0) -> None:
         super().__init__(directory)
@@ -208,7 +208,7 @@ def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
 def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     tmp_path: Path,
 ) -> None:
-    """A training that a scheduler begins again under another name."""
+    """Training restarted by a scheduler under a new name."""
     machine = Machine(tmp_path)
     machine.job.facts["session_tag"] = "s"
     machine.job.begin_loop(0)

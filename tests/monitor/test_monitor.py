@@ -1,4 +1,4 @@
-"""torch.monitor's behaviour: the same bodies on torch's module, where it is installed, and on ours."""
+"""Behaviour of torch.monitor: the same tests on the torch module, if installed, and on the compatibility module."""
 # ruff: noqa: DTZ001, DTZ005 - torch's events have naive datetimes
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ours() -> Any:
 
 @pytest.fixture
 def events(monitor: Any) -> Iterator[list[Any]]:
-    """What a handler in C is given."""
+    """Arguments of a handler in C."""
     told: list[Any] = []
     handle = monitor.register_event_handler(told.append)
     yield told
@@ -47,11 +47,11 @@ def events(monitor: Any) -> Iterator[list[Any]]:
 
 
 def of(told: list[Any], name: str) -> list[Any]:
-    """The events of one Stat."""
+    """Events of a single Stat."""
     return [event for event in told if any(key.startswith(f"{name}.") for key in event.data)]
 
 
-# What upstream's tests fix (B1 to B8) ------------------------------------------------------------------------
+# Behaviour held by the upstream tests (B1 to B8) ------------------------------------------------------------------------
 
 
 def test_b1_b4_a_full_window_closes_and_later_samples_are_discarded(monitor: Any) -> None:

@@ -1,4 +1,4 @@
-"""What torch.monitor 2.13 does wrong, and this face does not: rows D1 to D22 that concern it."""
+"""Defects of torch.monitor 2.13 that the compatibility module corrects: rows D1 to D22."""
 # ruff: noqa: DTZ001, DTZ005, DTZ006 - torch's events have naive datetimes
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def test_d16_a_handler_can_log_and_its_events_follow() -> None:
     assert seen == ["d16.first", "1", monitor.STAT_EVENT, "d16.second"]
 
 
-# What is asked of handlers that answer before the call returns ------------------------------------------------
+# Handlers that run before the call returns ------------------------------------------------
 
 
 def test_two_threads_that_log_into_each_others_handlers_do_not_deadlock(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ STAT.add(1.5)
     assert (done.stderr, done.stdout) == ("", "{'d20.sum': 1.5}\n")
 
 
-# What else differs -------------------------------------------------------------------------------------------
+# Further differences -------------------------------------------------------------------------------------------
 
 
 def test_a_bool_stays_one_and_a_time_zone_is_kept() -> None:
@@ -265,7 +265,7 @@ def test_a_bool_stays_one_and_a_time_zone_is_kept() -> None:
 
 
 class Typed(Event):
-    """An event with a constructor and an attribute of its own."""
+    """Event subclass with a constructor and an attribute."""
 
     def __init__(self, step: int) -> None:
         super().__init__("typed", dt.datetime(2026, 1, 1), {"step": step})

@@ -1,4 +1,4 @@
-"""The RFC's own spelling: its examples run, with their imports changed."""
+"""Spelling of the RFC: its examples run with changed imports."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_example_of_a_reporting_loop() -> None:
 
 
 class Keeping(StatCollector):
-    """Keeps what it is given, when it may."""
+    """Stores received samples while enabled."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, float]] = []

@@ -1,4 +1,4 @@
-"""The settings of training telemetry: their callable form, and what cannot be; fields and defaults are in the peer's test."""
+"""Settings of training telemetry: callables and invalid values; the peer test holds fields and defaults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_d39_a_callable_is_not_called_before_its_value_is_needed() -> None:
         ("is_log_throughput_enabled_or_fn", lambda: 7, ["callable_value"]),
         ("perf_tag_or_fn", lambda: [1], ["callable_value"]),
         ("perf_tag_or_fn", lambda: os.environ["NOT_SET"], ["callable_raised"]),
-        ("seq_length_or_fn", lambda: None, []),  # it is not known yet
+        ("seq_length_or_fn", lambda: None, []),  # not known yet
     ],
 )
 def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(

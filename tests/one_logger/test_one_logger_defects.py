@@ -1,4 +1,4 @@
-"""The defects of one-logger's numbers that its golden vectors do not show: what it does, and that ours does not."""
+"""Defects in the numbers of one-logger that the golden vectors do not cover, and their corrections."""
 
 from __future__ import annotations
 

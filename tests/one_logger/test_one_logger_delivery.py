@@ -85,7 +85,7 @@ def test_every_record_arrives_in_order_on_the_thread_of_the_exporter(sinks: list
         ("telemetry_data_error", "a gap"),
     ]
     kinds = [error.error_type.value for error in exporter.all_of("telemetry_data_error")]
-    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]  # whether anything has arrived
+    assert kinds == ["no_telemetry_data", "incomplete_telemetry_data"]  # True once a record has arrived
     assert exporter.threads == {"exporter-spans-KeepingExporter"}
 
 

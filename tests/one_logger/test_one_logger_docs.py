@@ -1,4 +1,4 @@
-"""docs/one-logger.md: every name, every defect with its tests, and the code in it."""
+"""docs/one-logger.md: names, defects with their tests, and code examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exporters: files, loggers, OpenTelemetry, Weights & Biases, one's own, and those that a configuration names."""
+"""Exporters: files, loggers, OpenTelemetry, Weights & Biases, custom classes, and configured ones."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ pytestmark = pytest.mark.usefixtures("unconfigured_process")
 SOON = 10.0
 SETTINGS = OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s")
 TYPES = ["start", "complete", "event", "application_error", "stop", "telemetry_data_error"]
-"""Of the records of what is `told`."""
+"""Fields of the records of `told`."""
 
 
 def told(exporter: BaseExporter) -> None:
-    """Tell an exporter of a span with a child, an event and an error, and close it."""
+    """Export a span with a child, an event and an error, and close the exporter."""
     recorder = DefaultRecorder([exporter])
     outer = recorder.start("outer", Attributes({"size": 2**70, "bad": float("nan"), "a.b": [1, 2]}))
     recorder.stop(recorder.start("inner"))
@@ -140,7 +140,7 @@ def test_d30_a_file_that_cannot_be_written_is_an_error_that_counts(tmp_path: Pat
     span = Span.create("work")
     exporter.export_start(span)
     span.stop()
-    for _ in range(2):  # offered again, it is refused again: nothing is half done
+    for _ in range(2):  # a retry is refused as a whole
         with pytest.raises(ExportError):
             exporter.export_stop(span)
     (tmp_path / "there" / "t.json").rmdir()

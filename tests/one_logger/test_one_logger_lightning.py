@@ -99,7 +99,9 @@ def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(made: str, tmp_pa
     ended = Counter(each["name"] for each in found if each["type"] in {"stop", "complete"})
     events = Counter(each["event"]["name"] for each in found if each["type"] == "event")
     assert ended["application"] == ended["model_initialization"] == ended["training_loop"] == 1
-    assert ended["validation_loop"] == events["validation_metrics_update"] == 2  # one of the sanity check
+    assert (
+        ended["validation_loop"] == events["validation_metrics_update"] == 2
+    )  # one batch of the sanity check
     assert ended["testing_loop"] == events["testing_metrics_update"] == 1
     assert events["training_metrics_update"] == 2  # optimizer steps of four batches
     assert ended["checkpoint_save_sync"] == events["sync_checkpoint_metrics_update"] == 2

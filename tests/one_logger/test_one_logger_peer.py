@@ -1,4 +1,4 @@
-"""Beside the real one-logger: the same job writes records of the same shapes, and its exporters serve here."""
+"""Comparison with the real one-logger: same job, same record shapes, and its exporters work here."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ main()
 """
 
 OURS = THEIRS.replace("nv_one_logger", "exporter.one_logger")
-"""The same job with only the top-level name of its imports changed."""
+"""The job with only the top-level name of its imports changed."""
 
 
 def shapes(path: Path) -> list[tuple[str, str, list[str], set[str]]]:
@@ -208,13 +208,13 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
 
 
 PACKAGES = ("nv_one_logger.api", "nv_one_logger.training_telemetry.api", "nv_one_logger.exporter")
-"""Whose names are imported from elsewhere."""
+"""Modules whose names are re-exported."""
 CALLED_OTHERWISE = {
     *("LoggerConfig", "OneLoggerConfig", "TrainingTelemetryConfig"),  # by the names of their fields
     *("OneLoggerProvider", "TrainingTelemetryProvider", "OneLoggerError", "ExportError"),
     *("TracingTimestamp", "TrainingRecorder"),
 }
-"""What has other arguments here, or is not to be called."""
+"""Names with different arguments here, or not callable."""
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -269,12 +269,12 @@ def test_attribute_classes_have_the_same_constructors_and_fields(name: str) -> N
     for each in [each for each, value in vars(there).items() if isinstance(value, property)]:
         own, expected = getattr(ours, each), getattr(theirs, each)
         if each == "app_type":
-            expected = "training"  # which theirs never says
+            expected = "training"  # absent in the original
         assert getattr(own, "value", own) == getattr(expected, "value", expected), each
 
 
 OTHERWISE = {"error_handling_strategy", "logger_config", "log_file_path_for_info", "log_file_path_for_err"}
-"""Fields whose defaults are others here: docs/one-logger.md says why."""
+"""Fields with different defaults; docs/one-logger.md gives the reasons."""
 
 
 @pytest.mark.parametrize("name", ["OneLoggerConfig", "LoggerConfig", "TrainingTelemetryConfig"])

@@ -1,4 +1,4 @@
-"""The providers and recorders: configuring once, overrides, calls in the wrong order, and spans made by hand."""
+"""Providers and recorders: configuration, overrides, calls in the wrong order, and manual spans."""
 
 from __future__ import annotations
 

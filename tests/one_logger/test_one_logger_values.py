@@ -1,4 +1,4 @@
-"""Attributes, events, spans and timers: one-logger's classes, and what ours mend in them."""
+"""Attributes, events, spans and timers of one-logger, and corrected defects."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from exporter.training.spans import MOST_EVENTS, ErrorEvent, Event, Span, Teleme
 
 
 class Device:
-    """Stands for a tensor: asking for its text would wait for the device."""
+    """Tensor stand-in: its text would wait for the device."""
 
     device = "cuda:0"
 
     def __str__(self) -> str:
-        raise AssertionError("it was waited for")
+        raise AssertionError("it was read")
 
 
 class Rude:
@@ -168,7 +168,7 @@ def test_d11_a_duration_is_rounded_and_never_negative(seconds: float, shown: int
     with pytest.raises(OneLoggerError, match="has not ended"):
         span.duration_msec()
 
-    span.stop(stop_time=TracingTimestamp(50.0, seconds))  # the wall clock went back
+    span.stop(stop_time=TracingTimestamp(50.0, seconds))  # the wall clock was set back
 
     assert span.duration_msec() == shown
 

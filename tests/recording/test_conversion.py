@@ -69,7 +69,7 @@ def hostile_object() -> object:
 
 
 class UnboundProxy:
-    """As werkzeug's LocalProxy and Django's SimpleLazyObject while nothing is bound."""
+    """Unbound proxy, like LocalProxy of werkzeug and SimpleLazyObject of Django."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("unbound")
@@ -90,7 +90,7 @@ class HostileNumber(float):
 
 
 class Array:
-    """An array of another library, in a memory of its own."""
+    """Array of another library in separate memory."""
 
     shape = (1,)
 

@@ -1,4 +1,4 @@
-"""What an event holds: whatever is logged becomes plain data, and each handler of the package writes all of it."""
+"""Event data: conversion to plain values, and output of each built-in handler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def events() -> Iterator[EventLog]:
     log.close(timeout_seconds=1.0)
 
 
-# What is logged ----------------------------------------------------------------------------------------------
+# Logged values ----------------------------------------------------------------------------------------------
 
 
 CONVERTED = [
@@ -114,7 +114,7 @@ def test_log_accepts_severities_of_logging_and_torch(events: EventLog) -> None:
 
 
 class Hostile:
-    """An object of the job's that fails wherever it is touched."""
+    """Object of the job that raises on any access."""
 
     @property
     def __class__(self) -> Any:
@@ -178,7 +178,7 @@ def test_any_event_is_one_printable_line_and_one_json_line(
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; what was cut short is no JSON."""
+    """Complete lines of a file; a truncated line is not JSON."""
     found = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError):

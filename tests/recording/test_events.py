@@ -1,4 +1,4 @@
-"""Events in one process: what is counted, who is told, what a bad argument says."""
+"""Events in a process: counts, delivery to handlers, and invalid arguments."""
 
 from __future__ import annotations
 

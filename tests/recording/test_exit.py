@@ -1,4 +1,4 @@
-"""The exit of a process: one deadline for all waits, whatever hangs."""
+"""Exit of a process: one deadline for all waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a process is: the run that a launch is, and the rank of a process that trains."""
+"""Identity of a process: run of a launch, and rank of a training process."""
 
 from __future__ import annotations
 

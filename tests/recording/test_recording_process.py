@@ -1,4 +1,4 @@
-"""What a process leaves in the feed, however it ends: real children, real files, real signals."""
+"""Feed of a process after any kind of end: real children, files and signals."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
 def test_a_fork_while_another_thread_starts_recording_never_hangs(feed: Path, wait: float) -> None:
     program = f"""
         def begin():
-            with exporter.training.model_forward():  # loads it, and starts the recording thread
+            with exporter.training.model_forward():  # imports the module and starts the recording thread
                 exporter.log("begun")
         thread = threading.Thread(target=begin)
         thread.start()

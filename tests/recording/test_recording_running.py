@@ -1,4 +1,4 @@
-"""What a running process records, whatever happens to its threads, its clock, its feed directory and its output."""
+"""Recording in a running process with faults of threads, clock, feed directory and output."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_anot
 @pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])
 def test_an_unusable_feed_directory_is_reported_once_and_not_by_a_fork(feed: Path, directory: str) -> None:
     program = """
-        sys.stderr = open(2, "w", closefd=False)  # writes when its buffer is full, or the process ends
+        sys.stderr = open(2, "w", closefd=False)  # flushed when the buffer is full, or at exit
         loss = Stat("train.loss", ["mean"])
         for _ in range(5):
             loss.add(1.0)
@@ -227,7 +227,7 @@ def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
 
 def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
     program = """
-        sys.stderr = None  # as Python has it when it is started with 2>&-
+        sys.stderr = None  # as after a start with 2>&-
         Stat("train.loss", ["mean"]).add(1.0)
         print("done")
     """

@@ -1,4 +1,4 @@
-"""`Stat.add_tensor` over the real torch on the CPU, and over a stand-in for CUDA that these machines lack."""
+"""`Stat.add_tensor` with the real torch on the CPU, and with a stand-in for CUDA."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_value_that_is_not_a_tensor_of_one_element_is_refused_with_a_reason() 
 
 
 class Event:
-    """A CUDA event that is done when the test says so."""
+    """CUDA event that the test completes."""
 
     def __init__(self) -> None:
         self.done = False
@@ -60,7 +60,7 @@ class Event:
 
 
 class CudaTensor:
-    """What `add_tensor` asks of a CUDA tensor; reading it directly would be a synchronisation."""
+    """Interface of a CUDA tensor used by `add_tensor`; a direct read would synchronise."""
 
     device = SimpleNamespace(type="cuda")
 
@@ -154,7 +154,7 @@ def test_flush_returns_false_and_does_not_raise_in_a_cuda_error(cuda: Any) -> No
 
 
 class JaxArray:
-    """A JAX array that is computed when the test says so."""
+    """JAX array whose computation the test completes."""
 
     size = 1
 

@@ -1,4 +1,4 @@
-"""Windows: the clock that cuts them, what samples add up to, their quantiles, and which window a sample is in."""
+"""Windows: closing by the clock, sums, quantiles, and assignment of samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from exporter.recording.windows import EXACT_SAMPLES, RELATIVE_ERROR, ExactSum, 
 
 EVERY = frozenset(Aggregation)
 LARGEST = 1.7976931348623157e308
-# squares of smaller numbers underflow, so that no formula could tell their deviation
+# squares of smaller numbers underflow, so that no formula gives their deviation
 moderate = st.floats(-1e100, 1e100).filter(lambda number: number == 0 or abs(number) > 1e-100)
 
 
@@ -76,7 +76,7 @@ def test_after_a_suspension_the_current_window_starts_at_the_last_boundary() -> 
     assert (clock.started, clock.ended) == (1_120.0, 1_130.0)
 
 
-# What samples add up to --------------------------------------------------------------------------------------
+# Sums of samples --------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.lists(st.floats(-1e300, 1e300), max_size=20), max_size=20))

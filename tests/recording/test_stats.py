@@ -1,4 +1,4 @@
-"""A Stat: what it may be, what it becomes, what it times, who is told of its windows, what the configuration changes."""
+"""Stat: definition, families, timing, window handlers, and configuration."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_names_become_families_with_the_unit_last_and_once() -> None:
     assert dict(carried.windows) == {Aggregation.P95: "step_window_p95_seconds"}
 
 
-# Timing; coroutines and generators are those of `elastic/test_elastic_metrics.py`, by the same decorator ------------
+# Timing; `elastic/test_elastic_metrics.py` tests coroutines and generators of the same decorator ------------
 
 
 def test_blocks_and_functions_are_timed_also_when_they_raise() -> None:

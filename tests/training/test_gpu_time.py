@@ -1,4 +1,4 @@
-"""Phases in the GPU's time, over a stand-in for CUDA with torch's interface, and on a card where there is one."""
+"""Device time of phases, with a stand-in for CUDA and, where present, on a GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 20
 
 @dataclass
 class Device:
-    """One stream of a card: kernels run one after another, the host goes on at once; times are the device's, by hand."""
+    """CUDA stream: kernels run in order, the host continues at once; simulated device time."""
 
     host: float = 0.0
     busy_until: float = 0.0
@@ -45,7 +45,7 @@ class Device:
 
 
 class Event:
-    """`torch.cuda.Event`, as far as it is used."""
+    """The used part of `torch.cuda.Event`."""
 
     device: Device
 
@@ -82,7 +82,7 @@ class Event:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """The process's recording, begun anew in a job that uses CUDA."""
+    """Fresh recorder in a job that uses CUDA."""
     made = Device()
     cuda = SimpleNamespace(
         Event=type("Event", (Event,), {"device": made}),
@@ -92,10 +92,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     with fresh_recorder():
-        # On its clock steps are seconds apart.
+        # Steps are seconds apart on the simulated clock.
         timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
         monkeypatch.setattr(TRAINING, "gpu", timer)
-        # Steps are found long enough when a test asks what is known, and not when the recording thread has its turn.
+        # The step duration is evaluated when a test reads it, independent of the recording thread.
         drain = TRAINING.drain
         here = threading.get_ident()
         monkeypatch.setattr(
@@ -105,7 +105,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
 
 def a_step(device: Device, *, data: float = 0.010) -> None:
-    """10 ms of data loading, kernels of 20, 40 and 5 ms that are queued in a few; a slow host tells of each step."""
+    """10 ms of data loading, kernels of 20, 40 and 5 ms queued within a few ms, and a slow host."""
     with training.data_loading():
         device.host += data
     with training.training_iteration():
@@ -119,14 +119,14 @@ def a_step(device: Device, *, data: float = 0.010) -> None:
 
 
 def warm_up(step: Callable[[], None]) -> None:
-    """Train until the recording thread knows that steps are long enough."""
+    """Train until the recording thread has measured that steps are long enough."""
     train(STEPS, 0.012)
     published()
-    step()  # its begin was not seen
+    step()  # its start was not observed
 
 
 def finish(device: Device) -> dict[Any, Any]:
-    """End what is timed, let the device pass all of it, and have it read."""
+    """End the timing, complete all device work, and read the events."""
     for _ in range(2):
         train()
         device.host += 10.0
@@ -164,7 +164,7 @@ def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
     found = finish(device)
     per_step = found["training.gpu_idle_between_steps", ()] / found["training.gpu_timed_steps", ()]
 
-    # The host needs 3 ms to queue 65 ms of work, and 100 ms for a batch: of those the device sees 38.
+    # The host needs 3 ms to queue 65 ms of work, and 100 ms for a batch; the device idles for 38 ms.
     assert per_step == pytest.approx(idle, abs=0.008)
 
 
@@ -176,7 +176,7 @@ def test_pending_device_events_are_read_later_without_waiting(device: Device) ->
     early = of("training.gpu_timed_steps") - before
     finish(device)
 
-    assert early <= 2  # those of `finish`
+    assert early <= 2  # the steps of `finish`
     assert of("training.gpu_timed_steps") - before >= 4
 
 
@@ -281,7 +281,7 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
 
 
 def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, steps: int) -> float:
-    """How many of so many steps that take so long are timed."""
+    """Number of timed steps out of a number of steps of a given duration."""
     now = 100.0
     timer, families = GpuTimer(environment, clock=lambda: now), Families()
     timer.decide(threading.get_ident(), seconds)

@@ -1,4 +1,4 @@
-"""Blocks of the job replace the blocks that a bridge infers: nothing is counted twice, nothing is lost."""
+"""Instrumented blocks replace inferred blocks of a bridge without double counting or loss."""
 
 from __future__ import annotations
 

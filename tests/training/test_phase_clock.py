@@ -1,4 +1,4 @@
-"""The phase clock: exclusive seconds that sum to the wall time, whatever the order of ends, tasks, signals and errors."""
+"""Phase clock: exclusive seconds sum to the wall time in any order of ends, tasks, signals and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job passes: numbers of other libraries count, and nothing that it passes raises, or harms what it tells else."""
+"""Arguments of the training API: numbers of any library count, and no argument raises or affects other values."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def refuse(*_: object) -> Any:
 
 
 class Odd:
-    """An object whose every method raises."""
+    """Object whose every method raises."""
 
     __getattr__ = __repr__ = __bool__ = __eq__ = __hash__ = __float__ = refuse
 
 
 class OddText(str):
-    """A text whose every comparison raises."""
+    """String whose every comparison raises."""
 
     __slots__ = ()
     __eq__ = __hash__ = refuse
@@ -61,7 +61,7 @@ CALLS = [name for name in training.__all__ if name[0].islower() and name not in 
 
 
 def odd_arguments(name: str, odd: Any) -> Iterator[dict[str, Any]]:
-    """Arguments of a call that are odd: those that it needs, each of the others by itself beside them, and all."""
+    """Hostile arguments of a call: required ones, each optional one alone, and all together."""
     parameters = inspect.signature(getattr(training, name)).parameters.values()
     needed = {each.name: odd for each in parameters if each.default is each.empty}
     others = {each.name: odd for each in parameters if each.name not in needed}
@@ -147,7 +147,7 @@ calls = st.tuples(
 
 
 def call(name: str, arguments: list[Any], entered: list[Any]) -> None:
-    """Make a call; a block that it gives is entered until it is left."""
+    """Make a call; a returned block is entered and left."""
     if name in {"leave", "fail"}:
         if entered:
             error = ValueError("x") if name == "fail" else None
@@ -193,14 +193,14 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
 
 
 class Unbound:
-    """A lazy proxy without an object, whose class cannot be asked for."""
+    """Unbound lazy proxy, whose class attribute raises."""
 
     def __getattribute__(self, name: str) -> Any:
         raise RuntimeError("unbound")
 
 
 class RaisingMeta(type):
-    """A metaclass whose every method raises."""
+    """Metaclass whose every method raises."""
 
     __hash__ = __eq__ = __instancecheck__ = __subclasscheck__ = refuse
 

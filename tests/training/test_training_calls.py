@@ -1,4 +1,4 @@
-"""What the job's calls do: blocks, callbacks, numbers, and everything that cannot be meant so."""
+"""Calls of the training API: blocks, callbacks, numbers, and invalid calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/training.md: its program runs, its blocks and phases exist."""
+"""docs/training.md: the program runs, blocks and phases exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training in processes of its own: tasks, forks, exits, floods, and what arrives in the feed."""
+"""Training in child processes: tasks, forks, exits, many iterations, and the resulting feed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exporter.feed.snapshot import Snapshot
 
 
 def run(program: str, directory: Path, *, status: int = 0, **environment: str) -> str:
-    """Run a program with a feed directory of its own; what it printed."""
+    """Run a program with a temporary feed directory and return its output."""
     directory.mkdir(exist_ok=True)
     environment.setdefault("EXPORTER_FLUSH_SECONDS", "1")
     done = run_python(program, directory, timeout=60, **environment)
@@ -87,7 +87,7 @@ def test_many_iterations_are_counted_exactly_in_constant_memory(
                     training.record(loss=0.5, tokens=7, grad_norm=1.0)
 
         with training.application(), training.training_loop(train_iterations_start=5):
-            # Flushed each time: on a busy machine the recording thread comes late, and what waits for it takes room.
+            # Flushed explicitly: on a busy machine, the recording thread runs late and its queue grows.
             train(10_000)
             exporter.flush()
             before = resident()

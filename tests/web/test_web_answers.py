@@ -1,4 +1,4 @@
-"""What each path says, to whom, and in which form: a server in this process, asked by http.client."""
+"""Responses of each path: a server in this process and http.client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0
 
 
 class Configuration:
-    """A configuration whose reload can fail, and a state that can be not ready."""
+    """Application whose reload can fail and whose readiness can be changed."""
 
     reloads = 0
     error: Exception | None = None
@@ -139,7 +139,9 @@ def test_sixty_four_clients_at_once_share_a_few_renders() -> None:
     with Child() as child, ThreadPoolExecutor(64) as clients:
         child.command("slow 0.05")
         list(clients.map(lambda _: scrapes(child.port, 10), range(64)))
-        wait_until(lambda: child.command()["exporter_scrapes_total"] == 640)  # just after its client has it
+        wait_until(
+            lambda: child.command()["exporter_scrapes_total"] == 640
+        )  # shortly after the client has received it
 
         assert child.command()["renders"] < 128
 

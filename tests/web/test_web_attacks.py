@@ -1,7 +1,7 @@
-"""Hostile and broken clients against a server in a process of its own: scrapes go on, and resources come back.
+"""Hostile and broken clients against a server process: scrapes continue, and resources are released.
 
 Each attack is bounded in number and time and goes to 127.0.0.1. During each there are at least three scrapes
-and afterwards one. Limits are shortened where they are not what is tested.
+and one afterwards. Limits that are not under test are shortened.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
         spent = child.command()["cpu"] - before
         scrapes(child.port, 1, context=context)
 
-    assert spent < 0.75  # a server that spins on accept burns all of it
+    assert spent < 0.75  # a server that spins on accept uses all of it
 
 
 def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
@@ -116,7 +116,7 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
         scrapes(child.port)
 
     assert status == 200
-    assert seconds < 5  # 10 if it were allowed to go on
+    assert seconds < 5  # 10 without the limit
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
     child = Child(limits={"farewell_seconds": 10})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
         peer.sendall(HALF + b"X: " + b"a" * 20_000)
-        time.sleep(0.2)  # the answer is there, and the server has closed its side
+        time.sleep(0.2)  # the response has arrived, and the server has closed its side
         for _ in range(100):
             peer.sendall(b"a" * 10_000)  # fails if the server has reset the connection
         status, body = read_answer(peer)

@@ -1,4 +1,4 @@
-"""Passwords: who gets in, what is remembered, and what a flood of wrong ones can cost."""
+"""Passwords: acceptance, cache, and cost of a flood of wrong passwords."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path)
 
     assert first == [200, 200]
     assert again == 200
-    assert spent < 0.04  # a check of cost 10 takes more than this of a core
+    assert spent < 0.04  # a check of cost 10 takes more CPU time than this
 
 
 class Slowly:
-    """bcrypt's place with a check that waits until it is let go, and counts."""
+    """Replace bcrypt by a counted check that waits for its release."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -116,7 +116,7 @@ class Slowly:
         return password == b"good"
 
     async def verdicts(self, passwords: Passwords, *asked: tuple[str, str, str]) -> list[bool | str]:
-        """What is said to (user, password, peer) that all ask at once."""
+        """Results of concurrent checks of (user, password, peer)."""
 
         async def ask(user: str, password: str, peer: str) -> bool | str:
             deadline = asyncio.get_running_loop().time() + 5
@@ -145,7 +145,7 @@ def test_pending_password_checks_are_limited_in_total_and_per_address(slowly: Sl
     asked = [("bob", str(number), f"10.0.0.{number // 3}") for number in range(6)]
     found = asyncio.run(slowly.verdicts(Passwords(limits), *asked))
 
-    # One address may have two; of the others one is in progress and two wait.
+    # An address can have two; of the remaining checks, one runs and two wait.
     assert found == [False, False, "busy", False, "busy", "busy"]
 
 

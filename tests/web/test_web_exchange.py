@@ -1,4 +1,4 @@
-"""HTTP on one connection without sockets: any bytes have one of three outcomes, and answers are what they should be."""
+"""HTTP on a connection without sockets: three outcomes of any bytes, and responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def exchanges(received: bytes = b"") -> HttpConnection:
 
 
 def outcome(*pieces: bytes) -> Request | int | None:
-    """What a server makes of these bytes, read piece by piece."""
+    """Result of these bytes in a server, read in chunks."""
     talk = exchanges()
     for piece in pieces:
         talk.feed(piece)

@@ -1,4 +1,4 @@
-"""Addresses: how they are written and what is bound; and who comes there as a regular scraper."""
+"""Listen addresses: notation and binding; recognition of regular scrapers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What hostile clients can cost in memory and in queued work, under an address space of 256 MiB.
+"""Memory and queued work under hostile clients, with an address space of 256 MiB.
 
-Each attack is bounded in number and time and goes to 127.0.0.1; the server must outlive it, answer a scrape during it,
-and come back to about the memory that it had.
+Each attack is bounded in number and time and goes to 127.0.0.1; the server must survive, respond to a scrape during
+the attack, and return to about its previous memory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: 
     authority = Authority(tmp_path)
     options: dict[str, Any] = {"web_config": str(authority.config())} if tls else {}
     context = authority.client() if tls else None
-    # A body of 1.2 MB, made anew for each of those who come one after the other.
+    # A body of 1.2 MB, rendered separately for each consecutive client.
     limits = {"write_seconds": 60, "render_seconds": 30}
     with Child(series=60_000, limits=limits, **options, **LIMIT) as child:
         fetch(child.port, context=context)
@@ -86,7 +86,7 @@ def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: 
             after.append(child.command()["resident"])
 
     assert max(peaks) < before + (96 << 20)
-    # The allocator keeps what the next round needs, more after some rounds than after others.
+    # The allocator keeps a varying amount of free memory between rounds.
     assert after[-1] < max(peaks) + (8 << 20)
     assert after[-1] < before + (64 << 20)
 
@@ -126,4 +126,4 @@ def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
     assert statuses <= {200, 503}
     assert (after.status, whole.status) == (200, 200)
     assert after.seconds < 2
-    assert asked < 200  # not the 320 that nobody waited for
+    assert asked < 200  # not the 320 renders without a waiting client

@@ -1,4 +1,4 @@
-"""The real Prometheus scrapes the server over http and https: every scrape succeeds, on one connection."""
+"""Real Prometheus over http and https: every scrape succeeds on a single connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""web.config.yml as exporter-toolkit's users write it; TLS with real certificates, wrong peers, and files that change."""
+"""web.config.yml in the format of exporter-toolkit; TLS with real certificates, invalid peers, and changed files."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_a_hanging_share_delays_once_by_half_a_second(
     with serving(web_config=config, limits=QUICK) as server:
         fetch(port_of(server), context=authority.client())
         config.unlink()
-        os.mkfifo(config)  # opening it waits for a writer who never comes
+        os.mkfifo(config)  # opening it would wait for a writer
         time.sleep(0.1)
         replies = [fetch(port_of(server), context=authority.client()) for _ in range(4)]
         with config.open("w"):

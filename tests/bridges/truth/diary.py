@@ -1,7 +1,7 @@
-"""What the jobs of the truth tests share: a diary of what they really do, and when they are to go on.
+"""Shared parts of the jobs of the truth tests: the log of a job, and its synchronisation with the test.
 
-A job is called with a directory. Its first attempt crashes amid a step; its second resumes from the last checkpoint, and
-at the end waits, so that its last values can be looked at while it lives.
+A job receives a directory. The first attempt crashes during a step; the second resumes from the last checkpoint and
+waits at its end, so that the test can scrape the last values of the live process.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 DIRECTORY = Path(sys.argv[1])
 CHECKPOINT = DIRECTORY / "checkpoint"
 STEPS, ACCUMULATED, VALIDATED_EVERY, SAVED_EVERY, CRASH_AT = 10, 2, 4, 3, 8
-"""Steps in all; batches in each; steps between validations, and between saves; steps completed when it crashes."""
+"""Total steps; batches per step; steps between validations, and between saves; steps completed at the crash."""
 SECONDS = 0.03
-"""How long a batch takes at least, so that durations can be compared."""
+"""Minimum duration of a batch, so that durations can be compared."""
 WARM_UP = [0.01 * (number + 1) for number in range(STEPS)]
 """The learning rate of each step."""
 
@@ -36,7 +36,7 @@ def crash_if_due(completed: int) -> None:
 
 
 def wait_for_the_end() -> None:
-    """Wait until somebody has looked at the last values."""
+    """Wait until the test has scraped the last values."""
     write("done")
     until = time.monotonic() + 60
     while not (DIRECTORY / "go").exists() and time.monotonic() < until:

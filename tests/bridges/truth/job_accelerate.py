@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # as people write their jobs
-"""The same loop with Accelerate, which divides the loss and leaves steps out while batches are accumulated."""
+"""The same loop with Accelerate, which divides the loss and skips optimizer steps during accumulation."""
 
 import time
 

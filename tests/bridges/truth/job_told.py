@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN201  # as people write their jobs
-"""A loop that the job itself tells, after a warm-up of a few steps that nobody tells; and a Stat of its own."""
+"""An instrumented loop after a warm-up of a few uninstrumented steps, with a Stat."""
 
 import time
 

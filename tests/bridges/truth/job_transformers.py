@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN003, ANN201, ANN204  # as people write their jobs
-"""A Transformers Trainer with the same: its callback keeps the diary."""
+"""The same job as a Transformers Trainer, whose callback writes the log."""
 
 import time
 

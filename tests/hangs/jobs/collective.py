@@ -1,4 +1,4 @@
-"""Three gloo ranks, one of which sleeps in its data set while the others wait in an all-reduce."""
+"""Three gloo ranks: a rank sleeps in its data set, the remaining ranks wait in an all-reduce."""
 
 import sys
 import time

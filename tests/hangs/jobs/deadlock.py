@@ -1,4 +1,4 @@
-"""A job that takes a lock twice after its first steps."""
+"""Job that acquires a lock twice after its first steps."""
 
 import threading
 
@@ -8,7 +8,7 @@ lock = threading.Lock()
 
 
 def save_state() -> None:
-    """Take the lock a second time."""
+    """Acquire the lock a second time."""
     with lock:
         lock.acquire()
 

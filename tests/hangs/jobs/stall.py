@@ -1,4 +1,4 @@
-"""A job that waits after its first steps as its argument says, and goes on after that."""
+"""Job that waits after its first steps as requested by its argument, then continues."""
 
 import sys
 import time

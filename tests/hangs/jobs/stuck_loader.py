@@ -1,4 +1,4 @@
-"""A job whose data workers stop answering."""
+"""Job whose data workers hang."""
 
 import time
 
@@ -9,7 +9,7 @@ from exporter import training
 
 
 class Stuck(Dataset[torch.Tensor]):  # type: ignore[misc]  # torch is not type-checked here
-    """A data set that hangs at its third sample."""
+    """Data set that hangs at its third sample."""
 
     def __len__(self) -> int:
         return 100
