@@ -89,7 +89,7 @@ FEED_DIRECTORY_OPEN = Diagnosis(
     remedy="chmod 1777 {directory}, or choose another directory with --feed.dir",
 )
 FOREIGN_ENTRY = Diagnosis(
-    condition="owner.lock or ledger of another user in a shared directory",
+    condition="an entry of another user in a shared directory, with a name of the exporter, such as owner.lock",
     sentence="{path} belongs to uid {uid}: this exporter ignores it, and uses {used}",
     remedy="remove {path}, and restart the exporter",
 )

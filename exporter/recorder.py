@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from time import time
 
 from exporter.errors import FeedError
-from exporter.feed.directory import OverridesReader, Rule, feed_directory
+from exporter.feed.directory import feed_directory
+from exporter.feed.overrides import OverridesReader, Rule
 from exporter.feed.stacks import StackAnswer
 from exporter.feed.writer import FeedWriter
 from exporter.recording import events

@@ -64,7 +64,7 @@ class StackResponder:
         self._progress = progress
         self._log_hang = log_hang
         self._next_look = 0.0
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[str, int, int] | None = None
         self._answered = ""
         self._hang_logged = ""
 

@@ -11,7 +11,7 @@ from collectors_support import damaged
 from hypothesis import given
 
 from exporter.errors import CollectError, ConfigurationError, FeedFormatError
-from exporter.feed.directory import read_overrides
+from exporter.feed.overrides import read_overrides
 from exporter.ledger.energy.carbon_file import CarbonFile
 from exporter.replay.machines import MACHINES, load_machine
 from exporter.web.webconfig import load_web_config

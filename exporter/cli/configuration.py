@@ -29,7 +29,7 @@ from exporter.config.options import (
     options_of,
 )
 from exporter.errors import ConfigurationError, DefinitionError, Problem
-from exporter.feed.directory import MAX_RULES
+from exporter.feed.overrides import MAX_RULES
 from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets

@@ -37,8 +37,8 @@ from exporter.cli.sidecar_process import SidecarProcess, sidecar_command
 from exporter.cli.signal_probe import SETTLE_SECONDS, SignalProbe
 from exporter.errors import FeedError
 from exporter.feed import runs
-from exporter.feed.directory import default_directory, prepare_directory, write_overrides
-from exporter.feed.files import OVERRIDES
+from exporter.feed.directory import default_directory, prepare_directory
+from exporter.feed.overrides import has_overrides, write_overrides
 from exporter.feed.runs import Job, Registration
 from exporter.recording.identity import LAUNCH, LAUNCH_ID, launch_name
 
@@ -367,9 +367,7 @@ def _register(plan: Plan) -> Registration | None:
     try:
         prepare_directory(plan.feed_directory)
         runs.forget_ends(plan.feed_directory)
-        if runs.owner(plan.feed_directory) is None and (
-            plan.rules or (plan.feed_directory / OVERRIDES).exists()
-        ):
+        if runs.owner(plan.feed_directory) is None and (plan.rules or has_overrides(plan.feed_directory)):
             # Before the job's first value: whether a Stat has a histogram is settled there.
             write_overrides(plan.feed_directory, plan.rules)
         return runs.Registration(plan.feed_directory)

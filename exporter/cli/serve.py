@@ -38,12 +38,8 @@ from exporter.collectors.scheduler import Scheduler
 from exporter.errors import FeedError, StateError
 from exporter.exposition.page import Page
 from exporter.feed import runs
-from exporter.feed.directory import (
-    check_directory,
-    default_directory,
-    prepare_directory,
-    write_overrides,
-)
+from exporter.feed.directory import check_directory, default_directory, prepare_directory
+from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore

@@ -1,11 +1,16 @@
-"""Names of the exporter's own entries in a directory that several users can write to."""
+"""Names of the exporter's own entries in a directory that several users can write to.
+
+Another user may come first and take a fixed name. Each fixed name therefore has alternatives with a user id, such as
+`owner-1000.lock` for `owner.lock`, and a random suffix if the alternative is taken, too. An entry counts only if it belongs to
+a trusted user, whatever its name.
+"""
 # ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - one kind of path within the folder, which the job and the sidecar share
 
 from __future__ import annotations
 
 import os
 import re
-import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from exporter.feed.directory import own_uid
@@ -22,19 +27,35 @@ class ForeignEntry:
     used: str  # path in its place
 
 
-def foreign_uid(path: str) -> int | None:
+@dataclass(frozen=True, slots=True)
+class FoundEntry:
+    """Entry of a trusted user."""
+
+    path: str
+    status: os.stat_result
+
+
+def is_shared(directory: str) -> bool:
+    """Return True if users besides the owner can make entries in a directory."""
+    try:
+        return bool(os.stat(directory).st_mode & _OTHERS_WRITE)
+    except OSError:
+        return False
+
+
+def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
     """Return the user of an entry that another user has made; None for a trusted entry and a missing entry.
 
-    Trusted are this user, root and the owner of the directory. Only they can make entries in a directory that others cannot
-    write to: there every entry is trusted, whatever user ids a network file system shows.
+    Trusted are this user, root, the owner of the directory, and the users in *trusted*. Only the owner can make entries in a
+    directory that others cannot write to: there every entry is trusted, whatever user ids a network file system shows.
     """
     try:
         parent = os.stat(os.path.dirname(path))
         found = os.lstat(path)
     except OSError:
         return None
-    trusted = {own_uid(), 0, parent.st_uid}
-    return found.st_uid if parent.st_mode & _OTHERS_WRITE and found.st_uid not in trusted else None
+    known = {own_uid(), 0, parent.st_uid, *trusted}
+    return found.st_uid if parent.st_mode & _OTHERS_WRITE and found.st_uid not in known else None
 
 
 def own_entry(path: str) -> str:
@@ -50,11 +71,11 @@ def own_entry(path: str) -> str:
         return existing[0]
     if free:
         return path
-    stem, suffix = os.path.splitext(path)
-    own = f"{stem}-{own_uid()}"
-    if foreign_uid(own + suffix) is None:
-        return own + suffix
-    return f"{own}-{secrets.token_hex(8)}{suffix}"  # another user cannot occupy names that nobody can predict
+    alternative = _alternative(path, own_uid())
+    if foreign_uid(alternative) is None:
+        return alternative
+    stem, suffix = os.path.splitext(alternative)
+    return f"{stem}-{os.urandom(8).hex()}{suffix}"  # a name that another user cannot take in advance
 
 
 def trusted_entries(path: str) -> list[str]:
@@ -63,13 +84,47 @@ def trusted_entries(path: str) -> list[str]:
     return plain + _alternatives(path, r"\d+")
 
 
+def newest_entry(path: str, owner: int | None = None) -> FoundEntry | None:
+    """Return the trusted entry of a name that was written last; None without one.
+
+    Trusted is also *owner*, if given. Lists the directory only if another user has taken an alternative: training processes
+    call this function about once a second.
+    """
+    try:
+        parent = os.stat(os.path.dirname(path))
+    except OSError:
+        return None
+    paths = [path]
+    trusted = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
+    if parent.st_mode & _OTHERS_WRITE:
+        paths += [_alternative(path, uid) for uid in sorted(trusted)]
+        if any(foreign_uid(each, trusted) is not None for each in paths[1:]):
+            paths += _alternatives(path, r"\d+", trusted)
+    found = [each for each in map(_found, paths) if each is not None]
+    if parent.st_mode & _OTHERS_WRITE:
+        found = [each for each in found if each.status.st_uid in trusted]
+    return max(found, key=lambda each: each.status.st_mtime_ns, default=None)
+
+
 def foreign_entry(path: str, used: str) -> ForeignEntry | None:
     """Return the entry for which another path is used, if that is so."""
     uid = foreign_uid(path) if used != path else None
     return None if uid is None else ForeignEntry(path, uid, used)
 
 
-def _alternatives(path: str, uid: str) -> list[str]:
+def _found(path: str) -> FoundEntry | None:
+    try:
+        return FoundEntry(path, os.lstat(path))
+    except OSError:
+        return None
+
+
+def _alternative(path: str, uid: int) -> str:
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}-{uid}{suffix}"
+
+
+def _alternatives(path: str, uid: str, trusted: Collection[int] = ()) -> list[str]:
     directory, name = os.path.split(path)
     stem, suffix = os.path.splitext(name)
     alternative = re.compile(rf"{re.escape(stem)}-{uid}(-[0-9a-f]{{16}})?{re.escape(suffix)}")
@@ -78,4 +133,4 @@ def _alternatives(path: str, uid: str) -> list[str]:
     except OSError:
         return []
     paths = [os.path.join(directory, each) for each in names]
-    return [each for each in paths if foreign_uid(each) is None]
+    return [each for each in paths if foreign_uid(each, trusted) is None]

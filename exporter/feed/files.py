@@ -41,6 +41,8 @@ def is_process_id(text: str) -> bool:
 def process_of(name: str) -> str | None:
     """Return the process id of a file name; None for other files."""
     stem, dot, suffix = name.rpartition(".")
+    if dot + suffix == TEMPORARY:
+        stem = stem.partition("-")[0]  # a random suffix, see `replace_file`
     return stem if dot + suffix in {FEED, LOCK, TEMPORARY} and is_process_id(stem) else None
 
 
@@ -84,13 +86,17 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
     """Replace a file, or a symbolic link, atomically: a reader finds the old content or the new content.
 
-    `temporary` is a path in the same directory; a leftover file there is removed. After an OSError the old file is unchanged.
+    `temporary` is a path in the same directory with the suffix `.tmp`. A leftover file there is removed; if the file belongs to
+    another user, a random name is used instead. After an OSError the old file is unchanged.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         descriptor = os.open(temporary, flags, mode)
     except FileExistsError:
-        os.unlink(temporary)
+        try:
+            os.unlink(temporary)
+        except (PermissionError, IsADirectoryError):
+            temporary = f"{temporary.removesuffix(TEMPORARY)}-{os.urandom(8).hex()}{TEMPORARY}"
         descriptor = os.open(temporary, flags, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -208,7 +214,10 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
         if held or not if_true():
             return False
         # The lock file last: after a crash it still identifies the remaining files.
-        for suffix in (FEED, TEMPORARY, STACKS, LOCK):
+        for suffix in (TEMPORARY, STACKS):
+            with suppress(FileNotFoundError, PermissionError, IsADirectoryError):  # or of another user
+                os.unlink(stem + suffix)
+        for suffix in (FEED, LOCK):
             with suppress(FileNotFoundError):
                 os.unlink(stem + suffix)
     except OSError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,16 @@ from exporter.feed import files
 from exporter.feed.decoder import ROOM_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.encoder import HEADER, MAX_BYTES
-from exporter.feed.entries import ForeignEntry, foreign_entry, own_entry, trusted_entries
+from exporter.feed.entries import ForeignEntry, foreign_uid, own_entry, trusted_entries
 from exporter.feed.files import FEED, LOCK, RecordLock, holder, open_regular, process_of, remove_process
+from exporter.feed.runs import own_name
+from exporter.feed.shares import ChangedFile, FileCost, displaced, files_of_pass, files_of_users
 from exporter.feed.snapshot import Snapshot
+from exporter.feed.stacks import REQUEST
 
 MAX_FILES = 4096
+FIRST_PASS_BYTES, PASS_BYTES = 32 << 20, 8 << 20
+"""Bytes that the first pass and each later pass read of changed files; the other files wait for a later pass."""
 MAX_DECODED_BYTES = 64 << 20
 """Cost of all files together from which on Stats of users are ignored and counted."""
 LEAST_ROOM_BYTES = 1 << 20
@@ -63,14 +68,22 @@ class Scan:
     # `memory`, `owner`, `symlink`, `links`, `not_regular`, `unreadable`, `lock` (the state of the process is unknown), or
     # a reason of FeedFormatError
     refused: tuple[tuple[str, str], ...]
+    waiting: tuple[str, ...] = ()  # names of files that were not read yet; a later pass reads them
 
 
 @dataclass(slots=True)
 class _Known:
     """Result of the last read of a file, used while the file is unchanged."""
 
-    state: tuple[object, ...] = ()
-    outcome: Snapshot | str = ""  # the snapshot, or the reason for the refusal
+    state: tuple[object, ...] = ()  # of the content that was read last
+    seen: tuple[object, ...] = ()  # as of the last pass
+    outcome: Snapshot | str = ""  # the snapshot, the reason for the refusal, or empty before the first read
+    pid: int | None = None  # holder of the lock, 0 in an invisible pid namespace
+    uid: int = -1
+    size: int = 0
+    needed: int = 0  # cost for which there was no room
+    is_changed: bool = True  # not read yet
+    passes: int = 0  # passes in which the file was changed and not read
     outdated: bool = False
     sequence: int | None = None  # of the last good snapshot
     changed: float = 0.0  # monotonic time at which the sequence changed
@@ -86,7 +99,7 @@ class FeedReader:
 
     # error that prevents ownership of the directory; empty if another reader owns the directory
     not_owned = ""
-    foreign_lock: ForeignEntry | None = None  # lock file of another user, which is ignored
+    foreign: tuple[ForeignEntry, ...] = ()  # entries of other users with names of the exporter, as of the last scan
 
     def __init__(
         self,
@@ -103,6 +116,7 @@ class FeedReader:
         self._max_bytes, self._max_files = max_bytes, max_files
         self._known: dict[str, _Known] = {}
         self._decoded = 0
+        self._passes = 0
         self._leftovers: dict[str, float] = {}
         self._owner_lock: RecordLock | None = None
 
@@ -131,6 +145,7 @@ class FeedReader:
                 remedy="let this user read and enter it, or choose another with --feed.dir",
             ) from error
         self._clear_leftovers(names)
+        self.foreign = tuple(self._foreign_entries())
         return scan
 
     def acquire_ownership(self) -> bool:
@@ -144,7 +159,6 @@ class FeedReader:
             self.release_ownership()
         usual = os.path.join(self._directory, files.OWNER_LOCK)
         path = own_entry(usual)
-        self.foreign_lock = foreign_entry(usual, path)
         mode = files.SHARED_MODE if self._trusted else files.OWN_MODE
         try:
             if any(_is_held(other) for other in trusted_entries(usual) if other != path):
@@ -177,6 +191,14 @@ class FeedReader:
             return False
         return remove_process(self._directory, process_id, if_true=lambda: self._is_as_read(name))
 
+    def _foreign_entries(self) -> Iterator[ForeignEntry]:
+        """Find the entries of other users that have a name of the exporter; the exporter uses other names."""
+        for name in (files.OWNER_LOCK, files.OVERRIDES, REQUEST, own_name(Path(self._directory))):
+            path = os.path.join(self._directory, name)
+            uid = foreign_uid(path)
+            if uid is not None:
+                yield ForeignEntry(path, uid, own_entry(path))
+
     def _is_as_read(self, name: str) -> bool:
         """Return True if a file is unchanged since the last read: no unread snapshot is removed."""
         known = self._known.get(name)
@@ -198,49 +220,85 @@ class FeedReader:
         return self._monotonic() - known.changed >= settle
 
     def _scan_files(self, directory: int, names: list[str]) -> Scan:
-        entries: list[FeedEntry] = []
-        known: dict[str, _Known] = {}
         self._decoded = sum(each.decoder.cost for name, each in self._known.items() if name in names)
         feeds = [name for name in names if name.endswith(FEED)]
         of_processes = sorted([name for name in feeds if process_of(name)], key=self._precedence)
         refused = dict.fromkeys([name for name in feeds if not process_of(name)], "name")
-        refused |= dict.fromkeys(of_processes[self._max_files :], "too_many")
-        for name in of_processes[: self._max_files]:
+        if len(of_processes) > self._max_files:
+            users = {name: _uid(name, directory) for name in of_processes}
+            refused |= dict.fromkeys(of_processes, "too_many")
+            of_processes = files_of_users(users, self._max_files)
+        known: dict[str, _Known] = {}
+        for name in of_processes:
+            refused.pop(name, None)
             each = self._known.get(name) or _Known()
-            try:
-                pid = self._look(directory, name, each)
-            except FileNotFoundError:
-                continue  # removed since the names were read
-            except OSError as error:
-                refused[name] = _REASONS.get(error.errno or 0, "unreadable")
-                continue
-            if isinstance(pid, str):
-                refused[name] = pid
-                continue
-            known[name] = each
-            if isinstance(each.outcome, str):
+            reason = self._attempt(self._look, directory, name, each)
+            if reason is None:
+                known[name] = each
+            elif reason:
+                refused[name] = reason
+        self._known = known
+        self._read_changed(directory, refused)
+        return self._result(refused)
+
+    def _read_changed(self, directory: int, refused: dict[str, str]) -> None:
+        """Read the changed files of this pass."""
+        changed = [
+            ChangedFile(name, each.size, each.pid is not None, each.passes)
+            for name, each in self._known.items()
+            if each.is_changed
+        ]
+        for name in files_of_pass(changed, PASS_BYTES if self._passes else FIRST_PASS_BYTES):
+            reason = self._attempt(self._read, directory, name, self._known[name])
+            if reason is not None:
+                del self._known[name]
+            if reason:
+                refused[name] = reason
+        self._passes += 1
+
+    def _attempt(
+        self, call: Callable[[int, str, _Known], str | None], directory: int, name: str, known: _Known
+    ) -> str | None:
+        """Return None, the reason for a refusal, or an empty string for a file that was removed since the listing."""
+        try:
+            return call(directory, name, known)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return _REASONS.get(error.errno or 0, "unreadable")
+
+    def _result(self, refused: dict[str, str]) -> Scan:
+        entries: list[FeedEntry] = []
+        waiting: list[str] = []
+        for name, each in self._known.items():
+            each.passes = each.passes + 1 if each.is_changed else 0
+            if isinstance(each.outcome, Snapshot):
+                age = max(0.0, self._monotonic() - each.changed)
+                # A process is alive until its last snapshot was read.
+                alive = each.pid is not None or each.is_changed
+                entries.append(FeedEntry(each.outcome, alive, age, each.pid or None, each.outdated))
+            elif each.outcome:
                 refused[name] = each.outcome
             else:
-                age = max(0.0, self._monotonic() - each.changed)
-                entries.append(FeedEntry(each.outcome, pid is not None, age, pid or None, each.outdated))
-        self._known = known
+                waiting.append(name)
         entries.sort(key=lambda entry: (entry.snapshot.process.started, entry.snapshot.process.id))
-        return Scan(tuple(entries), tuple([(ascii(name)[1:-1], why) for name, why in refused.items()]))
+        reasons = tuple([(ascii(name)[1:-1], why) for name, why in refused.items()])
+        return Scan(tuple(entries), reasons, tuple(waiting))
 
     def _precedence(self, name: str) -> tuple[int, str]:
         # Known files first, however many are added to the directory; then new files; refused files last.
         known = self._known.get(name)
         if known is None:
             return 1, name
-        return (2 if isinstance(known.outcome, str) else 0), name
+        return (2 if isinstance(known.outcome, str) and known.outcome else 0), name
 
-    def _look(self, directory: int, name: str, known: _Known) -> int | str | None:
-        """Update the result of a file; returns the holder of the lock, or the reason for a refusal."""
+    def _look(self, directory: int, name: str, known: _Known) -> str | None:
+        """Update the lock's holder and the state of a file; returns the reason for a refusal, or None."""
         lock = name.removesuffix(FEED) + LOCK
         try:
             # Before reading: the snapshot of a process that is dead now is the last snapshot.
-            pid = holder(lock, directory=directory)
-            known.outdated = pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
+            known.pid = holder(lock, directory=directory)
+            known.outdated = known.pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
         except OSError:
             return "lock"
         descriptor, found = open_regular(name, directory=directory)
@@ -250,20 +308,33 @@ class FeedReader:
             if found.st_size > self._max_bytes:
                 return "too_large"
             state = _state(descriptor, found)
-            if state != known.state or known.outcome == "memory":
-                self._decode(os.pread(descriptor, found.st_size, 0), name, known, modified=found.st_mtime)
-                known.state = state
         finally:
             os.close(descriptor)
-        return pid
+        known.uid, known.size = found.st_uid, found.st_size
+        known.is_changed = state != known.state or (
+            known.outcome == "memory" and self._decoded + known.needed <= MOST_DECODED_BYTES
+        )
+        if state != known.seen:
+            known.seen = state
+            if isinstance(known.outcome, Snapshot):  # it writes, even if the file is not read in this pass
+                known.changed = self._monotonic()
+        return None
+
+    def _read(self, directory: int, name: str, known: _Known) -> None:
+        """Read a file."""
+        descriptor, found = open_regular(name, directory=directory)
+        try:
+            state = _state(descriptor, found)
+            data = os.pread(descriptor, min(found.st_size, self._max_bytes), 0)
+        finally:
+            os.close(descriptor)
+        self._decode(data, name, known, modified=found.st_mtime)
+        known.state = known.seen = state
+        known.is_changed = False
 
     def _decode(self, data: bytes, name: str, known: _Known, *, modified: float) -> None:
         try:
             self._decoded -= known.decoder.cost
-            if self._decoded > MOST_DECODED_BYTES:
-                known.decoder = Decoder()
-                known.outcome = "memory"
-                return
             left = min(ROOM_BYTES, MAX_DECODED_BYTES - self._decoded)
             snapshot = known.decoder.decode(data, max(LEAST_ROOM_BYTES, left))
         except FeedFormatError as error:
@@ -271,6 +342,9 @@ class FeedReader:
             return
         finally:
             self._decoded += known.decoder.cost
+        if not self._make_room(name, known):
+            self._refuse_for_memory(known)
+            return
         if snapshot.process.id + FEED != name:  # a copy: its samples would count twice
             known.outcome = "name"
             return
@@ -281,18 +355,46 @@ class FeedReader:
             known.changed = now
         known.outcome, known.sequence = snapshot, snapshot.sequence
 
+    def _make_room(self, name: str, known: _Known) -> bool:
+        """Return True if there is room for a file, or if other files could be refused in its favour."""
+        excess = self._decoded - MOST_DECODED_BYTES
+        if excess <= 0:
+            return True
+        others = [
+            FileCost(each, other.uid, other.decoder.cost)
+            for each, other in self._known.items()
+            if each != name and other.decoder.cost
+        ]
+        found = displaced(FileCost(name, known.uid, known.decoder.cost), others, excess)
+        for each in found:
+            self._refuse_for_memory(self._known[each])
+        return bool(found)
+
+    def _refuse_for_memory(self, known: _Known) -> None:
+        known.outcome, known.needed = "memory", known.decoder.cost
+        self._decoded -= known.decoder.cost
+        known.decoder = Decoder()
+
     def _clear_leftovers(self, names: list[str]) -> None:
         """Remove files of processes that died before the first snapshot, and empty feed files."""
         if self._owner_lock is None or not self._owner_lock.keep():
             return
         now = self._monotonic()
         processes = {process for each in names if (process := process_of(each)) is not None}
-        empty = {name for name, each in self._known.items() if each.state[2:3] == (0,)}
+        empty = {name for name, each in self._known.items() if each.seen[2:3] == (0,)}
         orphans = processes - {name.removesuffix(FEED) for name in names if name not in empty}
         self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
-        for process, seen in self._leftovers.items():
+        for process, seen in list(self._leftovers.items()):
             if now - seen >= LEFTOVER_SECONDS:
                 remove_process(self._directory, process, if_true=partial(self._is_as_read, process + FEED))
+                self._leftovers[process] = now  # what is left belongs to another user: tried again later
+
+
+def _uid(name: str, directory: int) -> int:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+    except OSError:
+        return -1
 
 
 def _is_held(path: str) -> bool:

@@ -1,7 +1,8 @@
 """Launches of `run` in a feed directory, their jobs, and the exit status of each job.
 
 A launch locks `runs/<pid>-<random>.lock`. A file without a lock is from a killed launch, whose job may still run. With the
-same stem, in JSON, `….job` describes the running job, and `….ended` the exit status.
+same stem, in JSON, `….job` describes the running job, and `….ended` the exit status. In a feed directory that several users
+can write to, each user has a directory `runs-<uid>` that only this user can write to.
 """
 
 from __future__ import annotations
@@ -10,24 +11,30 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from exporter.errors import FeedError
-from exporter.feed.entries import trusted_entries
+from exporter.feed.directory import own_uid
+from exporter.feed.entries import is_shared, own_entry, trusted_entries
 from exporter.feed.files import LOCK, OWNER_LOCK, RecordLock, holder, process_of, read_file, replace_file
 
 RUNS = "runs"
+_RUNS_OF_USER = re.compile(rf"{RUNS}-\d+(-\d+)?(-[0-9a-f]{{16}})?")
 ATTACHED_FLAG = "--run.attached"
 JOB = ".job"
 ENDED = ".ended"
 MAX_BYTES = 4096
+MAX_FILES = 4096
+"""Files of another user's launches that are read, and directories of users."""
 ENDED_SECONDS = 86400.0
 """Age after which files of ended launches are removed."""
 SILENT_SECONDS = 20.0
@@ -79,11 +86,7 @@ class Registration:
         self._begin()
 
     def _begin(self) -> None:
-        directory = self._feed_directory / RUNS
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
-            # As its parent, which may be shared by several users.
-            directory.chmod(stat.S_IMODE(self._feed_directory.stat().st_mode))
+        directory = _make_directory(self._feed_directory)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         beginning, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
         # Readable by a sidecar of another user, where the directory lets it in.
@@ -148,7 +151,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
     registered = _files(feed_directory, LOCK)
     if any(_holder(path) is not None for path in registered):
         return True
-    if launcher is not None and launcher == os.getppid() and not (feed_directory / RUNS).exists():
+    if launcher is not None and launcher == os.getppid() and not _directories(feed_directory):
         return True
     # A run may have ended in order since the directory was listed: its file is gone, not abandoned.
     abandoned = [path for path in registered if path.exists()]
@@ -193,10 +196,9 @@ def launches(feed_directory: Path) -> set[str]:
 
 def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str) -> None:
     """Write the exit status of a worker as torchrun's agent saw it; never raises OSError."""
-    path = feed_directory / RUNS / f"worker-{pid}-{secrets.token_hex(4)}{ENDED}"
     end = {"pid": pid, "status": status, "at": time.time(), "launch": launch, "worker": True}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path = _make_directory(feed_directory) / f"worker-{pid}-{secrets.token_hex(4)}{ENDED}"
         replace_file(os.fspath(path), json.dumps(end).encode(), temporary=f"{path}.tmp", mode=0o644)
 
 
@@ -209,11 +211,45 @@ def forget_ends(feed_directory: Path, *, clock: Callable[[], float] = time.time)
                 path.unlink()
 
 
-def _files(feed_directory: Path, *suffixes: str) -> list[Path]:
+def _make_directory(feed_directory: Path) -> Path:
+    """Return the directory of this user's launches, created on first use; raises OSError."""
+    directory = Path(own_entry(os.fspath(feed_directory / own_name(feed_directory))))
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+        # Other users may read what they may read in the feed directory.
+        directory.chmod(stat.S_IMODE(feed_directory.stat().st_mode) & ~0o1022)
+    return directory
+
+
+def own_name(feed_directory: Path) -> str:
+    """Return the name of the directory of this user's launches."""
+    return f"{RUNS}-{own_uid()}" if is_shared(os.fspath(feed_directory)) else RUNS
+
+
+def _directories(feed_directory: Path) -> list[Path]:
+    """Return the directories of launches; in a shared feed directory one for each user, this user's first."""
+    names = [RUNS]
+    if is_shared(os.fspath(feed_directory)):
+        with contextlib.suppress(OSError):
+            names = sorted(filter(_RUNS_OF_USER.fullmatch, os.listdir(feed_directory)))[:MAX_FILES]  # noqa: PTH208
+    paths = [path for name in names if (path := feed_directory / name).is_dir() and not path.is_symlink()]
+    return sorted(paths, key=lambda path: not _is_own(path))
+
+
+def _is_own(path: Path) -> bool:
     try:
-        return [path for path in (feed_directory / RUNS).iterdir() if path.suffix in suffixes]
+        return path.lstat().st_uid == own_uid()
     except OSError:
-        return []
+        return False
+
+
+def _files(feed_directory: Path, *suffixes: str) -> list[Path]:
+    paths: list[Path] = []
+    for directory in _directories(feed_directory):
+        most = None if _is_own(directory) else MAX_FILES
+        with contextlib.suppress(OSError):
+            paths += [path for path in islice(directory.iterdir(), most) if path.suffix in suffixes]
+    return paths
 
 
 def _documents(feed_directory: Path, suffix: str) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """Stack requests and answers: how a sidecar asks the training processes of a feed directory for their stacks.
 
 The sidecar replaces one request file. Each process that sees a new request writes its answer beside its feed file, once. Both
-are JSON of bounded size; a file counts only if it is regular and belongs to the reader, to root or to the directory's owner.
+are JSON of bounded size; a file counts only if it is regular and belongs to the reader, to root or to the directory's owner. An
+answer may also belong to the owner of the feed file. If another user has taken a name, an alternative is used (`entries.py`).
 """
 # ruff: noqa: PTH116, PTH118 - one kind of path within the folder, which the job and the sidecar share
 
@@ -14,7 +15,9 @@ from dataclasses import asdict, field
 from typing import Any
 
 from exporter.errors import FeedFormatError
-from exporter.feed.files import OWN_MODE, SHARED_MODE, STACKS, is_process_id, open_regular, replace_file
+from exporter.feed.directory import own_uid
+from exporter.feed.entries import newest_entry, own_entry
+from exporter.feed.files import FEED, OWN_MODE, SHARED_MODE, STACKS, is_process_id, open_regular, replace_file
 from exporter.recording.stacks import (
     MAX_FRAMES,
     MAX_TEXT,
@@ -61,32 +64,26 @@ class StackAnswer(Value):
     last_collective: str | None = None  # from torch's flight recorder, if enabled
 
 
-def answer_path(directory: str, process_id: str) -> str:
-    """Return the path of a process's answer."""
-    return os.path.join(directory, process_id + STACKS)
-
-
 def write_request(directory: str, request: StackRequest, *, shared: bool) -> None:
     """Replace the request of a directory; raises OSError."""
     data = json.dumps({**asdict(request), "detail": request.detail.value}).encode()
-    path = os.path.join(directory, REQUEST)
+    path = own_entry(os.path.join(directory, REQUEST))
     mode = SHARED_MODE if shared else OWN_MODE
     replace_file(path, data, temporary=f"{path}.{os.getpid()}.tmp", mode=mode)
 
 
-def request_stamp(directory: str) -> tuple[int, int] | None:
-    """Return inode and time of change of the request; None if there is none."""
-    try:
-        found = os.stat(os.path.join(directory, REQUEST), follow_symlinks=False)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+def request_stamp(directory: str) -> tuple[str, int, int] | None:
+    """Return path, inode and time of change of the request; None if there is none."""
+    found = newest_entry(os.path.join(directory, REQUEST))
+    return None if found is None else (found.path, found.status.st_ino, found.status.st_mtime_ns)
 
 
 def read_request(directory: str) -> StackRequest | None:
     """Return the request of a directory; None if there is none that counts."""
     try:
         fields = _read(directory, REQUEST, MAX_REQUEST_BYTES)
+        if fields is None:
+            return None
         return StackRequest(
             id=_process_id(fields, "id"),
             asked_at=_number(fields, "asked_at"),
@@ -106,7 +103,7 @@ def write_answer(directory: str, answer: StackAnswer) -> None:
     if len(data) > MAX_ANSWER_BYTES:
         answer = _with_short_texts(answer)
         data = _encoded(answer)
-    path = answer_path(directory, answer.process_id)
+    path = own_entry(os.path.join(directory, answer.process_id + STACKS))
     replace_file(path, data, temporary=path + ".tmp", mode=OWN_MODE)
 
 
@@ -116,8 +113,11 @@ def read_answer(directory: str, process_id: str) -> StackAnswer | None:
     Raises FeedFormatError for a file that breaks a limit or is no answer, and OSError for one that cannot be read.
     """
     try:
-        fields = _read(directory, process_id + STACKS, MAX_ANSWER_BYTES)
-    except FileNotFoundError:
+        writer = os.stat(os.path.join(directory, process_id + FEED), follow_symlinks=False).st_uid
+    except OSError:
+        writer = None
+    fields = _read(directory, process_id + STACKS, MAX_ANSWER_BYTES, writer)
+    if fields is None:
         return None
     sequences = fields.get("sequences")
     if not isinstance(sequences, dict) or len(sequences) > MAX_GROUPS:
@@ -171,11 +171,13 @@ def _replaced(answer: StackAnswer, **changes: Any) -> StackAnswer:
 # Decoding, with every limit checked --------------------------------------------------------------------------
 
 
-def _read(directory: str, name: str, most: int) -> dict[str, Any]:
-    descriptor, found = open_regular(os.path.join(directory, name))
+def _read(directory: str, name: str, most: int, owner: int | None = None) -> dict[str, Any] | None:
+    entry = newest_entry(os.path.join(directory, name), owner)
+    if entry is None:
+        return None
+    descriptor, found = open_regular(entry.path)
     try:
-        owners = {os.geteuid(), 0, os.stat(directory).st_uid}
-        if found.st_uid not in owners:
+        if found.st_uid not in {own_uid(), 0, os.stat(directory).st_uid, owner}:
             raise FeedFormatError(f"{name} belongs to uid {found.st_uid}", reason="owner")
         if found.st_size > most:
             raise FeedFormatError(f"{name} has {found.st_size} bytes of at most {most}", reason="too_large")

@@ -4,7 +4,7 @@ The writer never raises, and waits only for a disk that hangs. A failed write is
 complete snapshot stays readable.
 """
 # one kind of path within the folder, which the job and the sidecar share:
-# ruff: noqa: PTH100, PTH118, PTH208
+# ruff: noqa: PTH100, PTH108, PTH118, PTH208
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from exporter.errors import FeedDirectoryError, FeedFormatError
 from exporter.feed import files
 from exporter.feed.directory import is_trusted, prepare_directory
 from exporter.feed.encoder import HEADER, MAX_BYTES, Encoder
+from exporter.feed.entries import foreign_uid
 from exporter.feed.files import FEED, LOCK, RecordLock, holder, process_of, remove_process
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
@@ -108,6 +109,8 @@ class FeedWriter:
             self._lock = None
 
     def _write(self, recording: Recording) -> None:
+        # Encoded before the lock file shows the process id: another user who takes the feed's name has less time.
+        data = self._fitting(recording)
         if self._lock is None or not self._lock.keep():
             # The first snapshot, or a closed descriptor, or removed files.
             self._drop_lock()
@@ -115,12 +118,27 @@ class FeedWriter:
             self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
             if self._lock is None:
                 raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
-            if not self._cleared:
-                self._cleared = True
-                self._clear_old()
-        data = self._fitting(recording)
-        files.replace_file(self._stem + FEED, data, temporary=self._stem + files.TEMPORARY, mode=self._mode)
+        try:
+            files.replace_file(
+                self._stem + FEED, data, temporary=self._stem + files.TEMPORARY, mode=self._mode
+            )
+        except (PermissionError, IsADirectoryError):
+            if self._sequence == 0 and foreign_uid(self._stem + FEED) is not None:
+                self._take_new_id()
+            raise
         self._sequence += 1
+        if not self._cleared:
+            self._cleared = True
+            self._clear_old()
+
+    def _take_new_id(self) -> None:
+        """Continue under another process id: another user has a file in a shared directory with the name of this one."""
+        self._drop_lock()
+        with suppress(OSError):
+            os.unlink(self._stem + LOCK)
+        self.identity = self.identity.replace(id=os.urandom(16).hex())
+        self._stem = os.path.join(self.directory, self.identity.id)
+        self._encoder = Encoder()
 
     def _fitting(self, recording: Recording) -> bytes:
         """Encode as many Stats as the limits allow, the oldest first."""

@@ -52,11 +52,12 @@ class FeedPass:
     owner: bool  # this sidecar owns the directory
     entries: Mapping[str, FeedEntry]  # readable files by process id
     refused: Sequence[tuple[str, str]]  # file name and reason
+    waiting: Sequence[str]  # names of files that a later pass reads
 
     @property
     def unreadable(self) -> set[str]:
-        """Ids of processes with refused files."""
-        return {name.partition(".")[0] for name, _ in self.refused}
+        """Ids of processes with files that are refused or not read yet."""
+        return {name.partition(".")[0] for name in (*self.waiting, *(name for name, _ in self.refused))}
 
     @property
     def present(self) -> set[str]:
@@ -145,7 +146,7 @@ class JobCollector:
         # A listing may contain a file and the file's replacement: the later sequence wins.
         in_order = sorted(scan.entries, key=lambda entry: entry.snapshot.sequence)
         entries = {entry.snapshot.process.id: entry for entry in in_order}
-        look = FeedPass(now, rules, owner, entries, scan.refused)
+        look = FeedPass(now, rules, owner, entries, scan.refused, scan.waiting)
         self._log_missing_feed(now, found=bool(entries))
         self._ranks.observe(owner, entries, look.unreadable, rules, now)
         self._log_refused([*scan.refused, *self._counted_before(entries)])
@@ -233,7 +234,7 @@ class JobCollector:
         collected.add(feed.STATE_ERRORS, self._state.errors, "failed")
         collected.add(feed.STATE_ERRORS, self._state.damaged, "damaged")
         collected.add(feed.WITHHELD, self._ranks.withheld)
-        for foreign in filter(None, (self._feed.foreign_lock, self._state.foreign_directory)):
+        for foreign in filter(None, (*self._feed.foreign, self._state.foreign_directory)):
             collected.add(feed.FOREIGN, 1, Path(foreign.path).name)
             if foreign.path not in self._logged_foreign:
                 self._logged_foreign.add(foreign.path)

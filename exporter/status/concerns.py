@@ -193,8 +193,7 @@ def _of_the_exporter(seen: View) -> Iterator[Concern]:
         yield Concern(False, str(diagnoses.SERIES_DROPPED.describe(count=f"{dropped:.0f}")))
     if withheld := value("exporter_ledger_withheld_ranks"):
         yield Concern(False, str(diagnoses.TOTALS_WITHHELD.describe(count=f"{withheld:.0f}")))
-    for entry in ("ledger", "owner.lock"):
-        if value("exporter_feed_foreign_entry", entry=entry):
-            yield Concern(False, str(diagnoses.FOREIGN_ENTRY_SHOWN.describe(entry=entry)))
+    for labels, _ in seen.readings.rows("exporter_feed_foreign_entry"):
+        yield Concern(False, str(diagnoses.FOREIGN_ENTRY_SHOWN.describe(entry=labels["entry"])))
     if value("exporter_config_last_reload_successful") == 0:
         yield Concern(False, str(diagnoses.NOT_RELOADED.describe()))

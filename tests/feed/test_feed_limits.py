@@ -24,7 +24,10 @@ from pathlib import Path
 from exporter.feed.reader import FeedReader
 
 reader = FeedReader(Path(sys.argv[1]))
-for _ in range(3):
+scan = reader.scan()
+while scan.waiting:
+    scan = reader.scan()
+for _ in range(2):
     scan = reader.scan()
 (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(int(line.split()[1]) // 1024, len(scan.entries), len(scan.refused))

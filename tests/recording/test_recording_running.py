@@ -61,7 +61,7 @@ def test_a_resumed_job_closes_missed_windows_as_no_data(feed: Path) -> None:
 
 def test_rules_of_the_sidecar_change_a_stat_at_its_next_window(feed: Path) -> None:
     program = """
-        from exporter.feed.directory import write_overrides
+        from exporter.feed.overrides import write_overrides
         loss = Stat("train.loss", ["mean"], window_seconds=0.5)
         other = Stat("train.other", ["mean"], window_seconds=0.5)
         def until(condition):

@@ -139,8 +139,8 @@ FOREIGN = FamilySpec(
     name="exporter_feed_foreign_entry",
     type="gauge",
     labels=("entry",),
-    help="1 for owner.lock or ledger of another user in a shared feed or state directory: this exporter ignores the entry"
-    " and uses a name with its user id instead. Absent otherwise.",
+    help="1 for owner.lock, overrides.json, stacks.request, runs or ledger of another user in a shared feed or state"
+    " directory: this exporter ignores the entry and uses a name with its user id instead. Absent otherwise.",
     source="feed directory, state directory",
 )
 WITHHELD = FamilySpec(

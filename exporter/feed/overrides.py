@@ -1,0 +1,111 @@
+"""Recording rules: the sidecar writes `overrides.json` into the feed directory, and training processes read it.
+
+In a shared directory, a file counts only if it belongs to the reader's user, to root or to the owner of the directory. A sidecar
+that finds the file of another user writes `overrides-<uid>.json`; of several files that count, the newest does.
+"""
+# ruff: noqa: PTH116, PTH118, PTH119, PTH120 - one kind of path within the folder, which the job and the sidecar share
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from json import dumps, loads
+
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed.directory import check_directory, is_trusted, own_uid, refusal
+from exporter.feed.entries import FoundEntry, newest_entry, own_entry
+from exporter.feed.files import OVERRIDES, OWN_MODE, SHARED_MODE, read_file, replace_file
+
+Rule = Mapping[str, object]
+VERSION = 1
+MAX_BYTES = 1 << 20
+MAX_RULES = 1000
+
+
+def write_overrides(directory: str | os.PathLike[str], rules: Sequence[Rule]) -> None:
+    """Replace the rules, in their order: `{"version": 1, "rules": [{"match": "train.*", "enabled": false}]}`.
+
+    Only for the owner of the directory. Raises `FeedDirectoryError` if the write fails.
+    """
+    path = own_entry(os.path.join(directory, OVERRIDES))
+    data = dumps({"version": VERSION, "rules": list(map(dict, rules))}, allow_nan=False).encode()
+    try:
+        mode = SHARED_MODE if is_trusted(directory) else OWN_MODE
+        replace_file(path, data, temporary=path + ".tmp", mode=mode)
+    except OSError as error:
+        raise _unusable(f"cannot write {os.path.basename(path)} ({error.strerror})", path) from error
+
+
+def has_overrides(directory: str | os.PathLike[str]) -> bool:
+    """Return True if the directory has rules that count."""
+    return newest_entry(os.path.join(directory, OVERRIDES)) is not None
+
+
+def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
+    """Return the rules, in order; None without a file or a directory.
+
+    Raises `FeedDirectoryError` if the file belongs to another user or is writable for all users, and `FeedFormatError` for
+    invalid content.
+    """
+    if not os.path.lexists(directory):
+        return None
+    check_directory(directory)
+    path = os.path.join(directory, OVERRIDES)
+    entry = newest_entry(path)
+    return _read(path if entry is None else entry.path)
+
+
+class OverridesReader:
+    """Reader of the rules of a feed directory, which may be missing."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = directory
+        self._path = os.path.join(directory, OVERRIDES)
+        self._stamp: tuple[str, int, int, int] | None = None
+
+    def changed_rules(self) -> tuple[Rule, ...] | None:
+        """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
+        # Before reading: a later write changes the file again for the next call.
+        entry = newest_entry(self._path)
+        stamp = None if entry is None else _stamp(entry)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        return read_overrides(self._directory) or ()
+
+
+def _stamp(entry: FoundEntry) -> tuple[str, int, int, int]:
+    return entry.path, entry.status.st_ino, entry.status.st_mtime_ns, entry.status.st_size
+
+
+def _read(path: str) -> tuple[Rule, ...] | None:
+    name = os.path.basename(path)
+    try:
+        data, found = read_file(path, MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(f"{name} cannot be used ({error.strerror})", path) from error
+    if found.st_uid not in {own_uid(), 0, os.stat(os.path.dirname(path)).st_uid}:
+        message = f"{name} belongs to uid {found.st_uid}: not this user, root or the directory's owner"
+        raise _unusable(message, path)
+    if found.st_mode & stat.S_IWOTH:
+        raise _unusable(f"everybody may write to {name}", path)
+    try:
+        body = loads(data.decode()) if len(data) <= MAX_BYTES else None
+    except (ValueError, RecursionError) as error:
+        raise FeedFormatError(f"{name} is no JSON: {error}", reason="content") from error
+    if isinstance(body, dict) and body.get("version", VERSION) != VERSION:
+        raise FeedFormatError(f"{name} has an unknown version (known: {VERSION})", reason="version")
+    rules = body.get("rules") if isinstance(body, dict) else None
+    if not isinstance(rules, list) or not all(
+        isinstance(rule, dict) and isinstance(rule.get("match"), str) for rule in rules[:MAX_RULES]
+    ):
+        raise FeedFormatError(f"{name}: no list of rules, each with a text 'match'", reason="content")
+    return tuple(rules[:MAX_RULES])
+
+
+def _unusable(message: str, path: str) -> FeedDirectoryError:
+    remedy = f"remove {os.path.basename(path)} there; the sidecar writes it anew"
+    return refusal(message, os.path.dirname(path), remedy)

@@ -1,0 +1,116 @@
+"""The recording rules that the sidecar leaves in the feed directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from feed_support import make_default, mounted, needs_root
+
+from exporter.errors import FeedDirectoryError, FeedFormatError
+from exporter.feed.overrides import OverridesReader, read_overrides, write_overrides
+from exporter.recording.definition import check_rules
+
+RULES = (
+    {"match": "train.*", "enabled": False},
+    {
+        "match": "loss",
+        "aggregations": ["mean", "p95"],
+        "window_seconds": 10.5,
+        "window_samples": None,
+        "buckets": [0.1, 1],
+    },
+)
+
+
+@pytest.fixture
+def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's default directory, which is missing."""
+    return make_default(tmp_path, monkeypatch)
+
+
+def test_rules_round_trip_and_are_accepted_by_recording(tmp_path: Path) -> None:
+    assert read_overrides(tmp_path) is read_overrides(tmp_path / "missing") is None
+    write_overrides(tmp_path, RULES)
+
+    read = read_overrides(tmp_path)
+
+    assert read == RULES
+    assert check_rules(read)[1] == []
+
+
+def test_a_follower_sees_each_change_and_each_broken_file_once(tmp_path: Path) -> None:
+    follower = OverridesReader(tmp_path)
+    seen = [OverridesReader(tmp_path / "missing").changed_rules(), follower.changed_rules()]
+    for rules in (RULES, RULES[:1], ()):
+        write_overrides(tmp_path, rules)
+        seen += [follower.changed_rules(), follower.changed_rules()]
+    (tmp_path / "overrides.json").write_text("{")
+    with pytest.raises(FeedFormatError):
+        follower.changed_rules()
+    seen.append(follower.changed_rules())
+    write_overrides(tmp_path, RULES)
+    seen.append(follower.changed_rules())
+    (tmp_path / "overrides.json").unlink()
+    seen += [follower.changed_rules(), follower.changed_rules()]
+
+    assert seen == [None, None, RULES, None, RULES[:1], None, (), None, None, RULES, (), None]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "content"),
+        (b'{"version": 2, "rules": []}', "version"),
+        (b"[]", "content"),
+        (b'{"version": 1, "rules": [{"match": "\xff"}]}', "content"),
+        (b'{"version": 1, "rules": [{"match": 1}]}', "content"),
+        (b" " * (1 << 20) + b"{}", "content"),
+    ],
+)
+def test_a_damaged_file_of_rules_gives_the_documented_error(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / "overrides.json").write_bytes(content)
+
+    with pytest.raises(FeedFormatError) as caught:
+        read_overrides(tmp_path)
+
+    assert caught.value.reason == reason
+
+
+def test_world_writable_rules_are_refused(tmp_path: Path) -> None:
+    write_overrides(tmp_path, RULES)
+    (tmp_path / "overrides.json").chmod(0o646)
+
+    with pytest.raises(FeedDirectoryError, match="everybody"):
+        read_overrides(tmp_path)
+
+
+@needs_root
+def test_rules_are_private_in_the_default_directory_and_those_of_another_user_are_refused(
+    default: Path, tmp_path: Path
+) -> None:
+    default.mkdir(mode=0o700)
+    for where in (default, tmp_path):
+        write_overrides(where, RULES)
+    modes = [stat.S_IMODE((where / "overrides.json").stat().st_mode) | 0o022 for where in (default, tmp_path)]
+    for where in (default, tmp_path):
+        os.chown(where / "overrides.json", 12345, -1)
+
+    assert modes == [0o622, 0o666]
+    for where in (default, tmp_path):
+        with pytest.raises(FeedDirectoryError, match="12345"):
+            read_overrides(where)
+
+
+def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:
+    with mounted(tmp_path, "-t", "tmpfs", "-o", "size=16k", "tmpfs"):
+        write_overrides(tmp_path, RULES)
+        with pytest.raises(FeedDirectoryError, match="No space"):
+            write_overrides(tmp_path, [{"match": f"{n}" * 500} for n in range(10, 30)])
+
+        assert read_overrides(tmp_path) == RULES
+        assert [path.name for path in tmp_path.iterdir()] == ["overrides.json"]

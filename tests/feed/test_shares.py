@@ -1,0 +1,135 @@
+"""Shares of the reader's limits: no file makes a smaller file wait, and no user takes the room of another user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from feed_support import needs_root, new_identity, new_recording
+from hypothesis import given
+from hypothesis import strategies as st
+from test_feed_limits import definition, feed_file, many_stats, unknown_keys
+
+from exporter.feed.encoder import MAX_BYTES, encode
+from exporter.feed.reader import FIRST_PASS_BYTES, FeedReader
+from exporter.feed.shares import ChangedFile, FileCost, displaced, files_of_pass, files_of_users
+from exporter.feed.snapshot import Snapshot
+from exporter.feed.writer import FeedWriter
+
+SIZES = st.lists(st.integers(0, MAX_BYTES), max_size=30)
+
+
+@given(SIZES)
+def test_every_file_is_read_within_a_bounded_number_of_passes(sizes: list[int]) -> None:
+    left = {f"f{number}": ChangedFile(f"f{number}", size, False, 0) for number, size in enumerate(sizes)}
+    passes = 0
+    while left:
+        chosen = files_of_pass(left.values(), 8 << 20)
+        assert sum(left[name].size for name in chosen) <= 8 << 20
+        assert len(set(chosen)) == len(chosen) > 0
+        for name in chosen:
+            del left[name]
+        passes += 1
+
+    assert passes <= 1 + len(sizes)
+
+
+def test_a_large_file_is_read_though_small_files_change_in_each_pass() -> None:
+    small = [ChangedFile(f"s{number}", 100_000, True, 0) for number in range(200)]
+
+    assert "large" in files_of_pass([*small, ChangedFile("large", MAX_BYTES, False, 3)], 8 << 20)
+
+
+def test_files_of_a_user_with_few_files_come_before_the_many_of_another() -> None:
+    users = {f"a{number}": 1 for number in range(5000)} | {"mine": 2}
+
+    assert "mine" in files_of_users(users, 4096)
+    assert len(files_of_users(users, 4096)) == 4096
+
+
+def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one() -> None:
+    others = [FileCost("large", 1, 900), FileCost("small", 1, 50)]
+
+    assert displaced(FileCost("new", 1, 100), others, excess=80) == ["large"]
+    assert displaced(FileCost("new", 1, 1000), others, excess=80) == []
+
+
+def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
+    others = [FileCost(f"{number}", 1, 20) for number in range(100)]
+
+    assert len(displaced(FileCost("new", 2, 100), others, excess=100)) == 5
+
+
+def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:032x}.feed").write_bytes(unknown_keys(number))
+    writer = FeedWriter(tmp_path, new_identity())
+    writer.publish(new_recording())
+    reader = FeedReader(tmp_path)
+    first = reader.scan()
+    passes = 1
+    while reader.scan().waiting:
+        passes += 1
+
+    assert writer.identity.id in {entry.snapshot.process.id for entry in first.entries}
+    assert len(first.waiting) == 20 - FIRST_PASS_BYTES // MAX_BYTES
+    assert passes < 20
+    writer.close()
+
+
+def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path) -> None:
+    now = time.monotonic()
+    reader = FeedReader(tmp_path, monotonic=lambda: now)
+    identity = new_identity(id=f"{99:032x}")
+    path = tmp_path / f"{identity.id}.feed"
+    extra = new_recording(stats=4000, help_characters=400)
+    path.write_bytes(encode(Snapshot(identity, 1, 1.0, 1.0, extra)))
+    reader.scan()
+    for turn in range(2, 8):
+        now += 5.0
+        path.write_bytes(encode(Snapshot(identity, turn, 1.0, 1.0, extra)))
+        for number in range(40):
+            (tmp_path / f"{number:032x}.feed").write_bytes(
+                feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number)
+            )
+        (entry,) = [each for each in reader.scan().entries if each.snapshot.process.id == identity.id]
+
+        assert entry.age_seconds < 5.0
+
+
+def test_an_honest_file_has_room_beside_many_that_fill_the_memory(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:032x}.feed").write_bytes(many_stats(number))
+    reader = FeedReader(tmp_path)
+    while reader.scan().waiting:
+        pass
+    writer = FeedWriter(tmp_path, new_identity())
+    writer.publish(new_recording(stats=50))
+    found = {entry.snapshot.process.id: entry for entry in reader.scan().entries}
+
+    assert len(found[writer.identity.id].snapshot.recording.stats) == 50
+    writer.close()
+
+
+@needs_root
+@pytest.mark.parametrize("files", [200])
+def test_an_honest_file_is_read_beside_more_files_of_another_user_than_the_limit(files: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        directory.chmod(0o1777)
+        for number in range(files):
+            path = directory / f"{number:032x}.feed"
+            path.write_bytes(feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number))
+            os.chown(path, 12345, 12345)
+        reader = FeedReader(directory, max_files=100)
+        reader.scan()
+        writer = FeedWriter(directory, new_identity())
+        writer.publish(new_recording())
+        scan = reader.scan()
+
+        assert writer.identity.id in {entry.snapshot.process.id for entry in scan.entries}
+        assert len(scan.entries) == 100
+        writer.close()
