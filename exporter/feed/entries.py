@@ -11,15 +11,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from exporter.feed.directory import own_uid
+from exporter.recording.value_class import Value, value_class
 
 _OTHERS_WRITE = 0o022
+_unpredictable: dict[str, str] = {}
+"""Names that other users cannot take in advance, by the name that they have taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignEntry:
+@value_class
+class ForeignEntry(Value):
     """Entry of another user that is not used."""
 
     path: str
@@ -27,8 +29,8 @@ class ForeignEntry:
     used: str  # path in its place
 
 
-@dataclass(frozen=True, slots=True)
-class FoundEntry:
+@value_class
+class FoundEntry(Value):
     """Entry of a trusted user."""
 
     path: str
@@ -74,8 +76,11 @@ def own_entry(path: str) -> str:
     alternative = _alternative(path, own_uid())
     if foreign_uid(alternative) is None:
         return alternative
-    stem, suffix = os.path.splitext(alternative)
-    return f"{stem}-{os.urandom(8).hex()}{suffix}"  # a name that another user cannot take in advance
+    name = _unpredictable.get(alternative)
+    if name is None or foreign_uid(name) is not None:
+        stem, suffix = os.path.splitext(alternative)
+        name = _unpredictable[alternative] = f"{stem}-{os.urandom(8).hex()}{suffix}"
+    return name
 
 
 def trusted_entries(path: str) -> list[str]:

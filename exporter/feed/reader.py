@@ -99,7 +99,9 @@ class FeedReader:
 
     # error that prevents ownership of the directory; empty if another reader owns the directory
     not_owned = ""
-    foreign: tuple[ForeignEntry, ...] = ()  # entries of other users with names of the exporter, as of the last scan
+    foreign: tuple[
+        ForeignEntry, ...
+    ] = ()  # entries of other users with names of the exporter, as of the last scan
 
     def __init__(
         self,

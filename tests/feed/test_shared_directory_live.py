@@ -1,0 +1,89 @@
+"""`run` of a user without rights, in a shared directory where another user has taken every fixed name first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hangs_support import kill_tree
+from run_support import environment, free_port, page
+from users_support import NOBODY, as_user, reason_to_skip
+from waiting import wait_until
+
+ATTACKER = 12345
+OFF = '{"version": 1, "rules": [{"match": "*", "enabled": false}]}'
+NAMES = ("overrides.json", "owner.lock", "stacks.request", "ledger", "runs")
+JOB = """
+import time, exporter
+from exporter import training
+stat = exporter.Stat("mine")
+while True:
+    with training.training_iteration():
+        stat.add(1.0)
+        time.sleep(0.05)
+"""
+REASON = reason_to_skip()
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(REASON), reason=REASON)]
+
+
+@pytest.fixture
+def taken() -> Iterator[Path]:
+    """A directory of mode 1777 in which another user has every fixed name, also those with the job's user id."""
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        directory.chmod(0o1777)
+        for name in NAMES:
+            path = directory / name
+            for each in (path, path.with_name(f"{path.stem}-{NOBODY}{path.suffix}")):
+                if path.suffix:
+                    each.write_text(OFF)
+                else:
+                    each.mkdir(mode=0o755)
+                os.chown(each, ATTACKER, ATTACKER)
+        yield directory
+
+
+def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(taken: Path) -> None:
+    port = free_port()
+    flags = [f"--feed.dir={taken}", f"--web.listen-address=127.0.0.1:{port}", "--run.name=honest"]
+    command = [sys.executable, "-m", "exporter", "run", *flags, "--", sys.executable, "-c", JOB]
+    env = environment(HOME="/tmp")
+    run = subprocess.Popen(as_user(command), env=env, cwd="/", start_new_session=True)
+    try:
+        body = wait_until(lambda: _page_with("training_steps_total{", port))
+        stacks = subprocess.run(
+            as_user([sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={taken}"]),
+            env=env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        owner = psutil.Process(run.pid).uids().real
+    finally:
+        kill_tree(run)
+
+    reported = set(re.findall(r'exporter_feed_foreign_entry\{entry="([^"]*)"\} 1', body))
+    assert owner == NOBODY
+    assert reported == {"overrides.json", "owner.lock", "stacks.request", "ledger", f"runs-{NOBODY}"}
+    assert "exporter_feed_owner 1" in body
+    assert 'mine_count{rank="0",run="honest"}' in body
+    assert json.loads(stacks.stdout)[0]["silent"] == {}
+
+
+def _page_with(name: str, port: int) -> str:
+    """Return the page once it has a family, otherwise an empty string."""
+    try:
+        found = page(port)
+    except OSError:
+        return ""
+    return found if f"\n{name}" in found else ""

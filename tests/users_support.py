@@ -1,0 +1,46 @@
+"""Commands as a real other user, for tests that run as root."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NOBODY = 65534
+
+
+def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
+    """Return a command that runs another command as a user without rights.
+
+    If the interpreter is below a directory that only root can enter, such as /root, the command has a mount namespace in which
+    the interpreter's directory is reachable.
+    """
+    prefix = Path(sys.base_prefix).resolve()
+    closed = next((each for each in reversed(prefix.parents) if not each.stat().st_mode & 0o001), None)
+    mounts = "true"
+    if closed is not None:
+        inner, outer = shlex.quote(str(prefix)), shlex.quote(str(closed))
+        mounts = (
+            f"place=$(mktemp -d) && mount --bind {inner} $place && mount -t tmpfs -o mode=755 tmpfs {outer}"
+            f" && mkdir -p {inner} && mount --bind $place {inner} && umount $place && rmdir $place"
+        )
+    identity = f"--reuid={uid} --regid={uid} --clear-groups"
+    script = f'{mounts} && exec setpriv {identity} -- "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, "sh", *map(str, command)]
+
+
+def reason_to_skip() -> str:
+    """Return why commands cannot run as another user, or an empty string."""
+    if os.geteuid() != 0:
+        return "only root can become another user"
+    if shutil.which("unshare") is None or shutil.which("setpriv") is None:
+        return "needs unshare and setpriv (util-linux)"
+    command = as_user([sys.executable, "-c", "import exporter"])
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
+    return (
+        f"{sys.executable} does not run as another user: {tried.stderr.strip()}" if tried.returncode else ""
+    )
