@@ -21,11 +21,11 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from exporter.cli.configuration import Configuration
-from exporter.config.loader import choices, limits, plain
+from exporter.config.dump import plain
+from exporter.config.expectation import choices, limits
 from exporter.config.options import (
     REQUIRED,
     UNCHANGED,
-    Keys,
     Notation,
     Option,
     Range,
@@ -67,12 +67,6 @@ def example() -> str:
 def _options_under(option: Option) -> tuple[Option, ...] | None:
     """The keys of the mapping that an option is, with their values; None where it is none."""
     base, _ = unwrap(option.hint)
-    keys = mark_of(option.hint, Keys)
-    if keys is not None:
-        return tuple(
-            Option(name, name, type(value), value, keys.help.get(name, ""))
-            for name, value in keys.defaults.items()
-        )
     made = isinstance(base, type) and dataclasses.is_dataclass(base)
     return options_of(base, option.default) if made else None
 

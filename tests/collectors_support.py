@@ -53,6 +53,11 @@ def read_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
     return read
 
 
+def switched_on(entry: CollectorEntry) -> dict[str, bool]:
+    """Return the switches of a collector that are off by default, switched on."""
+    return {name: True for name, value in entry.options.own_options().items() if value is False}
+
+
 def build(entry: CollectorEntry, root: Path, **options: bool) -> Collector:
     """Return a collector that reads a tree, after a call of `read_from`."""
     places: dict[str, dict[str, object]] = {

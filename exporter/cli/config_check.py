@@ -26,9 +26,8 @@ def _web_problems(configuration: Configuration) -> Iterator[Problem]:
 
 
 def _extra_problems(configuration: Configuration) -> Iterator[Problem]:
-    settings = configuration.collectors["extra"]
-    classes = settings.own_options()["classes"] if settings.enabled else ()
-    for name in classes:
+    extra = configuration.collectors.extra
+    for name in extra.classes if extra.enabled else ():
         module, _, attribute = name.partition(":")
         try:
             getattr(importlib.import_module(module), attribute)

@@ -6,28 +6,16 @@ A flag wins over the environment, that over the file. A relative path in a file 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, get_args
 
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
 from exporter.cli.sections import Exposition, Feed, GpuSection, Hang, Log, State, Web
-from exporter.collectors.catalogue import CATALOGUE, EXTRA, CollectorEntry
+from exporter.collectors.catalogue import Collectors
 from exporter.config.loader import load_file, parse
-from exporter.config.options import (
-    REQUIRED,
-    UNCHANGED,
-    Duration,
-    Glob,
-    Keys,
-    Notation,
-    Range,
-    format_duration,
-    option,
-    options_of,
-)
+from exporter.config.options import REQUIRED, UNCHANGED, Duration, Notation, Range, option, options_of
 from exporter.errors import ConfigurationError, DefinitionError, Problem
 from exporter.feed.overrides import MAX_RULES
 from exporter.ledger.energy.options import EnergyOptions
@@ -36,11 +24,6 @@ from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
 from exporter.replay.machines import is_machine_file, load_machine
 
-Interval = Annotated[Duration, Range(0.1, 86400)]
-_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
-ClassName = Annotated[
-    str, Notation("a class such as my_package.queue:QueueCollector", rf"^{_WORD}(\.{_WORD})*:{_WORD}$")
-]
 StatPattern = Annotated[
     str,
     Notation(
@@ -48,67 +31,6 @@ StatPattern = Annotated[
     ),
 ]
 """Pattern of `exporter.recording.definition.matches`; other texts could never match."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectorSettings:
-    """Options of a background collector; the collector's specific options follow."""
-
-    enabled: bool = option(REQUIRED, "Run this collector.")
-    interval: Interval = option(REQUIRED, "Time from the start of one collection to the start of the next.")
-    deadline: Interval = option(
-        REQUIRED, "A collection that takes longer has failed. Nothing else waits for it."
-    )
-    default_deadline: ClassVar[float] = math.inf
-
-    @property
-    def effective_deadline(self) -> float:
-        """The deadline, or the interval if that is shorter than the default deadline."""
-        return min(self.deadline, self.interval)
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Report a chosen deadline that is longer than the interval."""
-        if self.interval < self.deadline != self.default_deadline:
-            message = (
-                f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
-            )
-            yield "deadline", message
-
-    def own_options(self) -> dict[str, Any]:
-        """Argument of the collector's factory."""
-        own = fields(self)[len(fields(CollectorSettings)) :]
-        return {each.name: getattr(self, each.name) for each in own}
-
-
-_LISTS: Mapping[str, Any] = {
-    "pattern": tuple[Glob, ...],
-    "path": tuple[Path, ...],
-    "class": tuple[ClassName, ...],
-}
-
-
-def _settings(entry: CollectorEntry) -> CollectorSettings:
-    """Return a collector's defaults, of a separate class for a collector with specific options."""
-    own = [
-        (each.name, bool if each.default is False else _LISTS[each.kind], option(each.default, each.help))
-        for each in entry.settings
-    ]
-    made: type[CollectorSettings] = make_dataclass(
-        f"{entry.name}_settings",
-        own,
-        bases=(CollectorSettings,),
-        namespace={"default_deadline": entry.timing.deadline},
-        frozen=True,
-        slots=True,
-    )
-    return made(True, entry.timing.interval, entry.timing.deadline)
-
-
-# Cached: instances of two classes would never be equal.
-DEFAULT_COLLECTORS: Mapping[str, CollectorSettings] = {
-    entry.name: _settings(entry) for entry in (*CATALOGUE, EXTRA)
-}
-COLLECTORS_HELP: Mapping[str, str] = {entry.name: entry.help for entry in (*CATALOGUE, EXTRA)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +89,7 @@ class Configuration:
     state: State = option(State(), "State that outlives the exporter.")
     log: Log = option(Log(), "Log lines on standard error.")
     exposition: Exposition = option(Exposition(), "Limits of a scrape.")
-    collectors: Annotated[Mapping[str, CollectorSettings], Keys(DEFAULT_COLLECTORS, COLLECTORS_HELP)] = field(
-        default_factory=lambda: DEFAULT_COLLECTORS,
-        metadata={"help": "Collectors that run in the background."},
-    )
+    collectors: Collectors = option(Collectors(), "Collectors that run in the background.")
     gpu: GpuSection = option(GpuSection(), "Which GPUs to watch, and how closely.")
     energy: EnergyOptions = option(
         EnergyOptions(), "Energy of the runs, and what it costs: carbon, water and money."

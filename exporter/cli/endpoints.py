@@ -11,7 +11,7 @@ from pathlib import Path
 from exporter.cli.configuration import Configuration
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.collectors.status import CollectorStatus
-from exporter.config.loader import dump
+from exporter.config.dump import dump
 from exporter.exposition.page import Page
 from exporter.hangs.collector import Explained
 from exporter.hangs.explanation import RankGroup, location_of, ranks_text

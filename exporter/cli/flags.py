@@ -80,7 +80,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, argument: str) -> Problem:
         # Imported after an error only, because the module imports YAML.
-        from exporter.config.loader import suggest  # noqa: PLC0415
+        from exporter.config.expectation import suggest  # noqa: PLC0415
 
         flag = argument.partition("=")[0]
         if not flag.startswith("-") or flag == "-":

@@ -70,7 +70,7 @@ def _dispatch(arguments: list[str], environ: Mapping[str, str]) -> int:
         return _serve(arguments, environ)
     command = arguments[0]
     if command not in COMMANDS:
-        from exporter.config.loader import suggest  # noqa: PLC0415  (as below)
+        from exporter.config.expectation import suggest  # noqa: PLC0415  (as below)
 
         raise mistake("command line", f"unknown command {command!r}, {suggest(command, COMMANDS)}")
     # Imported here: the job of `run` must not wait for the imports of a web server.

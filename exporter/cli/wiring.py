@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 from exporter.cli.configuration import Configuration
 from exporter.cli.sections import GpuSection
-from exporter.collectors.catalogue import CATALOGUE, EXTRA, LOCAL_LANE, CollectorEntry, extra_collectors
+from exporter.collectors.catalogue import LOCAL_LANE, CollectorEntry, entries, extra_collectors
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.gpu.collector import GpuCollector, visible_devices
 from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
 from exporter.collectors.host.memory import oom_kills
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse
+from exporter.collectors.options import ExtraOptions
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.lives import ProcessLives
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -170,16 +171,16 @@ class Wiring:
             times=Times(interval_seconds=feed.interval, deadline_seconds=LEDGER_DEADLINE_SECONDS),
             lane=LEDGER_LANE,
         )
-        for entry in (*CATALOGUE, EXTRA):
-            settings = configuration.collectors[entry.name]
-            if settings.enabled:
+        for entry in entries(configuration.collectors):
+            options = entry.options
+            if options.enabled:
                 yield ScheduleEntry(
                     name=entry.name,
-                    make=partial(self._made, entry, settings.own_options()),
+                    make=partial(self._made, entry),
                     times=Times(
-                        interval_seconds=settings.interval, deadline_seconds=settings.effective_deadline
+                        interval_seconds=options.interval, deadline_seconds=options.effective_deadline
                     ),
-                    options=settings.own_options(),
+                    options=options.own_options(),
                     lane=entry.lane,
                 )
         if configuration.hang.detail is not None:
@@ -219,9 +220,9 @@ class Wiring:
         self._lives.stop()
         self._lock.release()
 
-    def _made(self, entry: CollectorEntry, options: dict[str, Any]) -> Sequence[AnyCollector]:
-        if entry is EXTRA:
-            return extra_collectors(**options)
+    def _made(self, entry: CollectorEntry) -> Sequence[AnyCollector]:
+        if isinstance(entry.options, ExtraOptions):
+            return extra_collectors(entry.options.classes)
         more: dict[str, Any] = {}
         if entry.name == ProcessCollector.name:
             more = {"job": lambda: self._jobs.processes, "gpu_use": self._gpu_use}
@@ -234,7 +235,7 @@ class Wiring:
             more = {"members": self._members}
         elif entry.name == CheckpointDirsCollector.name:
             more = {"runs": self._alive}
-        return [entry.factory(**more, **options)]
+        return [entry.factory(**more, **entry.options.own_options())]
 
     def _made_hangs(self, detail: Detail) -> Sequence[AnyCollector]:
         return [HangCollector(self._feed_directory, lambda: self._jobs.overdue_runs, detail=detail)]

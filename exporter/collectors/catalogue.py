@@ -1,38 +1,38 @@
-"""Catalogue of the collectors, with intervals, lanes and options; the source of the configuration."""
+"""Catalogue of the collectors, with lanes and default options: the section `collectors` of the configuration."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client.core import Metric
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.host.cgroup import CgroupCollector
-from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector
-from exporter.collectors.host.cpu import CpuCollector
-from exporter.collectors.host.disk import DEVICE_EXCLUDE as DISKS_EXCLUDE
-from exporter.collectors.host.disk import DiskCollector
-from exporter.collectors.host.filesystem import (
-    FS_TYPES_EXCLUDE,
-    MOUNT_POINTS_EXCLUDE,
-    FilesystemCollector,
-)
+from exporter.collectors.host.checkpoint_dirs import CheckpointDirsCollector, CheckpointDirsOptions
+from exporter.collectors.host.cpu import CpuCollector, CpuOptions
+from exporter.collectors.host.disk import DiskCollector, DiskOptions
+from exporter.collectors.host.filesystem import FilesystemCollector, FilesystemOptions
 from exporter.collectors.host.hardware import HardwareCollector
 from exporter.collectors.host.lustre import LustreCollector
 from exporter.collectors.host.memory import MemoryCollector
-from exporter.collectors.host.network import DEVICE_EXCLUDE as INTERFACES_EXCLUDE
-from exporter.collectors.host.network import NetworkCollector
+from exporter.collectors.host.network import NetworkCollector, NetworkOptions
 from exporter.collectors.host.nfs import NfsCollector
 from exporter.collectors.host.own import OwnCollector
 from exporter.collectors.host.pressure import PressureCollector
-from exporter.collectors.host.rdma import RdmaCollector
+from exporter.collectors.host.rdma import RdmaCollector, RdmaOptions
 from exporter.collectors.host.statvfs import StatvfsPool
-from exporter.collectors.kernel_files import EVERYTHING
+from exporter.collectors.options import (
+    CollectorOptions,
+    ExtraOptions,
+    FrequentOptions,
+    RareOptions,
+    SlowOptions,
+)
 from exporter.collectors.processes.collector import ProcessCollector
 from exporter.collectors.processes.memory import ProcessMemoryCollector
 from exporter.errors import CollectError
@@ -42,138 +42,6 @@ LOCAL_LANE = "local"
 """Lane of the collectors of /proc and /sys, which share one thread."""
 BOUNDED_LANE = "bounded"
 """Lane of slow collectors that bound the time of a pass themselves, such as by a thread per statvfs call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Interval and deadline of a collector, seconds."""
-
-    interval: float
-    deadline: float
-
-
-LOCAL = Timing(10.0, 8.0)
-ENERGY = Timing(5.0, 4.0)
-"""Energy registers, which wrap, and the use by which the energy is divided."""
-REMOTE = Timing(15.0, 10.0)
-"""Filesystems, which may wait for a server, and other slow sources."""
-RARE = Timing(60.0, 20.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Option of a collector: a key in the configuration and an argument of the factory."""
-
-    name: str
-    default: Literal[False] | tuple[str, ...]  # False makes it a switch, a tuple a list
-    help: str  # one sentence for the configuration
-    kind: Literal["pattern", "path", "class"] = "pattern"  # of the items of a list
-
-
-@dataclass(frozen=True, slots=True)
-class CollectorEntry:
-    """Configurable collector: name (also the label `collector`), factory and defaults."""
-
-    name: str
-    factory: Callable[..., Any]
-    specs: Sequence[FamilySpec]
-    help: str
-    timing: Timing
-    lane: str | None  # None for a thread of its own
-    settings: tuple[Setting, ...] = ()
-
-
-def _entry(
-    factory: Callable[..., Any],
-    help_text: str,
-    *settings: Setting,
-    timing: Timing = LOCAL,
-    lane: str | None = LOCAL_LANE,
-) -> CollectorEntry:
-    made: Any = factory.func if isinstance(factory, partial) else factory
-    return CollectorEntry(made.name, factory, made.specs, help_text, timing, lane, settings)
-
-
-def _devices(exclude: tuple[str, ...]) -> tuple[Setting, Setting]:
-    return (
-        Setting("device_include", EVERYTHING, "Patterns of devices to show."),
-        Setting("device_exclude", exclude, "Patterns of devices to leave out."),
-    )
-
-
-CATALOGUE: tuple[CollectorEntry, ...] = (
-    _entry(
-        CpuCollector,
-        "CPU time by mode, utilization, load averages, boot time.",
-        Setting(
-            "per_core", default=False, help="A series per CPU and mode instead of the sum over all CPUs."
-        ),
-    ),
-    _entry(PressureCollector, "Time lost waiting for CPU, memory and I/O (PSI)."),
-    _entry(MemoryCollector, "Use of memory, swap, page faults, out-of-memory kills, /dev/shm."),
-    _entry(OwnCollector, "The exporter's own CPU time, memory and descriptors."),
-    _entry(HardwareCollector, "Number of CPUs.", timing=RARE),
-    _entry(
-        CgroupCollector, "CPU and memory limits of the job's cgroup, and the use that counts against them."
-    ),
-    _entry(
-        DiskCollector,
-        "Reads, writes and busy time of the disks.",
-        Setting("partitions", default=False, help="Also show partitions. The disk counts the same I/O."),
-        *_devices(DISKS_EXCLUDE),
-    ),
-    _entry(
-        # All instances share a pool: a reload must not call statvfs again for a filesystem that hangs.
-        partial(FilesystemCollector, pool=StatvfsPool()),
-        "Size, free space and state of mounted filesystems.",
-        Setting("mount_points_include", EVERYTHING, "Patterns of mount points to show."),
-        Setting(
-            "mount_points_exclude",
-            MOUNT_POINTS_EXCLUDE,
-            "Patterns of mount points to leave out. * also matches /; use ? for a space.",
-        ),
-        Setting("fs_types_include", EVERYTHING, "Patterns of filesystem types to show."),
-        Setting("fs_types_exclude", FS_TYPES_EXCLUDE, "Patterns of filesystem types to leave out."),
-        timing=REMOTE,
-        lane=BOUNDED_LANE,
-    ),
-    _entry(NfsCollector, "Traffic of each NFS mount, and the response time of its server.", lane=None),
-    _entry(LustreCollector, "Traffic of each Lustre mount.", lane=None),
-    _entry(
-        NetworkCollector,
-        "Traffic and losses of the network interfaces, and TCP retransmissions.",
-        *_devices(INTERFACES_EXCLUDE),
-    ),
-    _entry(
-        RdmaCollector,
-        "Traffic and link errors of InfiniBand and RoCE ports.",
-        *_devices(()),
-    ),
-    _entry(
-        partial(CheckpointDirsCollector, pool=StatvfsPool()),
-        "Free space in the checkpoint directories.",
-        Setting("paths", (), "Directories, in the mount namespace of the exporter.", kind="path"),
-        timing=REMOTE,
-        lane=BOUNDED_LANE,
-    ),
-    _entry(
-        ProcessCollector,
-        "Resources that the job's processes use, by rank and role. Needed to divide energy among runs.",
-        timing=ENERGY,
-    ),
-    _entry(
-        ProcessMemoryCollector,
-        "Unique and proportional memory of the job's processes, within a time budget.",
-        timing=REMOTE,
-        lane=BOUNDED_LANE,
-    ),
-    _entry(
-        RaplCollector,
-        "Energy and power of CPUs and memory. Registers wrap: at least every 10 s.",
-        timing=ENERGY,
-    ),
-)
-"""Collectors of the exporter; `EXTRA` adds third-party collectors."""
 
 
 class ExtraCollector:
@@ -202,20 +70,118 @@ def extra_collectors(classes: Sequence[str]) -> list[ExtraCollector]:
     return [ExtraCollector(name) for name in dict.fromkeys((*classes, *offered))]
 
 
-EXTRA = CollectorEntry(
-    "extra",
-    extra_collectors,
-    (),
-    "Third-party collectors, listed here or offered by installed packages.",
-    REMOTE,
-    None,
-    (
-        Setting(
-            "classes",
-            (),
-            "Collector classes as prometheus_client defines them, module:Class.",
-            kind="class",
-        ),
-    ),
-)
-"""Entry for any number of collectors, each under its own name, with the interval and deadline of this section."""
+@dataclass(frozen=True, slots=True)
+class CollectorEntry:
+    """Row of the catalogue."""
+
+    name: str  # of the section
+    options: CollectorOptions
+    factory: Callable[..., Any]
+    specs: Sequence[FamilySpec]
+    lane: str | None  # None for a thread of its own
+
+
+def collector(
+    factory: Callable[..., Any],
+    options: CollectorOptions,
+    help_text: str,
+    *,
+    lane: str | None = LOCAL_LANE,
+) -> Any:
+    """Return the field of a collector's section, with the default options."""
+    made: Any = factory.func if isinstance(factory, partial) else factory
+    about = {"factory": factory, "specs": getattr(made, "specs", ()), "lane": lane}
+    return field(default=options, metadata={"help": help_text, "collector": about})
+
+
+@dataclass(frozen=True, slots=True)
+class Collectors:
+    """Collectors of the exporter, a row each; the name of the field is also the value of the label `collector`."""
+
+    cpu: CpuOptions = collector(
+        CpuCollector, CpuOptions(), "CPU time by mode, utilization, load averages, boot time."
+    )
+    pressure: CollectorOptions = collector(
+        PressureCollector, CollectorOptions(), "Time lost waiting for CPU, memory and I/O (PSI)."
+    )
+    memory: CollectorOptions = collector(
+        MemoryCollector,
+        CollectorOptions(),
+        "Use of memory, swap, page faults, out-of-memory kills, /dev/shm.",
+    )
+    own: CollectorOptions = collector(
+        OwnCollector, CollectorOptions(), "The exporter's own CPU time, memory and descriptors."
+    )
+    hardware: RareOptions = collector(HardwareCollector, RareOptions(), "Number of CPUs.")
+    cgroup: CollectorOptions = collector(
+        CgroupCollector,
+        CollectorOptions(),
+        "CPU and memory limits of the job's cgroup, and the use that counts against them.",
+    )
+    disk: DiskOptions = collector(DiskCollector, DiskOptions(), "Reads, writes and busy time of the disks.")
+    filesystem: FilesystemOptions = collector(
+        # All instances share a pool: a reload must not call statvfs again for a filesystem that hangs.
+        partial(FilesystemCollector, pool=StatvfsPool()),
+        FilesystemOptions(),
+        "Size, free space and state of mounted filesystems.",
+        lane=BOUNDED_LANE,
+    )
+    nfs: CollectorOptions = collector(
+        NfsCollector,
+        CollectorOptions(),
+        "Traffic of each NFS mount, and the response time of its server.",
+        lane=None,
+    )
+    lustre: CollectorOptions = collector(
+        LustreCollector, CollectorOptions(), "Traffic of each Lustre mount.", lane=None
+    )
+    network: NetworkOptions = collector(
+        NetworkCollector,
+        NetworkOptions(),
+        "Traffic and losses of the network interfaces, and TCP retransmissions.",
+    )
+    rdma: RdmaOptions = collector(
+        RdmaCollector, RdmaOptions(), "Traffic and link errors of InfiniBand and RoCE ports."
+    )
+    checkpoint_dirs: CheckpointDirsOptions = collector(
+        partial(CheckpointDirsCollector, pool=StatvfsPool()),
+        CheckpointDirsOptions(),
+        "Free space in the checkpoint directories.",
+        lane=BOUNDED_LANE,
+    )
+    processes: FrequentOptions = collector(
+        ProcessCollector,
+        FrequentOptions(),
+        "Resources that the job's processes use, by rank and role. Needed to divide energy among runs.",
+    )
+    process_memory: SlowOptions = collector(
+        ProcessMemoryCollector,
+        SlowOptions(),
+        "Unique and proportional memory of the job's processes, within a time budget.",
+        lane=BOUNDED_LANE,
+    )
+    rapl: FrequentOptions = collector(
+        RaplCollector,
+        FrequentOptions(),
+        "Energy and power of CPUs and memory. Registers wrap: at least every 10 s.",
+    )
+    extra: ExtraOptions = collector(
+        extra_collectors,
+        ExtraOptions(),
+        "Third-party collectors, listed here or offered by installed packages.",
+        lane=None,
+    )
+
+
+def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
+    """Return the rows with the options of a configuration."""
+    return tuple(
+        CollectorEntry(name=each.name, options=getattr(collectors, each.name), **each.metadata["collector"])
+        for each in fields(collectors)
+    )
+
+
+EXTRA = "extra"
+"""Section of any number of collectors, each under its own name, with the interval and deadline of the section."""
+CATALOGUE = tuple(each for each in entries(Collectors()) if each.name != EXTRA)
+"""Collectors of the exporter with the default options; `EXTRA` adds third-party collectors."""

@@ -1,4 +1,4 @@
-"""YAML loader: text to dataclasses, with all problems as file:line:column; and dataclasses to YAML.
+"""YAML loader: text to dataclasses, with all problems as file:line:column.
 
 A mapping overrides the *default value of the field*, key by key. A dataclass may have a method
 `problems() -> Iterable[tuple[field, message]]`, which checks the combination of fields.
@@ -8,40 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import enum
 import math
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 
-from exporter.config.options import (
-    REQUIRED,
-    UNCHANGED,
-    Hidden,
-    Keys,
-    Notation,
-    Range,
-    is_union,
-    mark_of,
-    options_of,
-    unwrap,
-)
+from exporter.config.expectation import choices, expectation, node_kind, suggest
+from exporter.config.nodes import EMPTY, MAX_BYTES, compose, is_null, join, printable, problem_at, quote
+from exporter.config.options import REQUIRED, Hidden, Notation, Range, is_union, mark_of, options_of, unwrap
 from exporter.errors import ConfigurationError, Problem
-
-MAX_BYTES = 256 * 1024
-"""Size limit of a file; a configuration is a few KiB, and PyYAML reads about 100 KiB a second."""
-
-MAX_DEPTH = 32
-"""Limit of nested mappings and lists in a file; the configuration has five levels."""
 
 _T = TypeVar("_T")
 _BAD: Any = object()  # result of a conversion that reported a problem
-_START = yaml.Mark("", 0, 0, 0, "", 0)
 
 
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
@@ -56,9 +39,9 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
             line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
             message = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
             raise ConfigurationError([Problem(source, line, column, message)]) from None
-    root = _compose(text.removeprefix("\ufeff"), source)
-    if root is None or _is_null(root):
-        root = yaml.MappingNode("", [], _START)
+    root = compose(text.removeprefix("\ufeff"), source)
+    if root is None or is_null(root):
+        root = EMPTY
     conversion = _Conversion(source)
     value = conversion.convert(root, cls, "", REQUIRED)
     if conversion.problems:
@@ -87,126 +70,6 @@ def parse(text: str, source: str, hint: Any) -> Any:
     return value
 
 
-def plain(hint: Any, value: Any) -> Any:
-    """Return a value as plain YAML or JSON data, without secrets."""
-    base, _ = unwrap(hint)
-    notation = mark_of(hint, Notation)
-    if value is None:
-        return None
-    if mark_of(hint, Hidden):
-        return value and "<secret>"
-    if is_union(base):
-        return plain(next(member for member in get_args(base) if member is not NoneType), value)
-    if dataclasses.is_dataclass(value):
-        options = options_of(type(value), value)
-        return {each.key: plain(each.hint, each.default) for each in options if each.default is not UNCHANGED}
-    if isinstance(value, Mapping):
-        return {key: plain(type(inner), inner) for key, inner in value.items()}
-    if notation is not None:
-        return notation.format(value)
-    if isinstance(value, frozenset):
-        value = tuple(sorted(value, key=list(get_args(base)[0]).index))
-    if isinstance(value, tuple):
-        return [plain(get_args(base)[0], item) for item in value]
-    if isinstance(value, enum.Enum):
-        return value.value
-    return str(value) if isinstance(value, Path) else value
-
-
-def dump(instance: Any) -> str:
-    """An instance of a dataclass as YAML, which `load` reads back."""
-    shown = plain(type(instance), instance)
-    return yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=110)
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean "…"?` for a similar known word, otherwise the list of known words."""
-    words = list(known)
-    near = difflib.get_close_matches(word[:100], words, 1, 0.6)
-    if near:
-        return f'did you mean "{near[0]}"?'
-    return f"expected one of {', '.join(words)}" if words else "nothing is allowed here"
-
-
-def expectation(hint: Any) -> str:
-    """Describe the allowed values of a type."""
-    base, _ = unwrap(hint)
-    if is_union(base):
-        return " or ".join(expectation(member) for member in get_args(base))
-    allowed = choices(base)
-    if allowed:
-        return f"one of {', '.join(map(str, allowed))}"
-    notation = mark_of(hint, Notation)
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
-    if _kind(base) is not yaml.ScalarNode:
-        return "a mapping" if _kind(base) is yaml.MappingNode else "a list"
-    text = notation.expected if notation else words.get(base, "null")
-    return f"{text} {limits(hint)}".rstrip()
-
-
-def limits(hint: Any) -> str:
-    """Describe the range of a type in the notation of the file; "" for an unlimited type."""
-    notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
-    shown: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
-    if bounds.minimum is not None and bounds.maximum is not None:
-        return f"from {shown(bounds.minimum)} to {shown(bounds.maximum)}"
-    if bounds.minimum is not None:
-        return f"of at least {shown(bounds.minimum)}"
-    return "" if bounds.maximum is None else f"of at most {shown(bounds.maximum)}"
-
-
-def choices(base: Any) -> dict[Any, Any]:
-    """Return the values of a closed set by their notation; empty for an open type."""
-    if get_origin(base) is Literal:
-        return {text: text for text in get_args(base)}
-    if isinstance(base, type) and issubclass(base, enum.Enum):
-        return {member.value: member for member in base}
-    return {}
-
-
-class _Loader(yaml.SafeLoader):
-    """Composer of nodes; without aliases, and with a limited depth, the size of a file bounds the work."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node; raises MarkedYAMLError for an alias and for an excessive depth."""
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML leaves it out
-        mark = event.start_mark
-        if type(event) is yaml.AliasEvent:
-            message = f"alias *{event.anchor}: aliases are not supported, write the value out"
-            raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
-        if self.depth >= MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-
-def _compose(text: str, source: str) -> yaml.Node | None:
-    """The root node of a YAML document, None for an empty one."""
-    try:
-        return _Loader(text).get_single_node()
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
-        message = f"the character {ascii(chr(error.character))[1:-1]} is not allowed in YAML"
-        problem = Problem(source, line, column, message)
-    except yaml.MarkedYAMLError as error:
-        message = ", ".join(part for part in (error.context, error.problem) if part)
-        problem = _problem(source, error.problem_mark or error.context_mark, message)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
-        # PyYAML does not convert the errors of chr() for "\UFFFFFFFF" and int() for %YAML 1.999….
-        problem = _problem(source, None, f"not YAML: {error}")
-    raise ConfigurationError([problem])
-
-
-def _problem(source: str, mark: Any, message: str) -> Problem:
-    line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-    return Problem(source, line, column, _printable(" ".join(message.split())))
-
-
 class _Conversion:
     """Conversion of a file from nodes to values; collects problems instead of raising the first."""
 
@@ -218,10 +81,10 @@ class _Conversion:
     def convert(self, node: yaml.Node, hint: Any, path: str, default: Any) -> Any:
         """The value of a node as a type, laid over a default; `_BAD` when a problem was reported."""
         base, _ = unwrap(hint)
-        kind = _kind(base)
+        kind = node_kind(base)
         if is_union(base):
             return self._union(node, get_args(base), path, default)
-        if _is_null(node):
+        if is_null(node):
             advice = f"expected {expectation(hint)}"
             if kind is not yaml.ScalarNode:
                 shown = "{}" if kind is yaml.MappingNode else "[]"
@@ -243,7 +106,7 @@ class _Conversion:
 
     def _bad(self, node: yaml.Node, path: str, message: str) -> Any:
         text = f"{path}: {message}" if path else message
-        self.problems.append(_problem(self._source, node.start_mark, text))
+        self.problems.append(problem_at(self._source, node.start_mark, text))
         return _BAD
 
     def _mismatch(self, node: yaml.Node, hint: Any, path: str) -> Any:
@@ -251,7 +114,7 @@ class _Conversion:
         found = "<secret>" if mark_of(hint, Hidden) else self._found(node)
         message = f"expected {expectation(hint)}, found {found}"
         is_text = isinstance(node, yaml.ScalarNode) and isinstance(self._value(node), str)
-        if _kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
+        if node_kind(base) is yaml.SequenceNode and isinstance(node, yaml.ScalarNode):
             message += "; write it as a list, [...]"
         elif base in (str, Path) and not is_text:
             message += "; put text in quotes"
@@ -261,9 +124,9 @@ class _Conversion:
         return self._bad(node, path, message)
 
     def _union(self, node: yaml.Node, members: tuple[Any, ...], path: str, default: Any) -> Any:
-        if _is_null(node) and NoneType in members:
+        if is_null(node) and NoneType in members:
             return None
-        fitting = [m for m in members if m is not NoneType and isinstance(node, _kind(unwrap(m)[0]))]
+        fitting = [m for m in members if m is not NoneType and isinstance(node, node_kind(unwrap(m)[0]))]
         if len(fitting) == 1:
             return self.convert(node, fitting[0], path, default)
         for member in fitting:
@@ -284,18 +147,11 @@ class _Conversion:
         return _BAD if any(value is _BAD for value in values) else origin(values)
 
     def _mapping(self, node: yaml.MappingNode, hint: Any, path: str) -> Any:
-        keys = mark_of(hint, Keys)
-        known: Mapping[str, Any] = keys.defaults if keys else {}
-        values = dict(known)
-        for text, (key, child) in self._entries(node, path).items():
-            inner = _join(path, text)
-            if text in known:
-                values[text] = self.convert(child, type(known[text]), inner, known[text])
-            elif keys:
-                self._unknown(key, inner, known)
-            else:
-                values[text] = self.convert(child, get_args(unwrap(hint)[0])[1], inner, REQUIRED)
-        return values  # after a problem with bad values inside; the caller then raises
+        inner = get_args(unwrap(hint)[0])[1]
+        return {  # after a problem with bad values inside; the caller then raises
+            text: self.convert(child, inner, join(path, text), REQUIRED)
+            for text, (_, child) in self._entries(node, path).items()
+        }
 
     def _entries(self, node: yaml.MappingNode, path: str) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """A mapping's entries by the key's text; reports duplicates, and keys that are no text."""
@@ -305,13 +161,13 @@ class _Conversion:
                 self._bad(key, path, f"a key must be a text, found {self._found(key)}; put it in quotes")
             elif key.value in entries:
                 first = entries[key.value][0].start_mark.line + 1
-                self._bad(key, _join(path, key.value), f"duplicate key, first set on line {first}")
+                self._bad(key, join(path, key.value), f"duplicate key, first set on line {first}")
             else:
                 entries[key.value] = key, value
         return entries
 
     def _unknown(self, key: yaml.Node, path: str, known: Iterable[str]) -> None:
-        self._bad(key, path, f"unknown key {_quote(key.value)}, {suggest(key.value, known)}")
+        self._bad(key, path, f"unknown key {quote(key.value)}, {suggest(key.value, known)}")
 
     def _dataclass(self, node: yaml.MappingNode, cls: type, path: str, default: Any) -> Any:
         before = len(self.problems)
@@ -319,18 +175,18 @@ class _Conversion:
         entries = self._entries(node, path)
         for text, (key, _) in entries.items():
             if text not in options:
-                self._unknown(key, _join(path, text), options)
+                self._unknown(key, join(path, text), options)
         values: dict[str, Any] = {}
         places: dict[str, tuple[yaml.Node, str]] = {}
         for text, option in options.items():
-            inner = _join(path, text)
+            inner = join(path, text)
             _, child = entries.get(text, (None, None))
             places[option.name] = child or node, inner
             values[option.name] = option.default
             if child is not None:
                 values[option.name] = self.convert(child, option.hint, inner, option.default)
             elif option.default is REQUIRED:
-                self._bad(node, path, f"missing key {_quote(text)} ({expectation(option.hint)})")
+                self._bad(node, path, f"missing key {quote(text)} ({expectation(option.hint)})")
         if len(self.problems) > before:
             return _BAD
         made = cls(**values)
@@ -383,31 +239,6 @@ class _Conversion:
         """A node in words, for messages."""
         if not isinstance(node, yaml.ScalarNode):
             return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
-        if _is_null(node):
+        if is_null(node):
             return "nothing"
-        return _quote(node.value) if isinstance(self._value(node), str) else _printable(node.value)
-
-
-def _kind(base: Any) -> type[yaml.Node]:
-    """The kind of node that a type is written as."""
-    if dataclasses.is_dataclass(base) or get_origin(base) in (dict, Mapping):
-        return yaml.MappingNode
-    return yaml.SequenceNode if get_origin(base) in (tuple, list, frozenset) else yaml.ScalarNode
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
-
-
-def _join(path: str, key: str) -> str:
-    shown = key if re.fullmatch(r"[\w-]{1,60}", key) else _quote(key)
-    return f"{path}.{shown}" if path else shown
-
-
-def _quote(text: str) -> str:
-    """Return text in double quotes, shortened, with control characters escaped for terminals and logs."""
-    return f'"{_printable(text if len(text) <= 60 else text[:59] + "…")}"'
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        return quote(node.value) if isinstance(self._value(node), str) else printable(node.value)

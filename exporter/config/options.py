@@ -7,7 +7,7 @@ import enum
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -41,14 +41,6 @@ class Range:
         """Whether a value is inside."""
         low = -float("inf") if self.minimum is None else self.minimum
         return low <= value <= (float("inf") if self.maximum is None else self.maximum)
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """Allowed keys of a mapping: for each key a help text and a dataclass instance, the default and type of the value."""
-
-    defaults: Mapping[str, Any]
-    help: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +126,18 @@ def options_of(cls: type, instance: object = None) -> tuple[Option, ...]:
             default = field.default
         elif field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        about = {"key": field.name, "help": "", **field.metadata}
-        found.append(Option(name=field.name, hint=hints[field.name], default=default, **about))
+        about = field.metadata
+        found.append(
+            Option(
+                key=about.get("key", field.name),
+                name=field.name,
+                hint=hints[field.name],
+                default=default,
+                help=about.get("help", ""),
+                example=about.get("example", REQUIRED),
+                restart=about.get("restart", False),
+            )
+        )
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from exporter.collectors.gpu.nvml.device import ARCHITECTURES
 from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.options import MOST_GPUS
-from exporter.config.loader import suggest
+from exporter.config.expectation import suggest
 from exporter.config.options import UNCHANGED, Duration, Notation, Range, Ratio
 from exporter.replay.calls import READINGS
 from exporter.replay.library import COST_KEYS, SYMBOLS

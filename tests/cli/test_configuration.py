@@ -21,8 +21,9 @@ from exporter.cli.configuration import Configuration, Rule, resolve
 from exporter.cli.flags import Parser, add_flags
 from exporter.cli.main import main
 from exporter.cli.sections import Log, Web
-from exporter.collectors.catalogue import CATALOGUE
-from exporter.config.loader import dump, load
+from exporter.collectors.catalogue import CATALOGUE, entries
+from exporter.config.dump import dump
+from exporter.config.loader import load
 from exporter.errors import ConfigurationError
 from exporter.recording.definition import check_rules
 from exporter.recording.values import Aggregation
@@ -151,9 +152,9 @@ def test_checkpoint_paths_of_a_file_are_relative_to_the_file(tmp_path: Path) -> 
     file = tmp_path / "c.yaml"
     file.write_text("collectors: {checkpoint_dirs: {paths: [checkpoints, /absolute]}}")
 
-    settings = resolved(f"--config.file={file}").collectors["checkpoint_dirs"]
+    options = resolved(f"--config.file={file}").collectors.checkpoint_dirs
 
-    assert settings.own_options()["paths"] == (tmp_path / "checkpoints", Path("/absolute"))
+    assert options.paths == (tmp_path / "checkpoints", Path("/absolute"))
 
 
 def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,12 +237,12 @@ def test_an_invalid_setting_is_reported_with_its_place(text: str, expected: str)
 
 
 def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> None:
-    found = load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors
+    found = entries(load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors)
 
-    assert list(found) == [*(entry.name for entry in CATALOGUE), "extra"]
-    for entry in CATALOGUE:
-        assert found[entry.name].interval == (1.0 if entry.name == "cpu" else entry.timing.interval)
-        entry.factory(**found[entry.name].own_options())
+    assert [entry.name for entry in found] == [*(entry.name for entry in CATALOGUE), "extra"]
+    for entry, default in zip(found, CATALOGUE, strict=False):
+        assert entry.options.interval == (1.0 if entry.name == "cpu" else default.options.interval)
+        assert entry.factory(**entry.options.own_options()).name == entry.name
 
 
 RULES = st.builds(

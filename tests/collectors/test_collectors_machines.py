@@ -20,6 +20,7 @@ from collectors_support import (
     copy_of,
     damaged,
     read_from,
+    switched_on,
     text_of,
     value_of,
 )
@@ -244,7 +245,7 @@ def test_any_bytes_in_any_file_give_a_documented_outcome(
         for path in sorted(root.rglob("*"))
         if path.is_file() and any(part in str(path) for part in TOUCHED[entry.name].split())
     ]
-    options = {setting.name: True for setting in entry.settings if setting.default is False}
+    options = switched_on(entry)
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.data())

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from collectors_support import OF_JOB, assert_sound, text_of
+from collectors_support import OF_JOB, assert_sound, switched_on, text_of
 from places import PROJECT
 
 import exporter
@@ -100,11 +100,11 @@ def test_every_sample_name_of_a_machine_family_is_reserved() -> None:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
 def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry) -> None:
-    collector = entry.factory(**{each.name: True for each in entry.settings if each.default is False})
+    collector = entry.factory(**switched_on(entry))
 
     assert collector.name == entry.name
     assert collector.specs == entry.specs
-    assert entry.timing.deadline < entry.timing.interval
+    assert entry.options.deadline < entry.options.interval
     for spec in entry.specs:
         stem = spec.name.removesuffix({"counter": "_total", "info": "_info"}.get(spec.type, ""))
         assert (spec.type == "counter") == spec.name.endswith("_total")
@@ -118,9 +118,7 @@ def test_an_entry_of_the_catalogue_describes_its_collector(entry: CollectorEntry
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: str(entry.name))
 def test_each_collector_reads_this_machine_without_a_problem(entry: CollectorEntry) -> None:
-    collector = entry.factory(
-        **{setting.name: True for setting in entry.settings if setting.default is False}
-    )
+    collector = entry.factory(**switched_on(entry))
     try:
         collected = collector.collect()
     except CollectError as error:  # a sandbox without permission is no fault of the collector

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.config.loader import MAX_BYTES, load, load_file, parse
+from exporter.config.loader import load, load_file, parse
+from exporter.config.nodes import MAX_BYTES
 from exporter.config.options import (
     Duration,
     Glob,
     Hidden,
-    Keys,
     Range,
     Ratio,
     format_duration,
@@ -62,7 +62,10 @@ class Named:
             yield "high", "is below low"
 
 
-KNOWN = {"cpu": Leaf(number=9), "memory": Leaf(number=8)}
+@dataclass(frozen=True, slots=True)
+class Known:
+    cpu: Leaf = Leaf(number=9)
+    memory: Leaf = Leaf(number=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Root:
     leaf: Leaf = Leaf(number=7)
     names: list[Named] = field(default_factory=list)
     free: dict[str, str] = field(default_factory=dict)
-    known: Annotated[Mapping[str, Leaf], Keys(KNOWN)] = field(default_factory=lambda: KNOWN)
+    known: Known = Known()
 
 
 def problems(text: str | bytes) -> list[str]:
@@ -126,8 +129,8 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
     root = load("leaf: {flag: true}\nknown: {cpu: {flag: true}}", "f.yaml", Root)
 
     assert root.leaf.number == 7
-    assert root.known["cpu"] == Leaf(number=9, flag=True)
-    assert root.known["memory"] == KNOWN["memory"]
+    assert root.known.cpu == Leaf(number=9, flag=True)
+    assert root.known.memory == Leaf(number=8)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.collectors.host.statvfs import NOT_RETURNED, StatvfsPool, available_bytes, size_bytes
 from exporter.collectors.kernel_files import failure, printable
+from exporter.collectors.options import SlowOptions
+from exporter.config.options import option
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
 
@@ -34,6 +37,13 @@ SIZE = FamilySpec(
     source="statvfs f_blocks * f_frsize",
 )
 SPECS = (AVAILABLE, SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDirsOptions(SlowOptions):
+    """Options of the checkpoint directory collector."""
+
+    paths: tuple[Path, ...] = option((), "Directories, in the mount namespace of the exporter.")
 
 
 class CheckpointDirsCollector:

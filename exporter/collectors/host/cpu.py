@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import psutil
 
 from exporter.collectors.kernel_files import HighWater, from_psutil, procfs, read_file, source
+from exporter.collectors.options import CollectorOptions
+from exporter.config.options import option
 from exporter.families import Collected, FamilySpec
 
 SECONDS = FamilySpec(
@@ -60,6 +63,13 @@ SPECS = (SECONDS, UTILIZATION, LOAD1, LOAD5, LOAD15, BOOT_TIME)
 
 REPLUGGED_SECONDS = 3.0
 """A fall of idle time by this much means that the CPU was offline and counts from zero (as in node_exporter)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptions(CollectorOptions):
+    """Options of the CPU collector."""
+
+    per_core: bool = option(False, "A series per CPU and mode instead of the sum over all CPUs.")
 
 
 class CpuCollector:

@@ -6,11 +6,14 @@ A device on top of others (RAID, LVM, multipath) repeats the I/O of the others: 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from exporter.collectors.kernel_files import EVERYTHING, Selection, from_psutil, procfs, source
+from exporter.collectors.options import CollectorOptions, Patterns
+from exporter.config.options import option
 from exporter.families import Collected, FamilySpec
 
 MILLISECONDS_PER_SECOND = 1000
@@ -73,6 +76,15 @@ SPECS = (READ_BYTES, WRITTEN_BYTES, READS, WRITES, READ_TIME, WRITE_TIME, IO_TIM
 
 DEVICE_EXCLUDE = ("loop*", "ram*", "zram*", "fd[0-9]*", "sr[0-9]*")
 """Files and memory presented as disks, and removable drives."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskOptions(CollectorOptions):
+    """Options of the disk collector."""
+
+    partitions: bool = option(False, "Also show partitions. The disk counts the same I/O.")
+    device_include: Patterns = option(EVERYTHING, "Patterns of devices to show.")
+    device_exclude: Patterns = option(DEVICE_EXCLUDE, "Patterns of devices to leave out.")
 
 
 class DiskCollector:

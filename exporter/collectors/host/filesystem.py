@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from exporter.collectors.host.statvfs import (
     NOT_RETURNED,
@@ -25,6 +26,8 @@ from exporter.collectors.kernel_files import (
     source,
 )
 from exporter.collectors.mounts import Mount, parse_mounts, visible
+from exporter.collectors.options import Patterns, SlowOptions
+from exporter.config.options import option
 from exporter.errors import CollectError
 from exporter.families import Collected, FamilySpec
 
@@ -100,6 +103,18 @@ FS_TYPES_EXCLUDE = (
     # Images, which are always full.
     *("iso9660", "squashfs"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemOptions(SlowOptions):
+    """Options of the filesystem collector."""
+
+    mount_points_include: Patterns = option(EVERYTHING, "Patterns of mount points to show.")
+    mount_points_exclude: Patterns = option(
+        MOUNT_POINTS_EXCLUDE, "Patterns of mount points to leave out. * also matches /; use ? for a space."
+    )
+    fs_types_include: Patterns = option(EVERYTHING, "Patterns of filesystem types to show.")
+    fs_types_exclude: Patterns = option(FS_TYPES_EXCLUDE, "Patterns of filesystem types to leave out.")
 
 
 class FilesystemCollector:

@@ -7,6 +7,7 @@ Source: Documentation/networking/statistics.rst; RFC 4022 (tcpRetransSegs).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psutil
 
@@ -18,6 +19,8 @@ from exporter.collectors.kernel_files import (
     procfs,
     source,
 )
+from exporter.collectors.options import CollectorOptions, Patterns
+from exporter.config.options import option
 from exporter.families import Collected, FamilySpec
 
 RECEIVE_BYTES = FamilySpec(
@@ -89,6 +92,14 @@ DEVICE_EXCLUDE = (
     # Interfaces without a network, and tunnels, whose packets another interface counts too.
     *("lo", "dummy*", "ifb*", "sit[0-9]*", "tunl[0-9]*", "vxlan*"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOptions(CollectorOptions):
+    """Options of the network collector."""
+
+    device_include: Patterns = option(EVERYTHING, "Patterns of devices to show.")
+    device_exclude: Patterns = option(DEVICE_EXCLUDE, "Patterns of devices to leave out.")
 
 
 class NetworkCollector:

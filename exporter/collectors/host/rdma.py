@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.collectors.kernel_files import (
@@ -19,6 +20,8 @@ from exporter.collectors.kernel_files import (
     read_optional,
     source,
 )
+from exporter.collectors.options import CollectorOptions, Patterns
+from exporter.config.options import option
 from exporter.families import Collected, FamilySpec
 
 WORD_BYTES = 4
@@ -101,6 +104,14 @@ HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "np_cnp_sent", "rnr_nak_retr
 """Counters that explain a slow collective operation."""
 
 _DOWN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaOptions(CollectorOptions):
+    """Options of the RDMA collector."""
+
+    device_include: Patterns = option(EVERYTHING, "Patterns of devices to show.")
+    device_exclude: Patterns = option((), "Patterns of devices to leave out.")
 
 
 class RdmaCollector:

@@ -1,0 +1,66 @@
+"""Allowed values of a type in words, for error messages and the documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from exporter.config.options import Notation, Range, is_union, mark_of, unwrap
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean "…"?` for a similar known word, otherwise the list of known words."""
+    words = list(known)
+    near = difflib.get_close_matches(word[:100], words, 1, 0.6)
+    if near:
+        return f'did you mean "{near[0]}"?'
+    return f"expected one of {', '.join(words)}" if words else "nothing is allowed here"
+
+
+def expectation(hint: Any) -> str:
+    """Describe the allowed values of a type."""
+    base, _ = unwrap(hint)
+    if is_union(base):
+        return " or ".join(expectation(member) for member in get_args(base))
+    allowed = choices(base)
+    if allowed:
+        return f"one of {', '.join(map(str, allowed))}"
+    notation = mark_of(hint, Notation)
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+    if node_kind(base) is not yaml.ScalarNode:
+        return "a mapping" if node_kind(base) is yaml.MappingNode else "a list"
+    text = notation.expected if notation else words.get(base, "null")
+    return f"{text} {limits(hint)}".rstrip()
+
+
+def limits(hint: Any) -> str:
+    """Describe the range of a type in the notation of the file; "" for an unlimited type."""
+    notation, bounds = mark_of(hint, Notation), mark_of(hint, Range) or Range()
+    shown: Callable[[Any], str] = notation.format if notation else "{:.15g}".format
+    if bounds.minimum is not None and bounds.maximum is not None:
+        return f"from {shown(bounds.minimum)} to {shown(bounds.maximum)}"
+    if bounds.minimum is not None:
+        return f"of at least {shown(bounds.minimum)}"
+    return "" if bounds.maximum is None else f"of at most {shown(bounds.maximum)}"
+
+
+def choices(base: Any) -> dict[Any, Any]:
+    """Return the values of a closed set by their notation; empty for an open type."""
+    if get_origin(base) is Literal:
+        return {text: text for text in get_args(base)}
+    if isinstance(base, type) and issubclass(base, enum.Enum):
+        return {member.value: member for member in base}
+    return {}
+
+
+def node_kind(base: Any) -> type[yaml.Node]:
+    """Return the kind of YAML node that a type is written as."""
+    if dataclasses.is_dataclass(base) or get_origin(base) in (dict, Mapping):
+        return yaml.MappingNode
+    return yaml.SequenceNode if get_origin(base) in (tuple, list, frozenset) else yaml.ScalarNode
