@@ -61,6 +61,12 @@ class Load:
     capped: float = 0.25  # share of the time under a power cap
 
 
+def _line(gpu: int, at: float, load: Load) -> str:
+    return (
+        f"{gpu} {at:.6f} {load.watts} {load.busy} 20 60 40 30 {load.received} {load.sent} {load.capped} 0\n"
+    )
+
+
 @dataclass(slots=True)
 class FakeNvml:
     """A machine with GPUs of the stand-in."""
@@ -75,14 +81,16 @@ class FakeNvml:
         lines = [f"gpus {self.count}", *(f"{key} {text}" for key, text in self.state.items())]
         self._write("state", "\n".join(lines) + "\n")
 
-    def play(self, *loads: tuple[float, Load], gpus: range | None = None) -> None:
-        """Write the schedule: loads by their begin, Unix seconds."""
-        lines = [
-            f"{gpu} {at:.6f} {load.watts} {load.busy} 20 60 40 30 {load.received} {load.sent} {load.capped} 0\n"
-            for gpu in gpus or range(self.count)
-            for at, load in loads
-        ]
-        self._write("schedule", "".join(lines))
+    def play(self, *loads: tuple[float, Load]) -> None:
+        """Write the schedule of all GPUs: loads by their begin, Unix seconds."""
+        self._write(
+            "schedule", "".join(_line(gpu, at, load) for gpu in range(self.count) for at, load in loads)
+        )
+
+    def draw(self, *watts: float) -> None:
+        """Let each GPU draw the same power all the time."""
+        began = time.time() - 1000.0
+        self._write("schedule", "".join(_line(gpu, began, Load(each)) for gpu, each in enumerate(watts)))
 
     def fail(self, *lines: str) -> None:
         """Write errors: function, GPU, code, begin, end, seconds of a hang, kind of garbage."""

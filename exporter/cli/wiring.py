@@ -31,6 +31,7 @@ from exporter.feed import runs
 from exporter.hangs.collector import Explained, HangCollector
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.energy.collector import EnergyCollector, Sources
+from exporter.ledger.energy.gpu_holders import living_pids
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.families.run_info import Gpus
 from exporter.ledger.goodput.attempt import MachineIdentity
@@ -123,6 +124,7 @@ class Wiring:
                 work=lambda: jobs.work,
                 power=lambda after: {} if self.gpu is None else self.gpu.registry.power_samples(after),
                 listings=lambda: () if self.gpu is None else self.gpu.registry.listings(),
+                uuids=lambda: {} if self.gpu is None else self.gpu.registry.uuids(),
                 lives=self._lives.watch,
                 job=lambda: jobs.processes,
             ),
@@ -249,11 +251,19 @@ class Wiring:
         replayed = {} if settings.replay is None else collector_arguments(settings.replay)
         visible = visible_devices()
         publish = partial(self._scheduler.run_soon, GpuCollector.name)
+
+        def sampled() -> None:
+            publish()  # at the pace of the readings, for even rates of counters
+            # Starts and ends of processes are noted within a second: a run may be shorter than a pass of the energy.
+            self._lives.watch(
+                {each.pid for each in self._gpu_use()} | living_pids(self._jobs.processes or ())
+            )
+
         made = GpuCollector(
             settings,
             visible=visible,
             on_change=publish,
-            on_sample=publish,  # at the pace of the readings, for even rates of counters
+            on_sample=sampled,
             counts_energy=self._lock.acquire,
             detached=self.gpu is not None and self.gpu.detached,
             **replayed,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from exporter.feed.snapshot import ProcessIdentity
+from exporter.recording.values import NO_GPUS, GpuUse
 
 Role = Literal["trainer", "dataloader", "other"]
 
@@ -21,6 +22,8 @@ class JobProcess:
     process: ProcessIdentity
     alive: bool
     pid: int | None = None  # in the sidecar's pid namespace; None if exited or invisible
+    gpus: GpuUse = NO_GPUS  # as of the last snapshot
+    ended: float | None = None  # estimated Unix time of the exit; None for a running process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class GpuListing:
 class ProcessLife:
     """Start and exit of a process on the monotonic clock; `ended` is None for a running process."""
 
-    pid: int
+    pid: int  # negative for a process of the feed that is invisible in the sidecar's pid namespace
     began: float
     ended: float | None = None
 

@@ -21,6 +21,7 @@ from exporter.diagnoses import FOREIGN_ENTRY
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
+from exporter.feed.snapshot import Snapshot
 from exporter.ledger.energy.work import KEPT_SECONDS, ProcessWork, WorkUse, extended
 from exporter.ledger.families import feed, run_info
 from exporter.ledger.families.run_info import Gpus, RankDevices, add_runs
@@ -253,16 +254,19 @@ class JobCollector:
     def _work(
         self, slots: Sequence[VisibleSlot], pids: Mapping[str, int | None], devices: RankDevices
     ) -> WorkUse:
-        """Return the work of all running processes, for the attribution of energy."""
+        """Return the work of running and recently exited processes, for the attribution of energy."""
         before = {each.process: each.intervals for each in self.work.processes}
         processes = []
         now = self._monotonic()
-        for each in slots:
-            identity, training = each.process.identity, each.process.training
-            alive = each.process.living
-            if training is None or identity.rank is None or not (alive or identity.id in before):
+        # All processes of a slot: an attempt that crashed has energy after the start of the next attempt.
+        for process in (each for seen in slots for each in seen.slot.processes):
+            identity, training, alive = process.identity, process.training, process.living
+            if training is None or identity.rank is None:
                 continue
-            intervals = extended(before.get(identity.id, ()), training)
+            known = before.get(identity.id, ())
+            if not alive and not known and training.history_until < now - KEPT_SECONDS:
+                continue
+            intervals = extended(known, training)
             if not alive and (not intervals or intervals[-1].end < now - KEPT_SECONDS):
                 continue
             _, device = devices.of(pids.get(identity.id)) or ("", "")
@@ -312,14 +316,16 @@ class JobCollector:
 
     def _share(self, slots: Sequence[VisibleSlot], look: FeedPass) -> None:
         """Publish the processes to other collectors: all with a feed, and the last ones of each visible slot."""
-        living = [JobProcess(each.snapshot.process, each.alive, each.pid) for each in look.entries.values()]
+        present = [_job_process(each.snapshot, each.pid, alive=each.alive) for each in look.entries.values()]
         dead = [
             JobProcess(process.identity, alive=False)
+            if process.snapshot is None
+            else _job_process(process.snapshot, None, alive=False)
             for seen in slots
             for process in seen.slot.processes
             if process.identity.id not in look.entries
         ]
-        self.processes = (*living, *dead)
+        self.processes = (*present, *dead)
         self.overdue_runs = tuple(self._overdue_runs(slots, look))
         self.loaded = True
 
@@ -336,3 +342,9 @@ class JobCollector:
             yield OverdueRun(
                 run, "hung" if state.state == "hung" else "stalled", state.since, step, tuple(ranks)
             )
+
+
+def _job_process(snapshot: Snapshot, pid: int | None, *, alive: bool) -> JobProcess:
+    """Return the process of a snapshot; without a final snapshot the exit was within the interval of the writes."""
+    ended = snapshot.written if snapshot.recording.final else snapshot.written + snapshot.flush_seconds / 2
+    return JobProcess(snapshot.process, alive, pid, snapshot.recording.gpus, None if alive else ended)

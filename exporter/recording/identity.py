@@ -67,7 +67,7 @@ class Process:
             started=0.0,
             run=run,
             rank=rank,
-            local_rank=_first_number(*_LOCAL_RANKS) if role == "trainer" else None,
+            local_rank=local_rank() if role == "trainer" else None,
             role=role,
             node=clean_text(_node()),
             labels=self._labels,
@@ -139,6 +139,11 @@ def launch_name(script: str, now: float, pid: int | None = None) -> str:
     number = int(now % 60) * 21 + (os.getpid() if pid is None else pid) % 21
     letters = _DIGITS[number // 36] + _DIGITS[number % 36]
     return f"{stem}-{time.strftime('%Y%m%d-%H%M', time.localtime(now))}-{letters}"
+
+
+def local_rank() -> int | None:
+    """Return the launcher's rank of this process on the node, or None."""
+    return _first_number(*_LOCAL_RANKS)
 
 
 def clean_text(text: str) -> str:

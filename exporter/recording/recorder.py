@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from exporter.recording.conversion import safe_repr
 from exporter.recording.definition import Rule
 from exporter.recording.event_log import EventLog
-from exporter.recording.identity import Process, number_within
+from exporter.recording.gpus import ProcessGpus
+from exporter.recording.identity import Process, local_rank, number_within
 from exporter.recording.notices import NOTICES, log_once
 from exporter.recording.stat_table import StatTable
 from exporter.recording.state import BUFFER_SAMPLES, CHUNK_SAMPLES, StatState
@@ -169,6 +170,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._stopping = self._hurry = self._renewing = self._closed = False
         self.started_at = time()
+        self._gpus = ProcessGpus()
         self._clocks: dict[float, WindowClock] = {}
         self._claimed = 0  # 1: a rank, 2: as a process that trains
         self._first = 0  # the Stat whose buffer is drained first
@@ -454,6 +456,7 @@ class Recorder:
             None if training is None else self._tagged(training.reading()),
             _ending(wall) if last else None,
             self.stats.refused,
+            self._gpus.look(os.environ, local_rank(), final=final),
         )
         self._claim(states)
         if self._sink is None or self._closed:

@@ -266,6 +266,18 @@ class Ending(Value):
 
 
 @value_class
+class GpuUse(Value):
+    """GPUs of a process, as far as the process knows without a call of CUDA."""
+
+    names: tuple[str, ...] = ()  # UUIDs, prefixes of UUIDs, or NVML's numbers as texts
+    used: bool | None = None  # False if torch has not initialised CUDA; None without torch
+    named: bool = False  # True if torch or CUDA_VISIBLE_DEVICES names the GPUs; False for CUDA's default GPU
+
+
+NO_GPUS = GpuUse()
+
+
+@value_class
 class Recording(Value):
     """State of all that a process records at a moment; published about once a second."""
 
@@ -275,3 +287,4 @@ class Recording(Value):
     training: TrainingReading | None = None  # None before the process reports training
     ending: Ending | None = None  # the exception that ends the process; None for any other end
     stats_refused: int = 0  # Stats beyond the limit of a process, which are not among `stats`
+    gpus: GpuUse = NO_GPUS

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,27 +30,47 @@ with training.training_loop(train_iterations_start=0):
 """
 
 
+CRASH = """
+import sys, time
+from exporter import training
+with training.training_loop(train_iterations_start=0):
+    with training.checkpoint_load():
+        time.sleep(float(sys.argv[1]))
+        raise OSError("no such checkpoint")
+"""
+
+
 class Job:
     """A process that trains on a GPU."""
 
-    def __init__(self, tmp_path: Path, run: str, seconds: float, rank: int = 0) -> None:
+    def __init__(
+        self, tmp_path: Path, run: str, seconds: float, rank: int = 0, code: str = JOB, **more: str
+    ) -> None:
         self.run, self.began = run, time.monotonic()
         identity = {"EXPORTER_RUN": run, "RANK": str(rank)}
-        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity)
-        self.process = subprocess.Popen([sys.executable, "-c", JOB, str(seconds)], env=env)
+        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity, **more)
+        self.process = subprocess.Popen([sys.executable, "-c", code, str(seconds)], env=env)
+        self._ended = 0.0
+        self._waiter = threading.Thread(target=self._wait)
+        self._waiter.start()
 
     def wait(self) -> float:
         """Wait for the end; return the seconds of the life."""
+        self._waiter.join()
+        return self._ended - self.began
+
+    def _wait(self) -> None:
         self.process.wait()
-        return time.monotonic() - self.began
+        self._ended = time.monotonic()
 
     def kill(self) -> float:
         self.process.kill()
         return self.wait()
 
 
-def joules(running: Sidecar, family: str, run: str) -> float:
-    pattern = rf'^{family}{{(?=[^}}]*run="{run}")[^}}]*}} (\S+)$'
+def joules(running: Sidecar, family: str, run: str, label: str = "") -> float:
+    """Return the sum over the series of a run with a label."""
+    pattern = rf'^{family}{{(?=[^}}]*run="{run}")(?=[^}}]*{label})[^}}]*}} (\S+)$'
     return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
 
 
@@ -123,6 +144,71 @@ def test_two_runs_share_a_card_and_one_has_two(tmp_path: Path, monkeypatch: pyte
     assert found[0] + found[1] == pytest.approx(WATTS * max(lives[:2]), rel=0.03)
     assert found[0] == pytest.approx(found[1], rel=0.05)
     assert found[2] == pytest.approx(2 * WATTS * lives[2], rel=0.02)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_on_eight_cards_has_their_energy_also_over_a_restart_of_the_sidecar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
+    fake = prepared(tmp_path, monkeypatch, count=8)
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: running.page.count("gpu_energy_joules_total{") == 8)
+        ranks = [Job(tmp_path, "a", 30, rank) for rank in range(8)]
+        fake.hold(*((rank.process.pid, gpu) for gpu, rank in enumerate(ranks)))
+        time.sleep(15)
+        if not killed:
+            away = time.monotonic()
+            running.end(signal.SIGKILL)
+        else:
+            for rank in ranks:
+                rank.process.kill()
+            lives, away = [rank.wait() for rank in ranks], 0.0
+            found = settled(running, "a")
+    if not killed:
+        with sidecar(tmp_path, flags(tmp_path)) as running:
+            wait_until(lambda: running.page.count("gpu_energy_joules_total{") == 8)
+            away = time.monotonic() - away
+            lives = [rank.wait() for rank in ranks]
+            found = settled(running, "a")
+
+    assert WATTS * (sum(lives) - 8 * away) * 0.98 <= found <= WATTS * sum(lives) * 1.02
+
+
+@pytest.mark.parametrize("device", ["GPU-00000001-fa4e-4e47-8888-123456789abc", "1"])
+def test_without_a_list_of_processes_a_run_has_the_energy_of_the_card_in_its_feed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    fake = prepared(tmp_path, monkeypatch, count=2)
+    fake.draw(100.0, WATTS)
+    fake.fail(*(f"nvmlDeviceGetComputeRunningProcesses_v{version} -1 3 0 1e12" for version in (2, 3)))
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        job = Job(tmp_path, "a", 4.0, code=CRASH, CUDA_VISIBLE_DEVICES=device)
+        seconds = job.wait()
+        found = settled(running, "a")
+        load = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
+
+    assert WATTS * 4.0 <= found <= WATTS * seconds * 1.02
+    assert load == pytest.approx(WATTS * 4.0, rel=0.1)
+
+
+def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(tmp_path, monkeypatch, count=2)
+    gap = (
+        'exporter_energy_gap_joules_total{component="gpu",device="GPU-00000000-fa4e-4e47-8888-123456789abc",'
+    )
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        job = Job(tmp_path, "a", 0.2, code=CRASH)
+        seconds = job.wait()
+        wait_until(lambda: running.sample(f'{gap}reason="process_not_listed"}}') is not None)
+        found = running.sample(f'{gap}reason="process_not_listed"}}') or 0.0
+        given = joules(running, "training_energy_joules_total", "a")
+
+    assert 0 < found <= WATTS * seconds
+    assert given == 0
 
 
 def test_a_restart_of_the_sidecar_costs_a_run_only_the_seconds_without_it(

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Tally
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exporter.collectors.gpu.counters import MonotonicCounter
-from exporter.collectors.gpu.energy import OUTAGE_SECONDS, GpuEnergy, PowerBlock, PowerSample
+from exporter.collectors.gpu.energy import (
+    HISTORY_SECONDS,
+    OUTAGE_SECONDS,
+    GpuEnergy,
+    PowerBlock,
+    PowerSample,
+)
 from exporter.collectors.gpu.families import CHILD_COUNTER, RULES
 from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.job import EnergyReading, GpuListing, GpuProcessUse
@@ -48,7 +55,7 @@ class GpuState:
     counters: dict[str, dict[Labels, MonotonicCounter]] = field(default_factory=dict)
     energy: GpuEnergy = field(default_factory=GpuEnergy)
     processes: tuple[GpuProcessUse, ...] = ()
-    listed_at: float | None = None  # monotonic time of the last list of processes
+    listings: deque[GpuListing] = field(default_factory=deque)  # of the last minute, oldest first
     instances: tuple[MigInstance, ...] = ()
     xids: dict[str, MonotonicCounter] = field(default_factory=dict)  # of NVML's events, by number
     kernel_xids: dict[str, int] = field(default_factory=dict)  # of the kernel log, by number
@@ -62,7 +69,7 @@ class GpuState:
         """Clear the readings and keep the counters; `reason` is why the GPU does not answer."""
         self.down = reason
         self.values.clear()
-        self.processes, self.instances, self.listed_at = (), (), None
+        self.processes, self.instances = (), ()
 
     def take(self, entry: Mapping[str, Any], time: float, child: int, *, paused: bool) -> None:
         """Add the readings of a pass; with `paused` the energy's total stays."""
@@ -76,7 +83,10 @@ class GpuState:
         self.energy.take(block, entry.get("energy_millijoules"), time, child, paused=paused)
         if "processes" in entry:
             self.processes = tuple(self._process(each) for each in entry["processes"] or ())
-            self.listed_at = None if entry["processes"] is None else time
+            if entry["processes"] is not None:
+                self.listings.append(GpuListing(self.uuid, time, self.processes))
+                while self.listings[0].at < time - HISTORY_SECONDS:
+                    self.listings.popleft()
         if "instances" in entry:
             self.instances = tuple(MigInstance(**each) for each in entry["instances"])
 
@@ -222,13 +232,14 @@ class GpuRegistry:
             return tuple(process for gpu in self.gpus.values() for process in gpu.processes)
 
     def listings(self) -> tuple[GpuListing, ...]:
-        """Return the last list of processes of each GPU, without GPUs whose driver has no list."""
+        """Return the lists of processes of the last minute, without GPUs whose driver has no list."""
         with self.lock:
-            return tuple(
-                GpuListing(gpu.uuid, gpu.listed_at, gpu.processes)
-                for gpu in self.gpus.values()
-                if gpu.uuid and gpu.listed_at is not None
-            )
+            return tuple(listing for gpu in self.gpus.values() for listing in gpu.listings)
+
+    def uuids(self) -> dict[int, str]:
+        """Return the known UUIDs by NVML's index."""
+        with self.lock:
+            return {gpu.index: gpu.uuid for gpu in self.gpus.values() if gpu.uuid}
 
     def energies(self) -> tuple[EnergyReading, ...]:
         """Return the total energy of each GPU."""

@@ -25,8 +25,8 @@ from exporter.families import Collected
 from exporter.ledger.energy import families
 from exporter.ledger.energy.carbon_file import CARBON_FILE, CarbonFile
 from exporter.ledger.energy.devices import DeviceEnergy, EnergyDevices
-from exporter.ledger.energy.gpu_attribution import GpuAttribution, GpuSlice, joules_at
-from exporter.ledger.energy.gpu_holders import GpuHolders
+from exporter.ledger.energy.gpu_division import GpuDivision, GpuPart, GpuSnapshot
+from exporter.ledger.energy.gpu_holders import living_pids
 from exporter.ledger.energy.node_lock import NodeLock
 from exporter.ledger.energy.options import EnergyOptions, Intensity
 from exporter.ledger.energy.power_split import PowerSource, PowerSplitter, Split
@@ -36,6 +36,8 @@ from exporter.ledger.energy.shares import Share, shares_of
 from exporter.ledger.energy.work import WorkUse
 from exporter.ledger.state.store import StateRecord, StateStore
 
+STATE = "state"
+"""Reason of a problem, and of the gap that the problem leaves: the state of a run is unreadable."""
 SAME_PASS_SECONDS = 60.0
 """A run whose last pass is at most this long before the last pass of a sidecar outlived the sidecar."""
 
@@ -50,7 +52,8 @@ class Sources:
     alive: Callable[[], Collection[str] | None]  # running runs in the feed
     work: Callable[[], WorkUse] = WorkUse
     power: PowerSource = lambda _after: {}  # a default
-    listings: Callable[[], Sequence[GpuListing]] = tuple
+    listings: Callable[[], Sequence[GpuListing]] = tuple  # of the last minute
+    uuids: Callable[[], Mapping[int, str]] = dict  # of the GPUs by NVML's index
     lives: Callable[[Collection[int]], Mapping[int, ProcessLife]] = lambda _pids: {}  # a default
     job: Callable[[], Sequence[JobProcess] | None] = lambda: None  # a default
 
@@ -86,7 +89,7 @@ class EnergyCollector:
 
     name = "energy"
     specs = families.SPECS
-    reasons = ("state", CARBON_FILE)
+    reasons = (STATE, CARBON_FILE)
 
     def __init__(
         self,
@@ -152,8 +155,7 @@ class EnergyCollector:
         self._began_at = 0.0  # first pass of this sidecar
         self._shares: dict[_ShareKey, float] = {}
         self._splitter = PowerSplitter()
-        self._gpus: dict[str, GpuAttribution] = {}  # by UUID
-        self._holders = GpuHolders()
+        self._gpus = GpuDivision()
 
     def _read_intensity(self, settings: _Settings, collected: Collected) -> Intensity | None:
         file = settings.carbon_file
@@ -214,10 +216,10 @@ class EnergyCollector:
             use = use or MachineUse(now, (), None, 1, None)
         if self._divided_at is None:
             self._divided_at = self._began_at = now
-        attributed: set[str] = set()
+        attributed: Collection[str] = ()
         if whole is None:
-            with collected.part():
-                attributed = self._attribute_gpus(work, use, collected, now=now)
+            self._attribute_gpus(work, use, collected, now=now)
+            attributed = self._gpus.uuids
         divided = False
         if use is not None and (self._divided is None or use.at > self._divided.at):
             with collected.part():
@@ -282,52 +284,34 @@ class EnergyCollector:
 
     def _attribute_gpus(
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float
-    ) -> set[str]:
-        """Add to every run the part of the GPUs with process lists; return the UUIDs of these GPUs."""
-        listings = {each.uuid: each for each in self._sources.listings()}
-        if not listings and not self._gpus:
-            return set()
-        self._holders.update(self._sources.job() or (), use, work)
-        pids = {each.pid for listing in listings.values() for each in listing.processes}
-        lives = self._sources.lives(pids | self._holders.living)
-        for device in self._devices:
-            reading = device.reading
-            listing = listings.get(reading.device)
-            if reading.component != "gpu" or not reading.history:
-                continue
-            gpu = self._gpus.get(reading.device)
-            if gpu is None:
-                if listing is None:
-                    continue
-                gpu = self._gpus[reading.device] = GpuAttribution(reading.history[0].at)
-            until = self._holders.known_until(gpu.pids, lives, now=now)
-            slices = gpu.divide(reading.history, listing, lives, self._holders.run_of, until=until)
-            for part in slices:
-                self._add_slice(device, part, lives, collected, now=now)
-            waiting = reading.history[-1].joules - joules_at(reading.history, gpu.divided_at)
-            device.pending = max(0.0, waiting) if gpu.pids else 0.0
-            if now - self._began_at > SAME_PASS_SECONDS:
-                device.bridged = 0.0
-        return set(self._gpus)
-
-    def _add_slice(
-        self,
-        device: DeviceEnergy,
-        part: GpuSlice,
-        lives: Mapping[int, ProcessLife],
-        collected: Collected,
-        *,
-        now: float,
     ) -> None:
+        """Add to every run the part of the GPUs whose processes are known."""
+        job, listings = self._sources.job() or (), self._sources.listings()
+        pids = {each.pid for listing in listings for each in listing.processes}
+        lives = self._sources.lives(pids | living_pids(job))
+        seen = GpuSnapshot(job, use, work, listings, lives, self._sources.uuids())
+        for part in self._gpus.divide(self._devices, seen, wall=self._clock(), now=now):
+            added = False
+            with collected.part():
+                self._add_part(part, collected, now=now)
+                added = True
+            if not added:
+                part.device.add_gap(STATE, part.slice.joules)
+        if now - self._began_at > SAME_PASS_SECONDS:
+            for device in self._devices:
+                if device.reading.device in self._gpus.uuids:
+                    device.bridged = 0.0
+
+    def _add_part(self, found: GpuPart, collected: Collected, *, now: float) -> None:
         """Add a part of a GPU's energy to the part's run."""
+        device, part = found.device, found.slice
         reading, run = device.reading, self._load_run(part.run, collected)
         run.counters.mark_alive(now)
-        if self._holders.reports(part.run):
+        if self._gpus.reports(part.run):
             run.counters.mark_reporting()
         split = None
         if part.ratio == 1.0:
-            ranks = self._holders.intervals(part, lives)
-            split = self._splitter.between(reading.device, ranks, part.begin, part.end)
+            split = self._splitter.between(reading.device, found.intervals, part.begin, part.end)
         joules, seconds = part.joules, part.end - part.begin
         if device.bridged and run.survived:  # used without a sidecar
             joules += device.bridged * part.ratio
@@ -383,7 +367,7 @@ class EnergyCollector:
             collected.add(families.CROSSCHECK, device.crosscheck(), reading.device)
             for reason, seconds in reading.gap_seconds.items():
                 collected.add(families.GAP, seconds, reading.component, reading.device, reason)
-            for reason, joules in reading.gap_joules.items():
+            for reason, joules in {**reading.gap_joules, **device.gaps}.items():
                 collected.add(families.GAP_JOULES, joules, reading.component, reading.device, reason)
             for reason, count in reading.resets.items():
                 resets[reading.device, reason] += int(count)

@@ -46,6 +46,7 @@ class DeviceEnergy:
     bridged: float = 0.0  # used without a sidecar
     pending: float = 0.0  # since
     idle: IdlePower = field(default_factory=IdlePower)
+    gaps: dict[str, float] = field(default_factory=dict)  # joules that no run was given, by reason
     _joules: float | None = None  # of the last reading with a value
     _at: float = 0.0
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
@@ -71,6 +72,10 @@ class DeviceEnergy:
             self.idle.note(grown / (reading.at - self._at), working=working)
         self._joules, self._at = reading.joules, reading.at
         self._note_crosscheck(reading, reading.joules)
+
+    def add_gap(self, reason: str, joules: float) -> None:
+        """Add energy of runs that no run was given."""
+        self.gaps[reason] = self.gaps.get(reason, 0.0) + joules
 
     def _since_restart(self, reading: EnergyReading) -> float:
         saved = self.saved

@@ -43,8 +43,11 @@ GAP_JOULES = FamilySpec(
     type="counter",
     unit="joules",
     labels=("component", "device", "reason"),
-    help="Energy of a time without readings, known from the device's counter afterwards; part of no other family. The reason"
-    " is no_reading. Absent before the first gap.",
+    help="Energy of the device that is part of no run, by reason: no_reading (a time without readings, known from the device's"
+    " counter afterwards; part of no other family), process_not_listed (a process of a run ended before the driver listed"
+    " the process, and the feed does not name its GPU), share_unknown (several runs used the GPU, and the driver reports"
+    " neither utilization nor memory of the processes), state (the state of the run is unreadable). Absent before the"
+    " first gap of its reason.",
     source="collectors of energy",
 )
 RESETS = FamilySpec(

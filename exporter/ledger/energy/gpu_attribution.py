@@ -1,25 +1,39 @@
 """Attribution of a GPU's energy to the processes that hold the GPU, from start to exit.
 
-The driver lists the processes of a GPU every two seconds. A process holds the GPU from the later of start and last list
+The driver lists the processes of a GPU every second. A process holds the GPU from the later of start and last list
 without the process, until the exit or the first list without the process. Energy up to the last list is divided by the
 holders at each time; energy after the list waits, unless all holders have exited. The energy of a process without a known
 run is stored, and added to the run when the run is known.
+
+A process that the driver does not list can be known from the feed: because the process exited between two lists, or
+because the sidecar is in another pid namespace. Energy of a time without a holder is kept for such a process.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from exporter.collectors.job import EnergyPoint, GpuListing, ProcessLife
 
 EXCLUSIVE, SM_SHARE, MEMORY_SHARE = "exclusive", "sm_share", "memory_share"
 
+NOT_LISTED = "process_not_listed"
+"""Reason of a gap: a process ended before the driver listed it, and the process's GPU is not known for certain."""
+SHARE_UNKNOWN = "share_unknown"
+"""Reason of a gap: several runs used the GPU, and the driver reports neither utilization nor memory of the processes."""
+
 STRANGER_SECONDS = 120.0
 """Retention of the energy of a process without a known run."""
+UNOWNED_SECONDS = 60.0
+"""Retention of times without a holder, equal to the retention of energy readings."""
+SAME_LIFE_SECONDS = 1.5
+"""Tolerance between the life of a process of the feed and the times of a process in the driver's lists."""
+MOST_SETTLED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,28 @@ class GpuSlice:
     joules: float
 
 
+@dataclass(frozen=True, slots=True)
+class ReportedProcess:
+    """Process that uses a GPU according to the feed."""
+
+    life: ProcessLife
+    used: bool  # True if torch has used CUDA; False if unknown
+    named: bool  # False if the GPU is CUDA's default GPU, without a name in the feed
+    listable: bool  # False if the sidecar cannot recognise the process in the driver's lists
+
+
+@dataclass(slots=True)
+class Division:
+    """Energy since the last division: parts of the runs, and joules without a run by reason."""
+
+    slices: list[GpuSlice] = field(default_factory=list)
+    gaps: Counter[str] = field(default_factory=Counter)
+
+    def add_gap(self, reason: str, joules: float) -> None:
+        """Add energy that no run is given."""
+        self.gaps[reason] += joules  # type: ignore[assignment]  # joules, not a number of things
+
+
 @dataclass(slots=True)
 class _Holder:
     """Process that holds the GPU."""
@@ -47,17 +83,31 @@ class _Holder:
     waiting: list[GpuSlice] = field(default_factory=list)  # of a process without a run
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Time without a holder."""
+
+    begin: float
+    end: float
+
+
 RunOf = Callable[[int], str]
 """Returns the run of a pid, "" if unknown."""
 
 
 class GpuAttribution:
-    """Attribution of a GPU's energy; `began` is the monotonic time of the first reading."""
+    """Attribution of a GPU's energy; `start` is the first reading."""
 
-    def __init__(self, began: float) -> None:
-        self._divided_at = began
-        self._listed_at = began
+    def __init__(self, start: EnergyPoint) -> None:
+        self._divided = start
+        self._listed_at = start.at
+        self._lists: deque[float] = deque()  # times of the lists
         self._holders: dict[int, _Holder] = {}
+        self._past: list[_Holder] = []  # earlier times of a process that the driver listed again
+        self._unowned: deque[_Stretch] = deque()
+        self._settled: dict[
+            int, None
+        ] = {}  # listed processes, and reported processes whose energy is divided
 
     @property
     def pids(self) -> set[int]:
@@ -65,74 +115,165 @@ class GpuAttribution:
         return set(self._holders)
 
     @property
+    def _all(self) -> list[_Holder]:
+        return [*self._past, *self._holders.values()]
+
+    @property
     def divided_at(self) -> float:
         """Monotonic time up to which the energy is divided."""
-        return self._divided_at
+        return self._divided.at
 
     def divide(
         self,
         history: Sequence[EnergyPoint],
-        listing: GpuListing | None,
+        listings: Sequence[GpuListing],
         lives: Mapping[int, ProcessLife],
         run_of: RunOf,
         *,
+        reported: Sequence[ReportedProcess] = (),
         until: float = inf,
-    ) -> list[GpuSlice]:
-        """Return the parts of the runs since the last call, up to `until` at most."""
-        if listing is not None and listing.at > self._listed_at:
-            self._update(listing, lives)
+    ) -> Division:
+        """Return the parts of the runs since the last call, up to `until` at most.
+
+        Args:
+            history: Energy readings, oldest first.
+            listings: Lists of processes, oldest first; known lists are ignored.
+            lives: Lives of the listed and the reported processes.
+            run_of: Runs of processes.
+            reported: Processes on this GPU according to the feed.
+            until: Time up to which the phases of the processes are known.
+        """
+        for listing in listings:
+            if listing.at > self._listed_at:
+                self._update(listing, lives)
+        if not self._lists and history:
+            self._listed_at = history[-1].at  # a driver without lists
+        found = Division(self._claimed(run_of))
+        points = self._points(history)
+        for process in reported:
+            is_hidden = not (process.listable and self._lists)
+            if process.named and is_hidden and process.life.ended is None:
+                self._hold(process.life, points, run_of, found)
         for holder in self._holders.values():
             life = lives.get(holder.pid)
             if holder.end is None and life is not None and life.ended is not None:
                 holder.end = max(holder.begin, life.ended)
-        found = self._claimed(run_of)
-        if not history:
-            return found
-        horizon = min(self._horizon(), history[-1].at, until)
-        times = sorted(
-            {
-                max(self._divided_at, history[0].at),
-                *(
-                    moment
-                    for holder in self._holders.values()
-                    for moment in (holder.begin, holder.end)
-                    if moment is not None and self._divided_at < moment < horizon
-                ),
-                horizon,
-            }
-        )
-        for begin, end in itertools.pairwise(times):
-            if begin >= self._divided_at and end <= horizon:
-                joules = joules_at(history, end) - joules_at(history, begin)
-                found += self._shares(begin, end, joules, run_of)
-        self._divided_at = max(self._divided_at, horizon)
-        for pid, holder in list(self._holders.items()):
-            over = holder.end is not None and holder.end <= self._divided_at
-            if over and (run_of(pid) or self._divided_at - (holder.end or 0.0) > STRANGER_SECONDS):
-                del self._holders[pid]
+        if points:
+            self._divide(points, min(self._horizon(), points[-1].at, until), run_of, found)
+            for process in reported:
+                self._claim(process, points, run_of, found)
+        self._forget(run_of)
         return found
+
+    def _points(self, history: Sequence[EnergyPoint]) -> Sequence[EnergyPoint]:
+        """Return the readings, with the last divided point if the readings since then are no longer kept."""
+        if history and history[0].at > self._divided.at and history[0].joules >= self._divided.joules:
+            return (self._divided, *history)
+        return history
+
+    def _divide(self, points: Sequence[EnergyPoint], horizon: float, run_of: RunOf, found: Division) -> None:
+        """Divide the energy up to a time."""
+        edges = {
+            moment
+            for holder in self._all
+            for moment in (holder.begin, holder.end)
+            if moment is not None and self._divided.at < moment < horizon
+        }
+        times = sorted({max(self._divided.at, points[0].at), *edges, horizon})
+        for begin, end in itertools.pairwise(times):
+            if begin >= self._divided.at and end <= horizon:
+                self._share(begin, end, joules_between(points, begin, end), run_of, found)
+        if horizon > self._divided.at:
+            self._divided = EnergyPoint(horizon, joules_at(points, horizon))
 
     def _update(self, listing: GpuListing, lives: Mapping[int, ProcessLife]) -> None:
         """Update the holders from a new list of processes."""
         listed = {use.pid: use for use in listing.processes}
         for pid, use in listed.items():
             holder, life = self._holders.get(pid), lives.get(pid)
-            if life is not None and life.ended is not None:
+            if life is not None and life.ended is not None and life.ended <= listing.at:
                 continue  # the list is older than the end
-            if holder is None or holder.end is not None:
+            if holder is None or (holder.end is not None and holder.end < listing.at):
+                if holder is not None:
+                    self._past.append(holder)
                 began = self._listed_at if life is None else life.began
                 holder = self._holders[pid] = _Holder(pid, max(began, self._listed_at))
+                self._settle(pid)
             holder.memory = use.memory_bytes
             holder.sm = use.ratios.get("sm", holder.sm)
         for pid, holder in self._holders.items():
-            if pid not in listed and holder.end is None:
+            if pid > 0 and pid not in listed and holder.end is None:
                 life = lives.get(pid)
                 holder.end = listing.at if life is None or life.ended is None else life.ended
         self._listed_at = listing.at
+        self._lists.append(listing.at)
+        while self._lists[0] < listing.at - UNOWNED_SECONDS:
+            self._lists.popleft()
+
+    def _hold(self, life: ProcessLife, points: Sequence[EnergyPoint], run_of: RunOf, found: Division) -> None:
+        """Let a process that is in no list hold the GPU, and add the time since the start of the process."""
+        if life.pid in self._holders or life.pid in self._settled:
+            return
+        self._settle(life.pid)
+        self._adopt(life, run_of, found)
+        for stretch in self._take_unowned(life.began, self._divided.at) if points else ():
+            found.slices.append(self._slice(life.pid, stretch, points, run_of))
+        self._holders[life.pid] = _Holder(life.pid, max(life.began, self._divided.at))
+
+    def _claim(
+        self, process: ReportedProcess, points: Sequence[EnergyPoint], run_of: RunOf, found: Division
+    ) -> None:
+        """Add the energy of a reported process that ended before the driver listed it."""
+        life = process.life
+        if life.pid in self._settled or life.ended is None or life.ended > self._divided.at:
+            return
+        self._settle(life.pid)
+        lists = [at for at in self._lists if process.listable and life.began <= at <= life.ended]
+        # The driver has shown that the process did not use the GPU until then.
+        is_certain = process.named and (process.used or not lists)
+        if process.named and not process.listable:
+            self._adopt(life, run_of, found)
+        for stretch in self._take_unowned(max([life.began, *lists]), life.ended):
+            if is_certain:
+                found.slices.append(self._slice(life.pid, stretch, points, run_of))
+            else:
+                found.add_gap(NOT_LISTED, joules_between(points, stretch.begin, stretch.end))
+
+    def _slice(self, pid: int, stretch: _Stretch, points: Sequence[EnergyPoint], run_of: RunOf) -> GpuSlice:
+        joules = joules_between(points, stretch.begin, stretch.end)
+        return GpuSlice(run_of(pid), (pid,), EXCLUSIVE, 1.0, stretch.begin, stretch.end, joules)
+
+    def _adopt(self, life: ProcessLife, run_of: RunOf, found: Division) -> None:
+        """Add the stored energy of unknown processes of the same life: the list has pids of another namespace."""
+        for holder in self._all:
+            ended = life.ended is None or (holder.end or inf) <= life.ended + SAME_LIFE_SECONDS
+            if not run_of(holder.pid) and ended and holder.begin >= life.began - SAME_LIFE_SECONDS:
+                found.slices += [
+                    replace(each, run=run_of(life.pid), pids=(life.pid,)) for each in holder.waiting
+                ]
+                holder.waiting.clear()
+
+    def _take_unowned(self, begin: float, end: float) -> list[_Stretch]:
+        """Remove and return the times without a holder between two moments."""
+        taken: list[_Stretch] = []
+        left: deque[_Stretch] = deque()
+        for each in self._unowned:
+            first, last = max(begin, each.begin), min(end, each.end)
+            if first >= last:
+                left.append(each)
+                continue
+            taken.append(_Stretch(first, last))
+            left.extend(
+                part
+                for part in (_Stretch(each.begin, first), _Stretch(last, each.end))
+                if part.begin < part.end
+            )
+        self._unowned = left
+        return taken
 
     def _horizon(self) -> float:
         """Return the time up to which the holders are known."""
-        ends = [holder.end for holder in self._holders.values()]
+        ends = [holder.end for holder in self._all]
         known = [end for end in ends if end is not None]
         if known and len(known) == len(ends):
             return max(self._listed_at, *known)
@@ -141,44 +282,65 @@ class GpuAttribution:
     def _claimed(self, run_of: RunOf) -> list[GpuSlice]:
         """Return stored parts of processes whose run is now known."""
         found: list[GpuSlice] = []
-        for holder in self._holders.values():
+        for holder in self._all:
             run = run_of(holder.pid) if holder.waiting else ""
             if run:
-                found += [
-                    GpuSlice(run, each.pids, each.method, each.ratio, each.begin, each.end, each.joules)
-                    for each in holder.waiting
-                ]
+                found += [replace(each, run=run) for each in holder.waiting]
                 holder.waiting.clear()
         return found
 
-    def _shares(self, begin: float, end: float, joules: float, run_of: RunOf) -> list[GpuSlice]:
+    def _share(self, begin: float, end: float, joules: float, run_of: RunOf, found: Division) -> None:
         """Divide the energy of an interval in which the holders did not change."""
         holders = [
             holder
-            for holder in self._holders.values()
+            for holder in self._all
             if holder.begin <= begin and (holder.end is None or holder.end >= end)
         ]
-        if not holders or end <= begin:
-            return []
+        if any(holder.pid < 0 for holder in holders):
+            # The list names the same processes by pids of another namespace.
+            holders = [holder for holder in holders if run_of(holder.pid)]
+        if end <= begin:
+            return
+        if not holders:
+            self._unowned.append(_Stretch(begin, end))
+            return
         owners: dict[str, list[_Holder]] = {}
         for holder in holders:
             owners.setdefault(run_of(holder.pid) or f"\0{holder.pid}", []).append(holder)
         method, parts = _parts(owners)
-        found = []
+        if not parts and any(not owner.startswith("\0") for owner in owners):
+            found.add_gap(SHARE_UNKNOWN, joules)
         for owner, ratio in parts.items():
             pids = tuple(holder.pid for holder in owners[owner])
-            part = GpuSlice(owner, pids, method, ratio, begin, end, max(0.0, joules) * ratio)
+            part = GpuSlice(owner, pids, method, ratio, begin, end, joules * ratio)
             if owner.startswith("\0"):
                 waiting = owners[owner][0].waiting
                 waiting.append(part)
                 while waiting and waiting[0].end < end - STRANGER_SECONDS:
                     waiting.pop(0)
             else:
-                found.append(part)
-        return found
+                found.slices.append(part)
+
+    def _settle(self, pid: int) -> None:
+        self._settled[pid] = None
+        while len(self._settled) > MOST_SETTLED:
+            del self._settled[next(iter(self._settled))]
+
+    def _forget(self, run_of: RunOf) -> None:
+        """Drop processes whose energy is divided, and old times without a holder."""
+
+        def is_over(holder: _Holder) -> bool:
+            if holder.end is None or holder.end > self._divided.at:
+                return False
+            return bool(run_of(holder.pid)) or self._divided.at - holder.end > STRANGER_SECONDS
+
+        self._holders = {pid: holder for pid, holder in self._holders.items() if not is_over(holder)}
+        self._past = [holder for holder in self._past if not is_over(holder)]
+        while self._unowned and self._unowned[0].end < self._divided.at - UNOWNED_SECONDS:
+            self._unowned.popleft()
 
 
-def _parts(owners: Mapping[str, Sequence[_Holder]]) -> tuple[str, dict[str, float]]:
+def _parts(owners: Mapping[str, Collection[_Holder]]) -> tuple[str, dict[str, float]]:
     """Return the method and the parts by the first measure with known values of all holders and a positive sum."""
     if len(owners) == 1:
         return EXCLUSIVE, dict.fromkeys(owners, 1.0)
@@ -204,3 +366,8 @@ def joules_at(history: Sequence[EnergyPoint], moment: float) -> float:
     before, after = history[place - 1], history[place]
     part = (moment - before.at) / (after.at - before.at)
     return before.joules + (after.joules - before.joules) * part
+
+
+def joules_between(history: Sequence[EnergyPoint], begin: float, end: float) -> float:
+    """Return the energy between two times."""
+    return max(0.0, joules_at(history, end) - joules_at(history, begin))

@@ -1,4 +1,4 @@
-"""Processes that hold GPUs: runs, and phases up to the exit."""
+"""Processes that hold GPUs: runs, GPUs named in the feed, and phases up to the exit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
 from exporter.collectors.job import JobProcess, MachineUse, ProcessLife
-from exporter.ledger.energy.gpu_attribution import GpuSlice
+from exporter.ledger.energy.gpu_attribution import GpuSlice, ReportedProcess
 from exporter.ledger.energy.work import PhaseInterval, WorkUse
 
 STARTUP_PHASE = "init"
@@ -16,26 +16,53 @@ PATIENCE_SECONDS = 20.0
 """Maximum wait of energy for the phases of a running process."""
 LAST_SNAPSHOT_SECONDS = 5.0
 """Maximum wait of energy for the last snapshot of an exited process."""
+UNSEEN_SECONDS = 10.0
+"""Time after the exit in which the feed may still show a process without a pid as running."""
+REPORTED_SECONDS = 60.0
+"""Time after the exit in which the energy of a process can be divided by the feed's information."""
+FORGOTTEN_SECONDS = 180.0
+"""Time after the exit in which a process is bound to a pid; longer than the energy of an unknown process is kept."""
+SAME_START_SECONDS = 1.0
+"""Tolerance between the clocks of two start times of a process."""
 MAX_PIDS = 4096
+_SHORTEST_PREFIX = 5  # of a UUID: "GPU-" and a digit
 
 
 class GpuHolders:
-    """Runs and phases of processes by pid; a pid keeps the run after the exit of the process."""
+    """Runs and phases of processes by pid; a pid keeps the run after the exit of the process.
+
+    A process of the feed without a pid in the sidecar's namespace has a negative number in place of the pid.
+    """
 
     def __init__(self) -> None:
         self.living: set[int] = set()  # pids of the job's running processes
+        self.lives: dict[int, ProcessLife] = {}  # of all processes, those without a pid included
         self._runs: dict[int, str] = {}
         self._processes: dict[int, str] = {}  # id of the feed's process by pid
+        self._pids: dict[str, int] = {}  # pid or negative number by id of the feed's process
         self._intervals: dict[str, tuple[PhaseInterval, ...]] = {}
         self._run_processes: dict[str, list[str]] = {}
+        self._numbers = 0
+        self._sees_pids = True  # False after a running process without a pid
 
-    def update(self, job: Sequence[JobProcess], use: MachineUse | None, work: WorkUse) -> None:
-        """Update from the processes of the feed, the processes found by the process collector, and the phases."""
-        self.living = {each.pid for each in job if each.alive and each.pid is not None}
+    def update(
+        self,
+        job: Sequence[JobProcess],
+        use: MachineUse | None,
+        work: WorkUse,
+        lives: Mapping[int, ProcessLife],
+        *,
+        wall: float,
+        now: float,
+    ) -> None:
+        """Update from the feed, the process collector and the phases, at a wall time and a monotonic time."""
+        self.living = living_pids(job)
+        self.lives = dict(lives)
+        present = {each.process.id for each in job}
+        self._pids = {process: pid for process, pid in self._pids.items() if process in present}
         for each in job:
-            if each.alive and each.pid is not None:
-                self._note(each.pid, each.process.run)
-                self._processes[each.pid] = each.process.id
+            if each.alive or (each.ended is not None and each.ended > wall - FORGOTTEN_SECONDS):
+                self._bind(each, wall - now)
         for run in () if use is None else use.runs:
             for pid in run.pids:
                 self._note(pid, run.run)
@@ -43,6 +70,59 @@ class GpuHolders:
         self._run_processes = {}
         for process in work.processes:
             self._run_processes.setdefault(process.run, []).append(process.process)
+
+    def _bind(self, each: JobProcess, offset: float) -> None:
+        """Bind a process of the feed to a pid, and note the life of a process without a pid."""
+        identity = each.process
+        began = identity.started - offset
+        ended = None if each.ended is None else max(began, each.ended - offset)
+        pid = each.pid
+        if pid is None:
+            known = self.lives.get(identity.pid)
+            if not each.alive and known is not None and _is_within(began, known):
+                pid = identity.pid  # the sidecar first saw the process after the exit
+        elif each.alive:
+            self._sees_pids = True
+        if pid is None:
+            pid = self._pids.get(identity.id)
+            if each.alive:
+                self._sees_pids = False
+        if pid is None:
+            self._numbers -= 1
+            pid = self._numbers
+        self._pids[identity.id] = pid
+        self._note(pid, identity.run)
+        self._processes[pid] = identity.id
+        if pid < 0:
+            self.lives[pid] = ProcessLife(pid, began, ended)
+
+    def reported(
+        self, job: Sequence[JobProcess], uuids: Mapping[int, str], *, now: float
+    ) -> dict[str, list[ReportedProcess]]:
+        """Return the processes that use each GPU according to the feed, by UUID.
+
+        Args:
+            job: Processes of the feed.
+            uuids: UUIDs of the GPUs by NVML's number.
+            now: The monotonic time.
+        """
+        found: dict[str, list[ReportedProcess]] = {}
+        for each in job:
+            pid = self._pids.get(each.process.id)
+            life = None if pid is None else self.lives.get(pid)
+            if life is None or each.gpus.used is False or (each.process.rank is None and not each.gpus.used):
+                continue
+            if life.ended is not None and life.ended < now - REPORTED_SECONDS:
+                continue
+            for uuid in filter(None, (_resolved(name, uuids) for name in each.gpus.names)):
+                process = ReportedProcess(
+                    life,
+                    used=bool(each.gpus.used),
+                    named=each.gpus.named,
+                    listable=self._sees_pids and (life.pid > 0 or life.ended is not None),
+                )
+                found.setdefault(uuid, []).append(process)
+        return found
 
     def run_of(self, pid: int) -> str:
         """Return the run of a process, "" if unknown."""
@@ -52,29 +132,31 @@ class GpuHolders:
         """Return True if a process of the run reports training."""
         return run in self._run_processes
 
-    def known_until(self, pids: Collection[int], lives: Mapping[int, ProcessLife], *, now: float) -> float:
+    def known_until(self, pids: Collection[int], *, now: float) -> float:
         """Return the time up to which the phases of processes are known, or their wait is over."""
         until = inf
         for pid in pids:
             intervals = self._intervals.get(self._processes.get(pid, ""), ())
-            if not intervals:
-                continue
-            life = lives.get(pid)
+            life = self.lives.get(pid)
             ended = None if life is None else life.ended
+            if not intervals:
+                if pid < 0 and ended is None:
+                    until = min(until, now - UNSEEN_SECONDS)
+                continue
             if ended is None:
                 until = min(until, max(intervals[-1].end, now - PATIENCE_SECONDS))
             elif now - ended < LAST_SNAPSHOT_SECONDS:
                 until = min(until, intervals[-1].end)
         return until
 
-    def intervals(self, part: GpuSlice, lives: Mapping[int, ProcessLife]) -> list[tuple[PhaseInterval, ...]]:
+    def intervals(self, part: GpuSlice) -> list[tuple[PhaseInterval, ...]]:
         """Return the phases of the processes of a part, without a gap at their begin and end."""
         found = []
         for pid in part.pids:
             known = self._intervals.get(self._process_of(pid, part.run), ())
             if not known:
                 continue
-            life = lives.get(pid)
+            life = self.lives.get(pid)
             padded = list(known)
             if life is not None and known[0].begin > part.begin >= life.began - 1.0:
                 padded.insert(0, PhaseInterval(part.begin, known[0].begin, STARTUP_PHASE))
@@ -98,3 +180,21 @@ class GpuHolders:
             oldest = next(iter(self._runs))
             del self._runs[oldest]
             self._processes.pop(oldest, None)
+
+
+def living_pids(job: Sequence[JobProcess]) -> set[int]:
+    """Return the pids of the job's running processes."""
+    return {each.pid for each in job if each.alive and each.pid is not None}
+
+
+def _is_within(began: float, life: ProcessLife) -> bool:
+    """Return True if a recording that began at a time can be a process's."""
+    return began >= life.began - SAME_START_SECONDS and (life.ended is None or began <= life.ended)
+
+
+def _resolved(name: str, uuids: Mapping[int, str]) -> str:
+    """Return the UUID of a GPU by NVML's number or a prefix of the UUID; "" for an unknown GPU and a MIG instance."""
+    if name.isdecimal():
+        return uuids.get(int(name), "")
+    matches = [uuid for uuid in uuids.values() if len(name) >= _SHORTEST_PREFIX and uuid.startswith(name)]
+    return matches[0] if len(matches) == 1 else ""

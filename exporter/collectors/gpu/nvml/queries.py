@@ -33,7 +33,7 @@ class Tier(enum.Enum):
     """Period of queries; the value is the number of seconds between two passes."""
 
     FAST = 1.0
-    CLOSE = 2.0  # includes the lists of processes, which show when a run starts to use a GPU
+    CLOSE = 2.0
     MEDIUM = 10.0  # the energy counter costs milliseconds of processor time
     SLOW = 60.0
 

@@ -84,6 +84,7 @@ class AttachedGpu:
             self._links.read_slow(out)
             self.mig.find()
         queries.read(device, self._tiers[Tier.FAST], out)
+        self._processes.read(device, wall=wall, out=out)  # each second: a run may last a few seconds
         self._links.read_traffic(out)
         self._samples.read_power(wall=wall, out=out)
         self._gpm.read(out, nvlink=self._links.present and not self._links.counted)
@@ -91,7 +92,6 @@ class AttachedGpu:
             queries.read(device, self._tiers[Tier.CLOSE], out)
             if not self._gpm.counts_busy_seconds():
                 self._samples.read_utilization(wall=wall, out=out)
-            self._processes.read(device, wall=wall, out=out)
             if self._options.gpm:
                 self.mig.sample()
         if slow or Tier.CLOSE in due:

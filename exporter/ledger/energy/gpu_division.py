@@ -1,0 +1,84 @@
+"""Division of the energy of all GPUs of the machine among the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from exporter.collectors.job import GpuListing, JobProcess, MachineUse, ProcessLife
+from exporter.ledger.energy.devices import DeviceEnergy
+from exporter.ledger.energy.gpu_attribution import GpuAttribution, GpuSlice, joules_between
+from exporter.ledger.energy.gpu_holders import GpuHolders
+from exporter.ledger.energy.work import PhaseInterval, WorkUse
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSnapshot:
+    """Processes of the GPUs and of the feed at a pass."""
+
+    job: Sequence[JobProcess] = ()
+    use: MachineUse | None = None
+    work: WorkUse = field(default_factory=WorkUse)
+    listings: Sequence[GpuListing] = ()  # of the last minute, oldest first
+    lives: Mapping[int, ProcessLife] = field(default_factory=dict)
+    uuids: Mapping[int, str] = field(default_factory=dict)  # by NVML's index
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPart:
+    """Part of a GPU's energy that a run used, with the phases of the run's processes."""
+
+    device: DeviceEnergy
+    slice: GpuSlice
+    intervals: Sequence[tuple[PhaseInterval, ...]]
+
+
+class GpuDivision:
+    """Division of the energy of the GPUs whose processes are known, from the driver's lists or from the feed."""
+
+    def __init__(self) -> None:
+        self._holders = GpuHolders()
+        self._gpus: dict[str, GpuAttribution] = {}  # by UUID
+
+    @property
+    def uuids(self) -> Collection[str]:
+        """GPUs whose processes are known."""
+        return self._gpus.keys()
+
+    def reports(self, run: str) -> bool:
+        """Return True if a process of the run reports training."""
+        return self._holders.reports(run)
+
+    def divide(
+        self, devices: Iterable[DeviceEnergy], seen: GpuSnapshot, *, wall: float, now: float
+    ) -> Iterator[GpuPart]:
+        """Yield the parts of the runs since the last call; add the energy that no run is given to the gaps."""
+        holders = self._holders
+        holders.update(seen.job, seen.use, seen.work, seen.lives, wall=wall, now=now)
+        reported = holders.reported(seen.job, seen.uuids, now=now)
+        listings: dict[str, list[GpuListing]] = {}
+        for listing in seen.listings:
+            listings.setdefault(listing.uuid, []).append(listing)
+        for device in devices:
+            uuid, history = device.reading.device, device.reading.history
+            if device.reading.component != "gpu" or not history:
+                continue
+            gpu = self._gpus.get(uuid)
+            if gpu is None:
+                if uuid not in listings and uuid not in reported:
+                    continue
+                gpu = self._gpus[uuid] = GpuAttribution(history[0])
+            division = gpu.divide(
+                history,
+                listings.get(uuid, ()),
+                holders.lives,
+                holders.run_of,
+                reported=reported.get(uuid, ()),
+                until=holders.known_until(gpu.pids, now=now),
+            )
+            for reason, joules in division.gaps.items():
+                device.add_gap(reason, joules)
+            # Not divided yet, for the next sidecar.
+            device.pending = joules_between(history, gpu.divided_at, history[-1].at) if gpu.pids else 0.0
+            for part in division.slices:
+                yield GpuPart(device, part, holders.intervals(part))

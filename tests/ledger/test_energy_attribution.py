@@ -1,0 +1,221 @@
+"""Attribution of a GPU's energy to processes: from the first to the last second, shared, restarted, unknown at first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from exporter.collectors.job import EnergyPoint, EnergyReading, GpuListing, GpuProcessUse, ProcessLife
+from exporter.ledger.energy.gpu_attribution import (
+    NOT_LISTED,
+    SHARE_UNKNOWN,
+    Division,
+    GpuAttribution,
+    GpuSlice,
+    ReportedProcess,
+)
+from exporter.ledger.families.run_info import Gpus, RankDevices
+
+WATTS = 500.0
+Lives = Mapping[int, ProcessLife]
+
+
+def history(until: float) -> list[EnergyPoint]:
+    """Return a point each second at constant power."""
+    return [EnergyPoint(float(at), WATTS * at) for at in range(int(until) + 1)]
+
+
+def listing(at: float, *pids: int) -> GpuListing:
+    return GpuListing("GPU-a", at, tuple(GpuProcessUse(pid, "0", "GPU-a", 100, {"sm": 0.5}) for pid in pids))
+
+
+def divided(
+    gpu: GpuAttribution,
+    at: float,
+    lists: Sequence[GpuListing] = (),
+    lives: Lives | None = None,
+    runs: Mapping[int, str] | None = None,
+    reported: Sequence[ReportedProcess] = (),
+) -> Division:
+    known = {**(lives or {}), **{each.life.pid: each.life for each in reported}}
+    return gpu.divide(history(at), lists, known, lambda pid: (runs or {}).get(pid, ""), reported=reported)
+
+
+def new() -> GpuAttribution:
+    return GpuAttribution(EnergyPoint(0.0, 0.0))
+
+
+def played(
+    lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, until: float
+) -> list[GpuSlice]:
+    """Divide after each list, and at the end."""
+    gpu, found = new(), list[GpuSlice]()
+    for each in lists:
+        ended = {
+            pid: life if life.ended and life.ended <= each.at else ProcessLife(pid, life.began)
+            for pid, life in lives.items()
+        }
+        found += divided(gpu, each.at, [each], ended, runs).slices
+    return found + divided(gpu, until, [], lives, runs).slices
+
+
+def reported(
+    began: float,
+    ended: float | None,
+    *,
+    pid: int = 7,
+    used: bool = True,
+    named: bool = True,
+    listable: bool = True,
+) -> ReportedProcess:
+    return ReportedProcess(ProcessLife(pid, began, ended), used=used, named=named, listable=listable)
+
+
+def joules(found: Sequence[GpuSlice], run: str) -> float:
+    return sum(each.joules for each in found if each.run == run)
+
+
+@pytest.mark.parametrize("ended", [13.4, 14.9, 26.1])
+def test_a_run_has_the_energy_of_its_whole_life(ended: float) -> None:
+    lists = [listing(at, *([7] if 3.2 < at < ended else [])) for at in range(2, 30, 2)]
+    found = played(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, until=30)
+
+    assert joules(found, "a") == pytest.approx(WATTS * (ended - 3.2))
+    assert {each.method for each in found} == {"exclusive"}
+
+
+def test_an_ended_run_gets_its_share_without_another_process_list() -> None:
+    found = played([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, until=16)
+
+    assert joules(found, "a") == pytest.approx(WATTS * 12.5)
+
+
+def test_two_runs_share_a_card_while_both_are_on_it() -> None:
+    lists = [listing(at, *([7] if at < 20 else []), *([8] if at > 10 else [])) for at in range(2, 32, 2)]
+    lives = {7: ProcessLife(7, 0.0, 20.0), 8: ProcessLife(8, 10.0)}
+    found = played(lists, lives, {7: "a", 8: "b"}, until=30)
+
+    assert joules(found, "a") == pytest.approx(WATTS * (10 + 5))
+    assert joules(found, "b") == pytest.approx(WATTS * (5 + 10))
+    assert {each.method for each in found} == {"exclusive", "sm_share"}
+
+
+def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> None:
+    gpu, runs = new(), dict[int, str]()
+    found = list[GpuSlice]()
+    for at in range(2, 22, 2):
+        if at == 12:
+            runs[7] = "a"
+        found += divided(gpu, at, [listing(at, 7)], {7: ProcessLife(7, 1.0)}, runs).slices
+
+    assert joules(found, "a") == pytest.approx(WATTS * 19)
+
+
+def test_a_process_gets_no_energy_from_before_its_arrival_on_the_card() -> None:
+    lists = [listing(2), listing(4), listing(6, 7), listing(8, 7)]
+    found = played(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, until=8)
+
+    assert joules(found, "a") == pytest.approx(WATTS * 4)
+
+
+def test_a_process_that_was_listed_between_two_divisions_has_its_energy() -> None:
+    lists = [listing(1), listing(2), listing(3, 7), listing(4), listing(5)]
+    found = divided(new(), 5, lists, {7: ProcessLife(7, 2.4, 3.6)}, {7: "a"})
+
+    assert joules(found.slices, "a") == pytest.approx(WATTS * 1.2)
+
+
+def test_a_process_that_the_driver_lists_again_keeps_its_earlier_energy() -> None:
+    lists = [listing(1, 7), listing(2), listing(3), listing(4, 7), listing(5, 7)]
+    found = divided(new(), 5, lists, {7: ProcessLife(7, 0.0)}, {7: "a"})
+
+    assert joules(found.slices, "a") == pytest.approx(WATTS * (2 + 2))
+
+
+def test_a_process_that_ended_before_it_was_listed_has_the_energy_of_the_gpu_in_the_feed() -> None:
+    gpu = new()
+    before = divided(gpu, 5, [listing(1), listing(2), listing(3), listing(4), listing(5)])
+    found = divided(gpu, 6, [listing(6)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
+    again = divided(gpu, 7, [listing(7)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
+
+    assert not before.slices
+    assert joules(found.slices, "a") == pytest.approx(WATTS * 0.8)
+    assert found.gaps == again.gaps == {}
+    assert not again.slices
+
+
+def test_a_process_in_the_feed_has_nothing_that_another_process_was_given() -> None:
+    lists = [listing(at, *([8] if at >= 3 else [])) for at in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    found = divided(new(), 5, lists, {8: ProcessLife(8, 2.5)}, {7: "a", 8: "b"}, [reported(2.1, 2.9)]).slices
+
+    assert joules(found, "a") == pytest.approx(WATTS * 0.4)
+    assert joules(found, "b") == pytest.approx(WATTS * 2.5)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_energy_before_the_last_list_without_the_process_is_not_the_process_s(used: bool) -> None:
+    lists = [listing(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    found = divided(new(), 5, lists, runs={7: "a"}, reported=[reported(1.5, 3.9, used=used)])
+
+    assert joules(found.slices, "a") == pytest.approx(WATTS * 0.9 if used else 0.0)
+    assert found.gaps == ({} if used else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
+
+
+def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
+    lists = [listing(at) for at in (1.0, 2.0, 3.0)]
+    found = divided(new(), 3, lists, runs={7: "a"}, reported=[reported(1.1, 1.9, used=False, named=False)])
+
+    assert not found.slices
+    assert found.gaps == {NOT_LISTED: pytest.approx(WATTS * 0.8)}
+
+
+def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
+    gpu, found = new(), list[GpuSlice]()
+    for at in range(1, 13):
+        life = reported(3.0, 11.5 if at > 11 else None, pid=-1, listable=False)
+        told = [life] if at > 6 else []
+        listed = [listing(at, *([4242] if 3 < at < 12 else []))]  # by the pid of the host
+        found += divided(gpu, at, listed, runs={-1: "a"}, reported=told).slices
+    found += divided(gpu, 14, [listing(14)], runs={-1: "a"}).slices
+
+    assert joules(found, "a") == pytest.approx(WATTS * 8.5)
+
+
+def test_without_lists_a_process_holds_the_gpu_in_the_feed() -> None:
+    gpu, found = new(), list[GpuSlice]()
+    for at in range(1, 100):
+        ended = 90.5 if at > 90.5 else None
+        life = [reported(2.5, ended)] if at > 4 else []
+        found += divided(gpu, at, runs={7: "a"}, reported=life).slices
+
+    assert joules(found, "a") == pytest.approx(WATTS * 88)
+
+
+def test_energy_of_two_runs_without_utilization_and_memory_is_a_gap() -> None:
+    uses = tuple(GpuProcessUse(pid, "0", "GPU-a") for pid in (7, 8))
+    lists = [GpuListing("GPU-a", at, uses) for at in (1.0, 2.0)]
+    lives = {pid: ProcessLife(pid, 0.0) for pid in (7, 8)}
+    found = divided(new(), 2, lists, lives, {7: "a", 8: "b"})
+
+    assert not found.slices
+    assert found.gaps == {SHARE_UNKNOWN: pytest.approx(WATTS * 2)}
+
+
+def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None:
+    gpu, lives, runs = new(), {7: ProcessLife(7, 0.0)}, {7: "a"}
+    divided(gpu, 10, [listing(10, 7)], lives, runs)
+    found = gpu.divide(history(100)[50:], [listing(100, 7)], lives, lambda _pid: "a")
+
+    assert joules(found.slices, "a") == pytest.approx(WATTS * 90)
+
+
+@pytest.mark.parametrize(("is_divided", "name"), [(False, "NVIDIA A100"), (True, "")])
+def test_a_process_on_a_mig_instance_has_not_the_peak_of_the_card(is_divided: bool, name: str) -> None:
+    card = EnergyReading(
+        component="gpu", device="GPU-a", source="nvml_counter", measured=True, joules=1.0, watts=1.0, at=1.0,
+        name="NVIDIA A100", divided=is_divided,
+    )  # fmt: skip
+    gpus = Gpus(use=lambda: listing(1.0, 7).processes, readings=lambda: (card,))
+
+    assert RankDevices(gpus).name(7) == name

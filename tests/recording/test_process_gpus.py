@@ -1,0 +1,93 @@
+"""GPUs of a process, as reported in the feed: from torch's allocator, the environment and the driver's files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from exporter.recording.gpus import ProcessGpus
+from exporter.recording.values import GpuUse
+
+FIRST, SECOND = "GPU-11111111-2222-3333-4444-555555555555", "GPU-66666666-7777-8888-9999-aaaaaaaaaaaa"
+
+
+def fake_torch(peaks: Mapping[int, int], *, initialized: bool = True) -> SimpleNamespace:
+    """Return what is read of torch: GPUs by the peak of their reserved memory."""
+
+    def stats(number: int) -> object:
+        if number not in peaks:
+            raise RuntimeError("Invalid device argument.")
+        return {"reserved_bytes": {"all": {"peak": peaks[number]}}}
+
+    return SimpleNamespace(
+        cuda=SimpleNamespace(is_initialized=lambda: initialized), _C=SimpleNamespace(_cuda_memoryStats=stats)
+    )
+
+
+@pytest.fixture(autouse=True)
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "expected"),
+    [
+        (SECOND, None, GpuUse((SECOND,), named=True)),
+        (SECOND, 3, GpuUse((SECOND,), named=True)),
+        (f"{FIRST},{SECOND}", 1, GpuUse((SECOND,), named=True)),
+        ("4, 5", 1, GpuUse(("5",), named=True)),
+        ("4,5", 2, GpuUse((), named=True)),
+        ("4,5", None, GpuUse(("4",))),
+        (None, 1, GpuUse(("1",))),
+        (None, None, GpuUse(("0",))),
+        ("", None, GpuUse((), named=True)),
+    ],
+)
+def test_the_environment_assigns_a_gpu_to_a_process(
+    visible: str | None, local_rank: int | None, expected: GpuUse, tmp_path: Path
+) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    assert ProcessGpus(str(tmp_path)).look(environment, local_rank) == expected
+
+
+def test_torch_shows_the_gpus_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0, 1: 1 << 20}))
+    found = ProcessGpus(str(tmp_path)).look({"CUDA_VISIBLE_DEVICES": f"{FIRST},{SECOND}"}, None)
+
+    assert found == GpuUse((SECOND,), used=True, named=True)
+
+
+def test_a_process_whose_torch_has_not_used_cuda_uses_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch({0: 0}, initialized=False))
+
+    assert ProcessGpus(str(tmp_path)).look({}, None).used is False
+
+
+def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus, peaks = ProcessGpus(str(tmp_path)), {0: 0, 1: 0}
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(peaks))
+    before = gpus.look({}, None)
+    peaks[0] = 1
+    first = gpus.look({}, None)
+    peaks[1] = 1
+    last = gpus.look({}, None, final=True)
+
+    assert [before.named, first.names, last.names] == [False, ("0",), ("0", "1")]
+
+
+@pytest.mark.parametrize(("uuid", "expected"), [(SECOND, SECOND), ("GPU-????????-????-????", "1")])
+def test_numbers_become_uuids_by_the_driver_s_files(uuid: str, expected: str, tmp_path: Path) -> None:
+    for address, each in (("0000:5d:00.0", uuid), ("0000:18:00.0", FIRST)):
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {each}\n")
+
+    assert ProcessGpus(str(tmp_path)).look({"CUDA_VISIBLE_DEVICES": "1"}, None).names == (expected,)
