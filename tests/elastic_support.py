@@ -7,8 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from programs import code_of
 from waiting import PATIENCE
 
 import exporter
@@ -23,7 +25,8 @@ from exporter.recording.stat import REGISTRY
 from exporter.recording.state import StatState
 from exporter.recording.values import StatReading
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+REPOSITORY = TESTS.parent
 IMPORTS = """
 import atexit, gc, os, signal, subprocess, sys, threading, time
 import exporter
@@ -65,7 +68,7 @@ def child(
             **inherited,
             "EXPORTER_FEED_DIR": str(feed),
             "EXPORTER_FLUSH_SECONDS": "0.2",
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}",
             "OMP_NUM_THREADS": "1",
             **environment,
         },
@@ -77,6 +80,13 @@ def child(
     )
     assert not check or done.returncode == 0, done.stderr
     return done
+
+
+def run_function(
+    feed: Path, function: Callable[..., None], *arguments: object, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a function of `programs` in a new interpreter that records into a feed directory."""
+    return child(feed, code_of(function, *arguments), check=True, timeout=60, **environment)
 
 
 def run(

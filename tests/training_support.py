@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from places import PROJECT
+from places import PROJECT, TESTS
 from waiting import PATIENCE
 
 from exporter import training
@@ -175,7 +175,11 @@ def run_python(
     script = directory / "job.py"
     script.write_text(textwrap.dedent(code), encoding="utf-8")
     inherited = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
-    ours = {"EXPORTER_FEED_DIR": str(feed), "PYTHONPATH": str(PROJECT), "EXPORTER_FLUSH_SECONDS": "0.2"}
+    ours = {
+        "EXPORTER_FEED_DIR": str(feed),
+        "PYTHONPATH": f"{PROJECT}{os.pathsep}{TESTS}",
+        "EXPORTER_FLUSH_SECONDS": "0.2",
+    }
     return subprocess.run(
         [sys.executable, "-W", "error", script.name],
         cwd=directory,

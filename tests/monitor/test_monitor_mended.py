@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import programs.monitor
 import pytest
-from elastic_support import child, tally
+from elastic_support import child, run_function, tally
 from waiting import wait_until
 
 import exporter
@@ -41,29 +42,12 @@ def told() -> Iterator[list[Event]]:
 
 
 def test_d1_two_threads_log_and_add_while_a_handler_in_python_writes(tmp_path: Path) -> None:
-    program = f"""{HEAD}
-file = open({str(tmp_path / "lines")!r}, "w")
-def write(event):
-    file.write(event.name + "\\n")
-    file.flush()
-handle = monitor.register_event_handler(write)
-def work():
-    s = monitor.Stat("shared", [A.SUM], 0.001)
-    for n in range(3000):
-        monitor.log_event(event("e", n=n))
-        s.add(1.0)
-        if n % 300 == 0:
-            time.sleep(0.01)
-threads = [threading.Thread(target=work) for _ in range(2)]
-for t in threads: t.start()
-for t in threads: t.join()
-monitor.unregister_event_handler(handle)
-reading = exporter.events.EVENTS.reading()
-told = reading.delivered["write"] + sum(n for (name, _), n in reading.dropped.items() if name == "write")
-assert reading.counts["e", "info"] == 6000
-assert told == sum(reading.counts.values()) - sum(reading.suppressed.values()), (told, reading)
-"""
-    assert child(tmp_path / "feed", program).stderr == ""
+    assert (
+        run_function(
+            tmp_path / "feed", programs.monitor.log_and_add_from_two_threads, str(tmp_path / "lines")
+        ).stderr
+        == ""
+    )
     assert (tmp_path / "lines").read_text().count("e\n") > 0
 
 
@@ -224,21 +208,7 @@ def test_d18_a_window_closes_by_time_without_new_samples(told: list[Event]) -> N
 
 
 def test_d19_the_open_window_stays_with_the_parent(tmp_path: Path) -> None:
-    program = f"""{HEAD}
-told = []
-monitor.register_event_handler(told.append)
-s = monitor.Stat("d19", [A.SUM, A.COUNT], 3600.0)
-s.add(1.0); s.add(2.0)
-if os.fork() == 0:
-    assert s.count == 0
-    s.add(10.0)
-    del s
-    os._exit(0 if told[-1].data == {{"d19.sum": 10.0, "d19.count": 1.0}} else 1)
-assert os.wait()[1] == 0
-del s
-assert [e.data for e in told] == [{{"d19.sum": 3.0, "d19.count": 2.0}}], told
-"""
-    assert child(tmp_path / "feed", program).stderr == ""
+    assert run_function(tmp_path / "feed", programs.monitor.fork_with_an_open_window).stderr == ""
 
 
 def test_d2_d20_the_last_window_of_a_global_stat_is_logged_at_exit(tmp_path: Path) -> None:

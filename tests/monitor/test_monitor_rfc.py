@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import programs.monitor
 import pytest
-from elastic_support import child
+from elastic_support import run_function
 from waiting import wait_until
 
 import exporter
@@ -159,29 +160,10 @@ def test_a_raising_collector_loses_only_its_own_samples() -> None:
 
 
 def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:
-    program = """
-import os, threading
-from exporter.monitor.rfc import AggregatingStatCollector, Stat, StatType, register_stat_collector
-stat, collector = Stat("forked", {StatType.SUM}), AggregatingStatCollector()
-register_stat_collector(collector)
-stat.add(1.0)
-assert collector.report() == {"forked.sum": 1.0}
-held, done = threading.Event(), threading.Event()
-def hold():
-    with collector._lock:
-        held.set()
-        done.wait(30)
-threading.Thread(target=hold, daemon=True).start()
-held.wait(30)
-pid = os.fork()
-if not pid:
-    stat.add(5.0)
-    print(collector.report(), flush=True)
-    os._exit(0)
-os.waitpid(pid, 0)
-done.set()
-"""
-    assert child(tmp_path / "feed", program).stdout == "{'forked.sum': 5.0}\n"
+    assert (
+        run_function(tmp_path / "feed", programs.monitor.fork_while_a_collector_is_locked).stdout
+        == "{'forked.sum': 5.0}\n"
+    )
 
 
 def test_a_handler_sees_time_id_and_parent_of_an_event(told: list[Event]) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from places import PROJECT
+from places import PROJECT, TESTS
+from programs import code_of
+from programs import one_logger as programs
 from training_support import run_python
 
 HEAD = """
@@ -166,22 +168,7 @@ def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
 
 
 def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> None:
-    body = """
-    configure()
-    with application(), training_loop(train_iterations_start=0):
-        with training_iteration():
-            pass
-        child = os.fork()
-        if child == 0:
-            with training_iteration(), timed_span("of the child"):
-                pass
-            on_app_end()
-            sys.exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        with timed_span("of the parent"):
-            pass
-    """
-    run(HEAD + body, tmp_path)
+    run(code_of(programs.fork_in_a_training_loop), tmp_path)
 
     found = records(tmp_path)
     assert len({each["pid"] for each in found}) == 1
@@ -191,33 +178,7 @@ def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> Non
 
 
 def test_a_child_forked_while_threads_create_span_names_can_create_one(tmp_path: Path) -> None:
-    body = """
-    import itertools, signal, threading
-    configure()
-    numbers, done = itertools.count(), threading.Event()
-    def work():
-        while not done.is_set():
-            with timed_span(f"name-{next(numbers)}"):
-                pass
-    with application():
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for each in threads: each.start()
-        try:
-            for attempt in range(30):
-                child = os.fork()
-                if child == 0:
-                    signal.alarm(20)
-                    recorder = DefaultRecorder()
-                    recorder.stop(recorder.start(f"child-{attempt}"))
-                    with timed_span(f"of the child-{attempt}"):
-                        pass
-                    os._exit(0)
-                assert os.waitpid(child, 0)[1] == 0, "the child hung"
-        finally:
-            done.set()
-            for each in threads: each.join()
-    """
-    run(HEAD + body, tmp_path)
+    run(code_of(programs.fork_while_threads_create_span_names), tmp_path)
 
 
 def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None:
@@ -242,51 +203,16 @@ def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None
 
 
 def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None:
-    body = """
-    import threading
-    provider.with_export_customization(one_logger.ExportCustomizationMode.WHITELIST_SPANS, ["work"])
-    configure()
-    failures = []
-    def work():
-        try:
-            for _ in range(500):
-                with timed_span("work") as span:
-                    span.add_attribute("a", 1)
-                with training_iteration(), model_forward():
-                    pass
-        except BaseException as error:
-            failures.append(error)
-    with application():
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for each in threads: each.start()
-        for each in threads: each.join()
-    assert failures == []
-    """
-    run(HEAD + body, tmp_path)
+    run(code_of(programs.open_spans_in_four_threads), tmp_path)
 
     ends = [each for each in records(tmp_path) if each["type"] in {"complete", "stop"}]
     assert [each["name"] for each in ends] == ["work"] * 2000
     assert len({each["id"] for each in ends}) == 2000
 
 
-@pytest.mark.parametrize("configuration", ["", "configure(enable_for_current_rank=False)", "configure()"])
-def test_d44_no_state_opens_descriptors(configuration: str, tmp_path: Path) -> None:
-    body = f"""
-    import resource
-    {configuration}
-    with application(), training_loop(train_iterations_start=0):
-        with training_iteration(): pass
-        before = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 40, before + 40))
-        for number in range(2000):
-            with training_iteration(), timed_span("mine"):
-                pass
-            on_model_init_end()  # a misuse
-            provider.force_disable_logging() if number == 1500 else None
-        after = len(os.listdir("/proc/self/fd"))
-    assert after <= before + 10, (before, after)
-    """
-    run(HEAD + body, tmp_path)
+@pytest.mark.parametrize(("configured", "enabled"), [(False, True), (True, False), (True, True)])
+def test_d44_no_state_opens_descriptors(configured: bool, enabled: bool, tmp_path: Path) -> None:
+    run(code_of(programs.open_spans_with_few_descriptors, configured, enabled), tmp_path)
 
 
 def test_records_have_the_configured_identity(tmp_path: Path) -> None:
@@ -324,17 +250,5 @@ def test_a_hanging_exporter_does_not_delay_the_exit(tmp_path: Path) -> None:
 
 
 def test_d45_importing_every_name_starts_nothing() -> None:
-    code = """if True:
-        import sys, threading
-        sys.path.insert(0, sys.argv[1])
-        from exporter import one_logger, training
-        for module in (one_logger, training):
-            for name in module.__all__:
-                assert getattr(module, name) is not None, name
-        foreign = {"pydantic", "yaml", "torch", "numpy"}
-        assert not [module for module in sys.modules if module.split(".")[0] in foreign]
-        one_logger.OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
-        main = training.application()(lambda: threading.active_count())
-        assert (threading.active_count(), main()) == (1, 2)
-    """
-    subprocess.run([sys.executable, "-I", "-S", "-c", code, str(PROJECT)], check=True)
+    code = f"import sys; sys.path[:0] = {[str(PROJECT), str(TESTS)]}; {code_of(programs.import_every_name)}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import programs.recording
 import pytest
-from elastic_support import run, snapshots
+from elastic_support import run, run_function, snapshots
 
 import exporter
 
@@ -149,20 +150,13 @@ def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
 
 
 def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed: Path) -> None:
-    program = """
-        loss = Stat("train.loss", ["mean"])
-        exporter.events.register(lambda event: None, name="mine")
-        def record(times):
-            for n in range(times):
-                loss.add(1.0)
-                log("a", n=n)
-        record(1)
-        exporter.flush()
-        exporter.configure(run="second", rank=7, labels={"model": "tiny"})
-        record(2)
-        assert exporter.events.recent()[-1].run == "second"
-    """
-    run(feed, program, SLURM_JOB_ID="77", SLURM_PROCID="2", TORCHELASTIC_RUN_ID="none")
+    run_function(
+        feed,
+        programs.recording.change_the_identity,
+        SLURM_JOB_ID="77",
+        SLURM_PROCID="2",
+        TORCHELASTIC_RUN_ID="none",
+    )
     first, second = snapshots(feed)
 
     assert (first.process.run, first.process.rank, first.recording.stats[0].count) == ("77", 2, 1)
@@ -173,26 +167,7 @@ def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed
 
 
 def test_a_new_identity_is_accepted_without_waiting_for_a_hanging_feed(feed: Path) -> None:
-    program = """
-        from exporter.feed.writer import FeedWriter
-        hang, publish = threading.Event(), FeedWriter.publish
-        def slow(self, recording):
-            hang.wait()
-            return publish(self, recording)
-        loss = exporter.Stat("train.loss", ["mean"])
-        loss.add(1.0)
-        exporter.flush()
-        FeedWriter.publish = slow
-        time.sleep(0.5)
-        began = time.monotonic()
-        exporter.configure(run="second")
-        assert time.monotonic() - began < 1.5
-        hang.set()
-        time.sleep(1.0)
-        loss.add(1.0)
-        loss.add(1.0)
-    """
-    run(feed, program, EXPORTER_RUN="first")
+    run_function(feed, programs.recording.change_the_identity_while_the_feed_hangs, EXPORTER_RUN="first")
     first, second = snapshots(feed)
 
     assert (first.process.run, first.recording.stats[0].count) == ("first", 1)

@@ -6,8 +6,9 @@ import json
 import time
 from pathlib import Path
 
+import programs.recording
 import pytest
-from elastic_support import child, only, run, snapshots
+from elastic_support import child, only, run, run_function, snapshots
 
 WRITES = """
         from exporter.recording.handlers import JsonLinesHandler
@@ -232,52 +233,14 @@ def test_a_child_terminated_soon_after_its_work_has_flushed(feed: Path) -> None:
 
 
 def test_a_fork_in_the_middle_of_recording_never_hangs(feed: Path) -> None:
-    program = """
-        stats = [Stat(f"train.s{number}", ["mean", "p99"]) for number in range(20)]
-        exporter.events.register(lambda event: None)
-        stop = False
-        def work():
-            while not stop:
-                for number, stat in enumerate(stats):
-                    stat.add(1.0)
-                    exporter.log(f"a{number}")
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for _ in range(10):
-            if os.fork() == 0:
-                stats[0].add(1.0)
-                exporter.log("child")
-                exporter.flush()
-                counts = exporter.events.EVENTS.reading().counts
-                os._exit(0 if stats[0].count == sum(counts.values()) == 1 else 1)
-            assert os.wait()[1] == 0
-        stop = True
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.fork_while_threads_record)
 
     assert len(snapshots(feed)) == 11
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04])
 def test_a_fork_while_another_thread_starts_recording_never_hangs(feed: Path, wait: float) -> None:
-    program = f"""
-        def begin():
-            with exporter.training.model_forward():  # imports the module and starts the recording thread
-                exporter.log("begun")
-        thread = threading.Thread(target=begin)
-        thread.start()
-        time.sleep({wait})
-        child = os.fork()
-        if child == 0:
-            with exporter.training.training_iteration():
-                exporter.Stat("train.loss", ["mean"]).add(1.0)
-            exporter.flush()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        thread.join()
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.fork_while_a_thread_starts_recording, wait)
 
     counts = [reading.count for snapshot in snapshots(feed) for reading in snapshot.recording.stats]
     assert 1 in counts

@@ -4,54 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import programs.recording
 import pytest
-from elastic_support import only, run, snapshots
+from elastic_support import only, run, run_function, snapshots
 
 from exporter.recording.values import Aggregation
 
 
 def test_windows_close_by_the_clock_when_nothing_is_added_and_from_many_threads(feed: Path) -> None:
-    program = """
-        loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
-        busy = Stat("train.busy", ["mean"], window_seconds=0.5)
-        loss.add(7.0)
-        stop = False
-        def work():
-            while not stop:
-                busy.add(1.0)
-                time.sleep(0.0005)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        seen = []
-        end = time.monotonic() + 3.0
-        while time.monotonic() < end:
-            seen.append((loss.window, busy.window))
-            time.sleep(0.01)
-        stop = True
-        filled = [window for window, _ in seen if window.samples]
-        assert filled and filled[0].samples == 1, filled
-        assert not loss.get(), loss.get()
-        closed = {window.ended: window for _, window in seen if window.samples}
-        assert len(closed) >= 5, closed
-        assert all(abs(ended / 0.5 - round(ended / 0.5)) < 1e-6 for ended in closed), closed
-        assert sum(window.samples for window in closed.values()) <= busy.count
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.add_from_threads_and_read_windows)
 
     assert only(feed, "train.busy").count > 100
 
 
 def test_a_resumed_job_closes_missed_windows_as_no_data(feed: Path) -> None:
-    program = """
-        loss = Stat("train.loss", ["mean"], window_seconds=0.5)
-        loss.add(1.0)
-        stop, go_on = (f"kill -{name} {os.getpid()}" for name in ("STOP", "CONT"))
-        subprocess.run(["sh", "-c", f"(sleep 0.3; {stop}; sleep 2; {go_on}) &"])
-        time.sleep(3)
-        os._exit(0)
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.stop_and_continue)
     reading = only(feed)
 
     assert reading.count == 1
@@ -60,28 +27,7 @@ def test_a_resumed_job_closes_missed_windows_as_no_data(feed: Path) -> None:
 
 
 def test_rules_of_the_sidecar_change_a_stat_at_its_next_window(feed: Path) -> None:
-    program = """
-        from exporter.feed.overrides import write_overrides
-        loss = Stat("train.loss", ["mean"], window_seconds=0.5)
-        other = Stat("train.other", ["mean"], window_seconds=0.5)
-        def until(condition):
-            end = time.monotonic() + 15
-            while not condition():
-                loss.add(2.0)
-                other.add(1.0)
-                time.sleep(0.02)
-                assert time.monotonic() < end
-        until(lambda: loss.get())
-        assert set(loss.get()) == {exporter.Aggregation.MEAN}
-        write_overrides(os.environ["EXPORTER_FEED_DIR"], [
-            {"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False},
-        ])
-        until(lambda: set(loss.get()) == {exporter.Aggregation.MAX, exporter.Aggregation.P99})
-        assert not other.enabled
-        write_overrides(os.environ["EXPORTER_FEED_DIR"], [])
-        until(lambda: set(loss.get()) == {exporter.Aggregation.MEAN} and other.enabled)
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.change_rules_while_recording)
     (snapshot,) = snapshots(feed)
 
     assert {reading.definition.name for reading in snapshot.recording.stats} == {"train.loss", "train.other"}
@@ -136,23 +82,7 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
 
 
 def test_invalid_objects_do_not_affect_valid_samples(feed: Path) -> None:
-    program = """
-        loss = Stat("train.loss", ["mean"])
-
-        class Odd(type):
-            __hash__ = None
-        class Hostile(metaclass=Odd):
-            @property
-            def __class__(self): raise RuntimeError
-        class Slow:
-            def __del__(self): time.sleep(5)
-        for _ in range(2000):
-            loss.add(1.0)
-        loss.add(Hostile())
-        loss.add(Slow())
-        assert flush(3)
-    """
-    run(feed, program)
+    run_function(feed, programs.recording.add_invalid_objects)
 
     assert only(feed).count == 2000
     assert only(feed).rejected == {"not_a_number": 2}
@@ -193,19 +123,7 @@ def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_anot
 
 @pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])
 def test_an_unusable_feed_directory_is_reported_once_and_not_by_a_fork(feed: Path, directory: str) -> None:
-    program = """
-        sys.stderr = open(2, "w", closefd=False)  # flushed when the buffer is full, or at exit
-        loss = Stat("train.loss", ["mean"])
-        for _ in range(5):
-            loss.add(1.0)
-            time.sleep(0.2)
-        flush()
-        assert loss.count == 5
-        if os.fork():
-            os.wait()
-            print("done")
-    """
-    done = run(feed, program, EXPORTER_FEED_DIR=directory)
+    done = run_function(feed, programs.recording.record_without_a_feed_directory, EXPORTER_FEED_DIR=directory)
 
     assert done.stdout == "done\n"
     assert done.stderr.startswith("exporter: nothing is exported: ")
@@ -237,23 +155,7 @@ def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
 
 
 def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
-    program = """
-        loss = Stat("train.loss", ["mean"])
-        for _ in range(1000):
-            loss.add(1.0)
-        with loss.time():
-            pass
-        exporter.events.register(print)
-        log("a.b", "text")
-        with training.training_iteration():
-            pass
-        exporter.configure(run="other")
-        assert exporter.flush()
-        exporter.shutdown()
-        assert len(loss._state.buffer) == 0
-        assert threading.active_count() == 1
-    """
-    run(feed, program, EXPORTER_DISABLED="1")
+    run_function(feed, programs.recording.record_while_disabled, EXPORTER_DISABLED="1")
 
     assert list(feed.iterdir()) == []
 
@@ -271,21 +173,7 @@ def test_the_compatibility_modules_import_no_large_package_and_start_no_thread(f
 def test_a_failed_sidecar_leaves_no_registration_and_no_zombie(
     feed: Path,
 ) -> None:
-    program = """
-        runs = os.path.join(os.environ["EXPORTER_FEED_DIR"], "runs")
-        python, sys.executable = sys.executable, "/no/such/python"
-        assert exporter.start_sidecar() is None
-        assert os.listdir(runs) == []
-        sys.executable = python
-        os.chdir(os.environ["EXPORTER_FEED_DIR"])
-        open("exporter.py", "w").write("raise SystemExit(0)")  # a file of the job with our name
-        sidecar = exporter.start_sidecar("--no.such.flag")
-        until = time.monotonic() + 30
-        while os.path.exists(f"/proc/{sidecar.pid}") and time.monotonic() < until:
-            time.sleep(0.1)
-        assert not os.path.exists(f"/proc/{sidecar.pid}")
-    """
-    done = run(feed, program)
+    done = run_function(feed, programs.recording.start_sidecars_that_fail)
 
     assert "the sidecar cannot be started" in done.stderr
     assert "--no.such.flag" in done.stderr

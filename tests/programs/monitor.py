@@ -1,0 +1,88 @@
+"""Programs that use the compatibility module of torch.monitor from threads and forked children."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import threading
+import time
+from pathlib import Path
+
+from exporter import monitor
+from exporter.monitor import Aggregation
+from exporter.monitor.rfc import AggregatingStatCollector, Stat, StatType, register_stat_collector
+from exporter.recording.events import EVENTS
+
+
+def log_and_add_from_two_threads(path: str) -> None:
+    """Log 6,000 events and add to a Stat from two threads while a handler writes each event to a file."""
+    with Path(path).open("w", encoding="utf-8") as file:
+
+        def write(event: monitor.Event) -> None:
+            file.write(event.name + "\n")
+            file.flush()
+
+        handle = monitor.register_event_handler(write)
+
+        def work() -> None:
+            stat = monitor.Stat("shared", [Aggregation.SUM], 0.001)
+            for number in range(3000):
+                now = dt.datetime.now()  # noqa: DTZ005  # torch's events have naive datetimes
+                monitor.log_event(monitor.Event("e", now, {"n": number}))
+                stat.add(1.0)
+                if number % 300 == 0:
+                    time.sleep(0.01)
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        monitor.unregister_event_handler(handle)
+    reading = EVENTS.reading()
+    ((handler, delivered),) = reading.delivered.items()
+    dropped = sum(number for (name, _), number in reading.dropped.items() if name == handler)
+    assert reading.counts["e", "info"] == 6000
+    logged = sum(reading.counts.values()) - sum(reading.suppressed.values())
+    assert delivered + dropped == logged
+
+
+def fork_with_an_open_window() -> None:
+    """Fork with two samples in the open window of a Stat; parent and child check their own samples."""
+    events: list[monitor.Event] = []
+    monitor.register_event_handler(events.append)
+    stat = monitor.Stat("d19", [Aggregation.SUM, Aggregation.COUNT], 3600.0)
+    stat.add(1.0)
+    stat.add(2.0)
+    if os.fork() == 0:
+        assert stat.count == 0
+        stat.add(10.0)
+        del stat
+        os._exit(0 if events[-1].data == {"d19.sum": 10.0, "d19.count": 1.0} else 1)
+    assert os.wait()[1] == 0
+    del stat
+    assert [event.data for event in events] == [{"d19.sum": 3.0, "d19.count": 2.0}]
+
+
+def fork_while_a_collector_is_locked() -> None:
+    """Fork while another thread holds the lock of a collector, and print the report of the child."""
+    stat, collector = Stat("forked", {StatType.SUM}), AggregatingStatCollector()
+    register_stat_collector(collector)
+    stat.add(1.0)
+    assert collector.report() == {"forked.sum": 1.0}
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with collector._lock:
+            locked.set()
+            done.wait(30)
+
+    threading.Thread(target=hold, daemon=True).start()
+    locked.wait(30)
+    child = os.fork()
+    if child == 0:
+        stat.add(5.0)
+        print(collector.report(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    done.set()

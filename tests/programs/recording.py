@@ -1,0 +1,246 @@
+"""Programs that record Stats and events, each with one kind of fault or one use of processes and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import exporter
+from exporter import Aggregation, Stat, WindowReading, events, flush, log, training
+from exporter.feed.overrides import write_overrides
+from exporter.feed.writer import FeedWriter
+
+
+def add_from_threads_and_read_windows() -> None:
+    """Add to a Stat from four threads and check its windows, and those of a Stat with a single sample."""
+    loss = Stat("train.loss", ["mean", "max"], window_seconds=0.5)
+    busy = Stat("train.busy", ["mean"], window_seconds=0.5)
+    loss.add(7.0)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            busy.add(1.0)
+            time.sleep(0.0005)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    loss_windows: list[WindowReading] = []
+    busy_windows: dict[float, WindowReading] = {}
+    end = time.monotonic() + 3.0
+    while time.monotonic() < end:
+        if loss.window.samples:
+            loss_windows.append(loss.window)
+        if busy.window.samples:
+            busy_windows[busy.window.ended] = busy.window
+        time.sleep(0.01)
+    stop.set()
+    assert loss_windows
+    assert loss_windows[0].samples == 1
+    assert not loss.get()
+    assert len(busy_windows) >= 5
+    assert all(abs(ended / 0.5 - round(ended / 0.5)) < 1e-6 for ended in busy_windows)
+    assert sum(window.samples for window in busy_windows.values()) <= busy.count
+
+
+def change_rules_while_recording() -> None:
+    """Change the recording rules of a feed directory, and wait until two Stats follow them."""
+    directory = os.environ["EXPORTER_FEED_DIR"]
+    loss = Stat("train.loss", ["mean"], window_seconds=0.5)
+    other = Stat("train.other", ["mean"], window_seconds=0.5)
+
+    def until(condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not condition():
+            loss.add(2.0)
+            other.add(1.0)
+            time.sleep(0.02)
+            assert time.monotonic() < end
+
+    until(lambda: set(loss.get()) == {Aggregation.MEAN})
+    write_overrides(
+        directory,
+        [{"match": "train.l*", "aggregations": ["max", "p99"]}, {"match": "train.other", "enabled": False}],
+    )
+    until(lambda: set(loss.get()) == {Aggregation.MAX, Aggregation.P99})
+    assert not other.enabled
+    write_overrides(directory, [])
+    until(lambda: set(loss.get()) == {Aggregation.MEAN} and other.enabled)
+
+
+class _Unhashable(type):
+    """Metaclass whose classes cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]  # as a hostile class would
+
+
+class _RaisingClass(metaclass=_Unhashable):
+    @property  # type: ignore[misc]  # raises, as an unbound proxy does
+    def __class__(self) -> Any:
+        raise RuntimeError
+
+
+class _SlowFinalizer:
+    def __del__(self) -> None:
+        time.sleep(5)
+
+
+def add_invalid_objects() -> None:
+    """Add valid samples, an object whose class raises, and an object with a slow finalizer."""
+    loss = Stat("train.loss", ["mean"])
+    for _ in range(2000):
+        loss.add(1.0)
+    loss.add(_RaisingClass())  # type: ignore[arg-type]  # invalid on purpose
+    loss.add(_SlowFinalizer())  # type: ignore[arg-type]  # invalid on purpose
+    assert flush(3)
+
+
+def record_without_a_feed_directory() -> None:
+    """Record and fork although the feed directory is unusable."""
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # flushed when the buffer is full, or at exit
+    loss = Stat("train.loss", ["mean"])
+    for _ in range(5):
+        loss.add(1.0)
+        time.sleep(0.2)
+    flush()
+    assert loss.count == 5
+    if os.fork():
+        os.wait()
+        print("done")
+
+
+def record_while_disabled() -> None:
+    """Call every part of the API with the exporter disabled."""
+    loss = Stat("train.loss", ["mean"])
+    for _ in range(1000):
+        loss.add(1.0)
+    with loss.time():
+        pass
+    events.register(print)
+    log("a.b", "text")
+    with training.training_iteration():
+        pass
+    exporter.configure(run="other")
+    assert flush()
+    exporter.shutdown()
+    assert len(loss._state.buffer) == 0
+    assert threading.active_count() == 1
+
+
+def start_sidecars_that_fail() -> None:
+    """Start a sidecar without an interpreter, and one with an unknown flag beside a file named `exporter.py`."""
+    directory = os.environ["EXPORTER_FEED_DIR"]
+    runs = os.path.join(directory, "runs")  # noqa: PTH118
+    python, sys.executable = sys.executable, "/no/such/python"
+    assert exporter.start_sidecar() is None
+    assert os.listdir(runs) == []  # noqa: PTH208
+    sys.executable = python
+    os.chdir(directory)
+    with open("exporter.py", "w", encoding="utf-8") as file:  # noqa: PTH123
+        file.write("raise SystemExit(0)")
+    sidecar = exporter.start_sidecar("--no.such.flag")
+    assert sidecar is not None
+    until = time.monotonic() + 60
+    while os.path.exists(f"/proc/{sidecar.pid}") and time.monotonic() < until:  # noqa: PTH110
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{sidecar.pid}")  # noqa: PTH110
+
+
+def fork_while_threads_record() -> None:
+    """Fork ten times while three threads add to Stats and log events."""
+    stats = [Stat(f"train.s{number}", ["mean", "p99"]) for number in range(20)]
+    events.register(lambda _event: None)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            for number, stat in enumerate(stats):
+                stat.add(1.0)
+                log(f"a{number}")
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(10):
+        if os.fork() == 0:
+            stats[0].add(1.0)
+            log("child")
+            flush()
+            counts = events.EVENTS.reading().counts
+            os._exit(0 if stats[0].count == sum(counts.values()) == 1 else 1)
+        assert os.wait()[1] == 0
+    stop.set()
+
+
+def fork_while_a_thread_starts_recording(wait_seconds: float) -> None:
+    """Fork shortly after another thread has started its first block."""
+
+    def begin() -> None:
+        with training.model_forward():  # imports the module and starts the recording thread
+            log("begun")
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    time.sleep(wait_seconds)
+    child = os.fork()
+    if child == 0:
+        with training.training_iteration():
+            Stat("train.loss", ["mean"]).add(1.0)
+        flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+
+
+def change_the_identity() -> None:
+    """Record under the identity of the launcher, and again after `configure`."""
+    loss = Stat("train.loss", ["mean"])
+    events.register(lambda _event: None, name="mine")
+
+    def record(times: int) -> None:
+        for number in range(times):
+            loss.add(1.0)
+            log("a", n=number)
+
+    record(1)
+    flush()
+    exporter.configure(run="second", rank=7, labels={"model": "tiny"})
+    record(2)
+    assert events.recent()[-1].run == "second"
+
+
+def change_the_identity_while_the_feed_hangs() -> None:
+    """Call `configure` while the recording thread hangs in a write of the feed."""
+    released, publish = threading.Event(), FeedWriter.publish
+
+    def hang(self: FeedWriter, recording: Any) -> Any:
+        released.wait()
+        return publish(self, recording)
+
+    loss = Stat("train.loss", ["mean"])
+    loss.add(1.0)
+    flush()
+    FeedWriter.publish = hang  # type: ignore[method-assign]  # a hanging filesystem
+    time.sleep(0.5)
+    begin = time.monotonic()
+    exporter.configure(run="second")
+    assert time.monotonic() - begin < 1.5
+    released.set()
+    time.sleep(1.0)
+    loss.add(1.0)
+    loss.add(1.0)
+
+
+def stop_and_continue() -> None:
+    """Stop this process by a signal for two seconds, and exit abruptly after its windows have closed."""
+    Stat("train.loss", ["mean"], window_seconds=0.5).add(1.0)
+    stop, resume = (f"kill -{name} {os.getpid()}" for name in ("STOP", "CONT"))
+    subprocess.run(["sh", "-c", f"(sleep 0.3; {stop}; sleep 2; {resume}) &"], check=True)
+    time.sleep(3)
+    os._exit(0)
