@@ -107,6 +107,14 @@ def script(path: Path) -> ModuleType:
     return module
 
 
+@functools.cache
+def headings() -> dict[str, str]:
+    """Return the text of each section of the runbook by its anchor."""
+    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
+    return {name.lower(): body for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return finished(["promtool", *map(str, arguments)])
 

@@ -71,7 +71,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "replay": {"pynvml", "yaml"},
     "ledger": {"prometheus_client"},
     "exposition": {"prometheus_client"},
-    "status": {"jinja2", "prometheus_client"},
+    "status": {"jinja2", "markupsafe", "prometheus_client"},
     "web": {"h11", "bcrypt", "prometheus_client"},
     "cli": {"opentelemetry", "prometheus_client", "psutil"},
 }

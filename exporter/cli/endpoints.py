@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prometheus_client.core import Metric
+
 from exporter.cli.configuration import Configuration
 from exporter.cli.silent_jobs import SilentJobs
 from exporter.collectors.status import CollectorStatus
@@ -15,10 +17,14 @@ from exporter.config.dump import dump
 from exporter.exposition.page import Page
 from exporter.hangs.collector import Explained
 from exporter.hangs.explanation import RankGroup, location_of, ranks_text
+from exporter.status.attention import Onsets
+from exporter.status.conditions import findings
 from exporter.status.document import policy
 from exporter.status.document import render as render_status
-from exporter.status.readings import History, Readings
-from exporter.status.view import About, Hang, StackFrame, StackGroup, view
+from exporter.status.history import History
+from exporter.status.readings import Readings
+from exporter.status.runbook import render as render_runbook
+from exporter.status.view import About, Hang, StackFrame, StackGroup, View, view
 from exporter.version import __version__
 from exporter.web.endpoints import (
     Content,
@@ -40,6 +46,7 @@ class StatusSources:
 
     page: Page
     history: History
+    onsets: Onsets
     silent: SilentJobs
     hangs: Callable[[], Sequence[Explained]]
     collectors: Callable[[], Sequence[CollectorStatus]]
@@ -50,30 +57,46 @@ class StatusSources:
 
     def document(self) -> Content:
         """Render the status page."""
-        now = time.time()
+        headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}
+        return Content(render_status(self._view(self.page.snapshot()), self.onsets), HTML, headers)
+
+    def note(self) -> None:
+        """Add a point to the history and note the conditions that hold, if the next point is due."""
+        now = time.monotonic()
+        if self.history.is_due(now):
+            families = self.page.offered()
+            self.history.note(now, Readings(families))
+            seen = self._view(families)
+            self.onsets.note(seen.about.now, findings(seen))
+
+    def _view(self, families: Sequence[Metric]) -> View:
         about = About(
             version=__version__,
             node=socket.gethostname(),
             started=self.started,
-            now=now,
+            now=time.time(),
             feed_directory=str(self.feed_directory),
             not_ready=self.not_ready(),
             silent_jobs=self.silent.jobs,
-            hangs={each.run.run: hang_of(each, now) for each in self.hangs()},
+            hangs={each.run.run: hang_of(each) for each in self.hangs()},
         )
-        seen = view(about, Readings(self.page.snapshot()), self.history, self.collectors())
-        headers = {"Content-Security-Policy": policy(), "Cache-Control": "no-store"}
-        return Content(render_status(seen), HTML, headers)
+        return view(about, Readings(families), self.history, self.collectors())
 
     def configuration_text(self) -> Content:
         """Render the configuration in force as YAML, without secrets."""
         return Content(dump(self.configuration()).encode("utf-8", "replace"))
 
 
-def hang_of(explained: Explained, now: float) -> Hang:
+def runbook() -> Content:
+    """Render the runbook of the alerts."""
+    return Content(render_runbook(), HTML, {"Content-Security-Policy": policy()})
+
+
+def hang_of(explained: Explained) -> Hang:
     """Return the explanation of a hang for the status page, with the stack of one rank of each group."""
     groups = (_stack_group(explained, group) for group in explained.explanation.groups)
-    return Hang(explained.headline(now), tuple(group for group in groups if group is not None))
+    found = tuple(group for group in groups if group is not None)
+    return Hang(explained.explanation.sentence(), found, explained.run.step)
 
 
 def _stack_group(explained: Explained, group: RankGroup) -> StackGroup | None:
@@ -91,6 +114,7 @@ def sidecar_endpoints(
     """Return every endpoint of the sidecar."""
     return (
         DocumentEndpoint("/", sources.document),
+        DocumentEndpoint("/runbook", runbook),
         DocumentEndpoint("/config", sources.configuration_text),
         MetricsEndpoint(sources.page.render, sources.not_ready),
         HealthEndpoint(),

@@ -43,7 +43,8 @@ from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
-from exporter.status.readings import History, Readings
+from exporter.status.attention import Onsets
+from exporter.status.history import History
 from exporter.version import __version__
 from exporter.web.server import Server
 
@@ -121,7 +122,6 @@ class Sidecar:
         self.feed_passes = 0
         self._page = Page(max_series=configuration.exposition.max_series)
         self._reloader = Reloader(configuration, read=read, apply=self._apply)
-        self._history = History()
         self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
         self._reader = FeedReader(self.feed_directory)
         # Sidecars of a host may share a state directory, each with a separate feed directory.
@@ -139,9 +139,10 @@ class Sidecar:
             configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory
         )
         self._silent = SilentJobs(self.feed_directory, self._recording_runs)
-        sources = StatusSources(
+        self._status = StatusSources(
             page=self._page,
-            history=self._history,
+            history=History(),
+            onsets=Onsets(),
             silent=self._silent,
             hangs=self._wiring.hangs,
             collectors=self._scheduler.statuses,
@@ -152,7 +153,7 @@ class Sidecar:
         )
         self._server = Server(
             sidecar_endpoints(
-                sources,
+                self._status,
                 reload=self._reloader.reload,
                 enable_lifecycle=configuration.web.enable_lifecycle,
                 gpus_lacking=self._gpus_lacking,
@@ -236,8 +237,7 @@ class Sidecar:
         if name == FEED:
             self.feed_passes += 1
             self._write_rules()
-            if self._history.is_due(now := time.monotonic()):
-                self._history.note(now, Readings(self._page.offered()))
+            self._status.note()
         elif name == ProcessCollector.name and self._wiring.job_came():
             self._scheduler.run_soon(ProcessMemoryCollector.name)  # which has a slow interval
 

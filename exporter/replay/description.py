@@ -82,11 +82,17 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Process that holds the GPU."""
+    """Process that holds the GPU, with its id or with a file that has the id."""
 
-    pid: Annotated[int, Range(1, 0xFFFFFFFF)]
+    pid: Annotated[int, Range(1, 0xFFFFFFFF)] | None = None
+    pid_file: str | None = None
     memory: Annotated[int, Range(0)] | None = None
     sm: Annotated[float, Range(0)] | None = None
+
+    def problems(self) -> Problems:
+        """Yield a missing id, and two of them."""
+        if (self.pid is None) == (self.pid_file is None):
+            yield "pid", "or pid_file is needed, and only one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,8 @@ def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
     if group.processes is not None:
         plain["processes"] = own["processes"]
     for process in plain["processes"]:
-        process["pid"] += 0 if group.processes is not None and group.count == 1 else index
+        if process["pid"] is not None:
+            process["pid"] += 0 if group.processes is not None and group.count == 1 else index
     return plain
 
 

@@ -1,7 +1,7 @@
 """Replayed machine: GPUs, readings over time, faults and events.
 
 Used in the NVML child, by the replay library. All values depend only on the description
-(`MachineDescription.plain`) and the time, so two child processes agree with each other.
+(`MachineDescription.plain`), the files with process ids and the time, so two child processes agree with each other.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from math import cos, inf, nan, pi, sin
+from pathlib import Path
 from typing import Any
 
 EVERY_CALL = "*"
@@ -136,14 +137,23 @@ class ReplayedGpu:
         return self._listed("mig", moment) if self.readings.at("mig_mode", moment) == 1 else []
 
     def processes(self, moment: float) -> list[dict[str, Any]]:
-        """Return the compute processes of the GPU."""
-        return self._listed("processes", moment)
+        """Return the compute processes of the GPU; a process with a file that has no id is absent."""
+        listed = self._listed("processes", moment)
+        found = [each | {"pid": each["pid"] or _read_pid(each["pid_file"])} for each in listed]
+        return [each for each in found if each["pid"]]
 
     def _listed(self, name: str, moment: float) -> list[dict[str, Any]]:
         for fault in reversed(self.faults):
             if fault.entry[name] is not None and fault.at <= moment < fault.until:
                 return list(fault.entry[name])
         return list(self.description[name])
+
+
+def _read_pid(path: str) -> int | None:
+    try:
+        return int(Path(path).read_bytes()[:20])
+    except (OSError, ValueError):
+        return None
 
 
 class ReplayedMachine:

@@ -1,1 +1,1 @@
-"""Status page: families and history (`readings`), content (`view`, `concerns`), sections, HTML (`templates`)."""
+"""Status page: families (`readings`), `history`, content (`view`), `conditions`, sections, HTML (`templates`)."""

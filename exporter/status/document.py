@@ -14,7 +14,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from exporter.status.concerns import concerns
+from exporter.status.attention import Onsets, concerns
+from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOURS, HEIGHT, MOST_ROWS, WIDTH
 from exporter.status.numbers import duration, share
 from exporter.status.runs import run_section
@@ -34,6 +35,7 @@ _LINKS = (
     ("/-/ready", "Ready"),
     ("/-/healthy", "Healthy"),
     ("/config", "Configuration"),
+    ("/runbook", "Runbook"),
 )
 
 
@@ -93,20 +95,26 @@ def _utc(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)) + " UTC"
 
 
-def render(seen: View) -> bytes:
+def style() -> str:
+    """Return the style sheet of the page."""
+    return _assets()[0]
+
+
+def render(seen: View, onsets: Onsets) -> bytes:
     """Return the document in UTF-8."""
-    style, library, script = _assets()
-    found = concerns(seen)
+    style_sheet, library, script = _assets()
+    found = concerns(findings(seen), onsets, seen.about.now)
     remarks = (
         status.message or "; ".join(status.unsupported) for status in seen.collectors if status.name == "gpu"
     )
     text = _template().render(
         about=seen.about,
-        style=style,
+        style=style_sheet,
         library=library,
         script=script,
         is_urgent=any(concern.urgent for concern in found),
         concerns=found[:MOST_ROWS],
+        conditions=sum(bool(condition.alert) for condition in CONDITIONS),
         hidden_concerns=max(0, len(found) - MOST_ROWS),
         series=seen.readings.value("exporter_series"),
         runs=[run_section(seen, run) for run in [*seen.runs.values()][:MOST_ROWS]],

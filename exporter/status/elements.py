@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from exporter.status.history import DRAWN_SECONDS, Line
 from exporter.status.numbers import DASH, age, duration, quantity, share
-from exporter.status.readings import DRAWN_SECONDS, Line
 
 MOST_ROWS = 200
 """Maximum number of rows of a table; the metrics have all of them."""

@@ -70,6 +70,7 @@
       const area = figure.querySelector(".area"), told = JSON.parse(figure.dataset.plot);
       const names = told.names.join("\n"), known = before.get(figure.id);
       const plot = known && known.names === names ? known.plot : make(area, told);
+      area.classList.toggle("single", told.names.length === 1);
       area.replaceChildren(plot.root);
       if (known && known.plot === plot) plot.setData(told.data);
       plots.set(figure.id, {plot, names});
@@ -95,11 +96,9 @@
         const twin = fresh.querySelector(`#${CSS.escape(details.id)}`);
         if (twin) twin.open = details.open;
       }
-      const scrolled = [...old.querySelectorAll(".wide")].map((box) => box.scrollLeft);
       if (!old.contains(document.getSelection()?.anchorNode) || document.getSelection().isCollapsed) {
         const focused = reachable(old).indexOf(document.activeElement);
         old.replaceWith(document.adoptNode(fresh));
-        fresh.querySelectorAll(".wide").forEach((box, index) => { box.scrollLeft = scrolled[index] || 0; });
         reachable(fresh)[focused]?.focus({preventScroll: true});
         document.title = made.title;
         draw();

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 
 DASH = "\u2013"
@@ -26,6 +27,23 @@ def duration(seconds: float | None) -> str:
 def age(at: float, now: float) -> str:
     """Return the time since `at`, such as "5.0 s ago"."""
     return f"{duration(max(0.0, now - at))} ago"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers as ranges, such as "0-2, 4, 6-7"."""
+    found: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
+def clock(at: float) -> str:
+    """Return the time of day in UTC; with the date if `at` is before today."""
+    form = "%H:%M:%S UTC" if time.time() - at < 43200 else "%Y-%m-%d %H:%M UTC"
+    return time.strftime(form, time.gmtime(at))
 
 
 def size(count: float) -> str:

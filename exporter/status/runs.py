@@ -18,8 +18,8 @@ from exporter.status.elements import (
     with_current,
     words,
 )
-from exporter.status.numbers import age, duration, energy, grams, number, share
-from exporter.status.readings import Line
+from exporter.status.history import Line
+from exporter.status.numbers import age, duration, energy, grams, number, ranges, share
 from exporter.status.view import Run, View
 
 _CAUSES = 3
@@ -60,20 +60,38 @@ def run_section(seen: View, run: Run) -> RunSection:
         badges.append(Span(ago_text if run.ended else f"for {ago_text.removesuffix(' ago')}", "dim"))
     if attempt is not None and attempt > 1:
         badges.append(Span(f"attempt {attempt:.0f}", "warn"))
-    remark = ""
-    if run.is_partial and not run.has_rank_zero:
-        remark = "Rank 0 runs on a different node: the status page there shows steps, loss and saves."
+    alive = sum(rank.alive == 1 for rank in seen.ranks if rank.run == name and rank.rank)
+    if 0 < alive < len(run.ranks):
+        badges.append(Span(f"{alive} of {len(run.ranks)} ranks alive", "bad"))
     return RunSection(
         name=name,
         badges=tuple(badges),
         facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
         position=_position(seen, run),
-        remark=remark,
+        remark=_remark(run),
         figures=_run_figures(seen, run),
         phases_title=f"last minute of all ranks{' of this node' if run.is_partial else ''}",
         phases=[] if run.ended else parts(run.phases),
         plots=_run_plots(seen, run),
     )
+
+
+def _remark(run: Run) -> str:
+    """Return which part of a run on several nodes this page shows."""
+    if not run.is_partial:
+        return ""
+    whole = f" of {run.world_size}" if run.world_size else ""
+    part = f"This node has rank{'s' if len(run.ranks) > 1 else ''} {ranges(run.ranks)}{whole}"
+    if run.has_rank_zero:
+        return f"{part}. Figures of this node are labelled; the others are of the whole run."
+    return (
+        f"{part}. Rank 0 runs on a different node: the status page there has state, step, loss, goodput and saves of the run."
+        " This page has the processes, phases and GPUs of its own ranks."
+    )
+
+
+def _here(run: Run) -> str:
+    return " (this node)" if run.is_partial else ""
 
 
 def _step_seconds(seen: View, run: Run) -> float | None:
@@ -90,7 +108,7 @@ def _loss(seen: View, run: Run) -> float | None:
 
 def _run_figures(seen: View, run: Run) -> list[Figure]:
     readings, past, now, name = seen.readings, seen.past, seen.about.now, run.name
-    here = " (this node)" if run.is_partial else ""
+    here = _here(run)
 
     def current(family: str) -> float | None:
         return readings.value(family, run=name) if run.steps_now else None
@@ -127,36 +145,45 @@ def _run_figures(seen: View, run: Run) -> list[Figure]:
 def _run_plots(seen: View, run: Run) -> list[Plot]:
     past, now, name = seen.past, seen.about.now, run.name
 
-    def drawn(title: str, line: Line, latest: float | None, unit: str = "") -> list[Plot]:
+    def drawn(
+        title: str, line: Line, latest: float | None, unit: str = "", floor: float | None = None
+    ) -> list[Plot]:
         if run.ended and run.since is not None:
             line = [point for point in line if point[0] <= run.since]
-        return plot(title, {title: line}, unit, now, owner=name, latest=latest)
+        return plot(title, {title: line}, unit, now, owner=name, latest=latest, floor=floor)
 
     loss = _loss(seen, run)
     rates = past.rates("step seconds", name, per="steps")
     return [
         *drawn("loss", with_current(past.levels("loss", name), loss, now), loss),
         *drawn("step time", rates, _step_seconds(seen, run), "seconds"),
-        *drawn("tokens per second", past.rates("tokens", name), _tokens_per_second(seen, run)),
+        *drawn(
+            f"tokens per second{_here(run)}",
+            past.rates("tokens", name),
+            _tokens_per_second(seen, run),
+            floor=0.0,
+        ),
     ]
 
 
 def _goodput(seen: View, run: Run) -> list[Figure]:
-    value = seen.readings.value
-    wall, productive = (
-        value(f"training_{each}_seconds_total", run=run.name) for each in ("wall", "productive")
-    )
+    """Return the goodput of committed work and, while the run lives, of all work if it were saved now."""
+    value, name = seen.readings.value, run.name
+    wall, productive = (value(f"training_{each}_seconds_total", run=name) for each in ("wall", "productive"))
     if not wall or productive is None:
         return []
-    last_save = value("training_checkpoint_last_success_timestamp_seconds", run=run.name)
-    saves = seen.readings.total("training_checkpoints_total", run=run.name, result="ok")
-    note = ""
-    if last_save is None and not saves and not productive and not run.ended:
+    saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
+    saves = seen.readings.total("training_checkpoints_total", run=name, result="ok")
+    note = "work that a save covers"
+    if not saved and not saves and not productive and not run.ended:
         note = "no save yet: work counts after a save or at a successful end"
-        unsaved = value("training_uncommitted_seconds", run=run.name) or 0.0
-        if unsaved and run.steps_now:
-            note += f"; {share((productive + unsaved) / wall)} if saved"
-    return figure("goodput, committed", words(share(productive / wall)), *([note] if note else []))
+    figures = figure("goodput, committed", words(share(productive / wall)), note)
+    unsaved = value("training_uncommitted_seconds", run=name)
+    if unsaved is not None and run.steps_now:
+        figures += figure(
+            "goodput, if saved", words(share((productive + unsaved) / wall)), "if all work were saved now"
+        )
+    return figures
 
 
 def _position(seen: View, run: Run) -> Position | None:

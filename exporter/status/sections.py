@@ -33,6 +33,7 @@ _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added"
 """Gauges that can represent a statistic, in order of preference."""
 _CONDITIONS = {
     "alive": Span("alive", "good"),
+    "ended early": Span("ended", "bad"),
     "slow": Span("slow", "warn"),
     "silent": Span("silent", "bad"),
     "hangs": Span("no progress", "bad"),
@@ -80,18 +81,18 @@ def ranks_section(seen: View) -> TableSection:
         return {
             "run": words(rank.run) if several_runs else (),
             "rank": words(rank.rank),
+            "GPU": words(rank.gpu),
             "worker": words(rank.worker),
             "role": words(rank.role),
             "process": (_CONDITIONS.get(rank.condition) or Span(rank.condition, "dim"),),
             "phase": words(rank.phase) + since if rank.phase and rank.alive else MISSING,
             "last step": ago(rank.progress, now),
-            "own time a step": known(rank.compute_seconds if rank.alive else None, duration),
+            "own work per step": known(rank.compute_seconds if rank.alive else None, duration),
             "snapshot": ago(rank.updated, now),
-            "GPU": words(rank.gpu),
             "node": words(rank.node) if other_nodes else (),
         }
 
-    numeric = {"rank", "worker", "last step", "own time a step", "snapshot"}
+    numeric = {"rank", "worker", "last step", "own work per step", "snapshot"}
     others = seen.ranks[MANY_RANKS:]
     return TableSection(
         title=f"Ranks ({len(seen.ranks)})",
@@ -157,8 +158,8 @@ def machine_section(seen: View) -> MachineSection:
     fullest = max(disks, default=None)
     cpu, network, disk = (
         value("host_cpu_utilization_ratio"),
-        past.recent("network", ""),
-        past.recent("disk", ""),
+        past.recent("network"),
+        past.recent("disk"),
     )
 
     def part(name: str, used: float | None, whole: float | None) -> list[Figure]:
@@ -183,7 +184,7 @@ def machine_section(seen: View) -> MachineSection:
         plots=[
             *plot(
                 "CPU",
-                {"CPU": with_current(past.levels("cpu", ""), cpu, now)},
+                {"CPU": with_current(past.levels("cpu"), cpu, now)},
                 "ratio",
                 now,
                 floor=0.0,
@@ -191,7 +192,7 @@ def machine_section(seen: View) -> MachineSection:
             ),
             *plot(
                 "network per second",
-                {"network per second": past.rates("network", "")},
+                {"network per second": past.rates("network")},
                 "bytes",
                 now,
                 floor=0.0,
@@ -199,7 +200,7 @@ def machine_section(seen: View) -> MachineSection:
             ),
             *plot(
                 "disks per second",
-                {"disks per second": past.rates("disk", "")},
+                {"disks per second": past.rates("disk")},
                 "bytes",
                 now,
                 floor=0.0,

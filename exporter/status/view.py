@@ -10,17 +10,21 @@ from dataclasses import dataclass, field
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.readings import History, Readings
+from exporter.status.history import History
+from exporter.status.numbers import ranges
+from exporter.status.readings import Readings
+from exporter.status.thresholds import STRAGGLER_RATIO
 from exporter.training.phases import PHASES
 
 STOPPED_SECONDS = 15.0
 """Age of the snapshot of a process that is alive but stopped, or blocked in the kernel."""
-STRAGGLER_RATIO = 0.75
-"""Maximum ratio of the fastest rank's own work to the own work of a straggler."""
+HEAT = "thermal"
+"""Any heat; drivers before 575 report no other thermal reason. Later drivers also report the parts of heat."""
+HEAT_AND_POWER = ("hw_thermal", "sw_thermal", "hw_power_brake")
 ENDED_STATES = frozenset({"stopped", "finished", "failed", "lost"})
 """States of a run without processes."""
-TROUBLES = {"silent": 0, "hangs": 1, "slow": 2}
-"""Conditions of a process that is alive, in the order of the table."""
+TROUBLES = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
+"""Conditions of a process that need attention, in the order of the table."""
 _OF_RANKS = {
     "training_feed_alive": "alive",
     "training_feed_last_update_timestamp_seconds": "updated",
@@ -54,6 +58,7 @@ class Hang:
 
     sentence: str
     groups: tuple[StackGroup, ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +83,22 @@ class Run:
     state: str
     reason: str
     since: float | None
-    pace: tuple[float, float] | None  # mean duration of a step in the last minutes, and in the hour before
-    save_seconds: float | None  # mean duration of a save
     fastest_seconds: Mapping[str, float]  # by pipeline stage, own work of the fastest rank in a step
     phases: Mapping[str, float]  # seconds per second of all ranks in each phase, last minute
     ended: bool  # True if the run has no process any more
     is_partial: bool  # True if sums over ranks lack the ranks of other nodes
-    has_rank_zero: bool
+    ranks: tuple[int, ...]  # ranks of this node
+    world_size: int | None
 
     @property
     def steps_now(self) -> bool:
         """Return True if rates and losses are current."""
-        return not self.ended and self.state not in {"hung", "stalled"}
+        return not self.ended and self.state not in {"hung", "stalled", "ending"}
+
+    @property
+    def has_rank_zero(self) -> bool:
+        """Return True if rank 0, which reports step, loss and saves, runs on this node."""
+        return 0 in self.ranks
 
 
 @dataclass(slots=True)
@@ -107,11 +116,19 @@ class Rank:
     alive: float | None = None
     updated: float | None = None
     phase: str = ""
-    phase_seconds: float | None = None  # duration of the phase at the last snapshot
+    phase_since: float | None = None
     progress: float | None = None  # time of the last step
     compute_seconds: float | None = None  # own work in a step, without waits
     rivals: float = 0.0  # further processes that are alive with the same run and rank
-    condition: str = "unknown"  # unknown, ended, alive, or one of `TROUBLES`
+    condition: str = "unknown"  # unknown, alive, ended (with its run), or one of `TROUBLES`
+    is_slow: bool = False
+
+    @property
+    def phase_seconds(self) -> float | None:
+        """Return the duration of the phase at the last snapshot."""
+        if self.phase_since is None or self.updated is None:
+            return None
+        return max(0.0, self.updated - self.phase_since)
 
     @property
     def title(self) -> str:
@@ -127,6 +144,17 @@ class Gpu:
     uuid: str
     up: bool
     throttled_ratio: float | None  # share of the last minute with clocks reduced by heat or power
+    runs: tuple[str, ...]  # runs that hold the card, or held it last
+    ranks: tuple[str, ...]  # their ranks, as far as known
+
+    @property
+    def title(self) -> str:
+        """Return the name of the card with its holder, such as "GPU 3 (rank 5 of night)"."""
+        if not self.runs:
+            return f"GPU {self.index}"
+        numbers = [int(rank) for rank in self.ranks if rank.isdecimal()]
+        ranks = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of " if numbers else ""
+        return f"GPU {self.index} ({ranks}{', '.join(self.runs)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +174,13 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
     """Return the content of the page."""
     ranks = _ranks(readings)
     names = {rank.run for rank in ranks if rank.run}
-    names |= {labels["run"] for labels, _ in readings.rows("training_wall_seconds_total")}
+    for family in ("training_wall_seconds_total", "training_run_state", "training_steps_total"):
+        names |= {labels["run"] for labels, _ in readings.rows(family)}
     runs = {name: _run(name, readings, past, ranks) for name in sorted(names)}
     for rank in ranks:
+        rank.is_slow = _is_slow(rank, runs.get(rank.run))
         rank.condition = _condition(rank, runs.get(rank.run), about)
-    gpus = [
-        Gpu(labels["gpu"], labels["uuid"], up == 1, past.recent("throttled", labels["uuid"]))
-        for labels, up in readings.rows("gpu_up")
-    ]
+    gpus = [_gpu(labels, up, readings, past, ranks) for labels, up in readings.rows("gpu_up")]
     ranks.sort(key=lambda rank: TROUBLES.get(rank.condition, len(TROUBLES)))
     gpus.sort(key=lambda each: each.index.zfill(12))
     return View(about, readings, past, collectors, runs, ranks, gpus)
@@ -166,11 +193,10 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
     numbers = {rank.rank for rank in own_ranks if rank.rank}
     alive = [rank.alive for rank in own_ranks if rank.alive is not None and (rank.rank or not numbers)]
     why = next((labels for labels, _ in readings.rows("training_run_outcome_info", run=name)), {})
-    saves = readings.means("training_checkpoint_duration_seconds", run=name)
     phases = {phase: past.recent("phase", name, phase) or 0.0 for phase in PHASES}
     fastest: dict[str, float] = {}
     for rank in own_ranks:
-        if rank.alive and rank.compute_seconds:
+        if rank.alive != 0 and rank.compute_seconds:
             own = rank.compute_seconds
             fastest[rank.stage] = min(own, fastest.get(rank.stage, own))
     return Run(
@@ -178,14 +204,17 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         state=state,
         reason=why.get("reason", ""),
         since=readings.value("training_run_state_since_timestamp_seconds", run=name),
-        pace=past.pace(name),
-        save_seconds=max((spent / count for _, count, spent in saves if spent and count), default=None),
         fastest_seconds=fastest,
         phases={phase: seconds for phase, seconds in phases.items() if seconds > 0},
         ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
         is_partial=_is_partial(name, readings, numbers),
-        has_rank_zero="0" in numbers,
+        ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
+        world_size=_whole(readings.value("training_world_size", run=name)),
     )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 def _is_partial(name: str, readings: Readings, numbers: set[str]) -> bool:
@@ -194,6 +223,32 @@ def _is_partial(name: str, readings: Readings, numbers: set[str]) -> bool:
         return world_size > len(numbers)
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     return info.get("nodes", "") not in {"", "0", "1"}
+
+
+def _gpu(
+    labels: Mapping[str, str], up: float, readings: Readings, past: History, ranks: Sequence[Rank]
+) -> Gpu:
+    uuid = labels["uuid"]
+    on_card = [rank for rank in ranks if rank.uuid == uuid]
+    on_card = [rank for rank in on_card if rank.alive] or on_card
+    holders = {(rank.run, rank.rank) for rank in on_card} or {
+        (found.get("run", ""), found.get("rank", ""))
+        for found, _ in readings.rows("training_process_gpu_memory_bytes", uuid=uuid)
+    }
+    if not holders:
+        # Where the driver reports process ids of another namespace, the shares of energy name the run.
+        shares = readings.rows("training_energy_share_ratio", component="gpu", device=uuid)
+        holders = {(found.get("run", ""), "") for found, share in shares if share > 0}
+    throttled = [past.recent("clock events", uuid, reason) for reason in HEAT_AND_POWER]
+    known = [ratio for ratio in throttled if ratio is not None]
+    return Gpu(
+        index=labels["gpu"],
+        uuid=uuid,
+        up=up == 1,
+        throttled_ratio=sum(known) if known else past.recent("clock events", uuid, HEAT),
+        runs=tuple(sorted({run for run, _ in holders} - {""})),
+        ranks=tuple(sorted({rank for _, rank in holders} - {""})),
+    )
 
 
 def _ranks(readings: Readings) -> list[Rank]:
@@ -216,20 +271,24 @@ def _ranks(readings: Readings) -> list[Rank]:
         if value == 1:
             rank(labels).phase = labels["phase"]
     for labels, value in readings.rows("training_phase_active_since_timestamp_seconds"):
-        found_rank = rank(labels)
-        if found_rank.updated is not None:
-            found_rank.phase_seconds = max(0.0, found_rank.updated - value)
+        rank(labels).phase_since = value
     return sorted(found.values(), key=lambda each: (each.run, each.rank.zfill(12), each.worker, each.role))
 
 
 def _condition(rank: Rank, run: Run | None, about: About) -> str:
     now = about.now
     if not rank.alive:
-        return "unknown" if rank.alive is None else "ended"
+        if rank.alive is None:
+            return "unknown"
+        return "ended early" if rank.rank and run is not None and not run.ended else "ended"
     if rank.updated is not None and now - rank.updated > STOPPED_SECONDS:
         return "silent"
     if run is not None and run.state == "hung" and rank.progress is not None:
         return "hangs"
-    # Other ranks wait for the straggler: only the own work differs.
+    return "slow" if rank.is_slow else "alive"
+
+
+def _is_slow(rank: Rank, run: Run | None) -> bool:
+    """Return True if the fastest rank's own work is far shorter; other ranks wait for a straggler, so only own work differs."""
     fastest = run and run.fastest_seconds.get(rank.stage)
-    return "slow" if fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0) else "alive"
+    return bool(fastest and fastest < STRAGGLER_RATIO * (rank.compute_seconds or 0.0))

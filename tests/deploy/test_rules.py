@@ -18,6 +18,7 @@ from rules_support import (
     Rule,
     alerts,
     fill_annotations,
+    headings,
     known,
     labels_grouped,
     needs_promtool,
@@ -89,14 +90,6 @@ def test_a_recording_rule_has_a_case_with_its_value() -> None:
     valued = {each.name for text in told for each in selectors(text)}
 
     assert {record.name for record in records()} - valued == set()
-
-
-@functools.cache
-def headings() -> dict[str, str]:
-    """Anchor of each section of the runbook → text."""
-    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
-    parts = re.split(r"^### (.+)$", text, flags=re.MULTILINE)
-    return {name.lower(): body for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)

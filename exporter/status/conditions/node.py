@@ -1,0 +1,164 @@
+"""Conditions of the machine under the job, and of the limits of the job's container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exporter.status.condition import Condition, Found, Severity
+from exporter.status.numbers import share
+from exporter.status.thresholds import CGROUP_MEMORY_RATIO
+from exporter.status.view import View
+
+RATE_SECONDS = 300.0
+EVENT_SECONDS = 600.0
+WAITING_RATIO, ACTIVE_RATIO = 0.3, 0.3
+AT_LIMIT_RATIO, HALF_RATIO = 0.95, 0.5
+PREDICTED_SECONDS = 3600.0
+THROTTLED_RATIO = 0.25
+SHM_RATIO = 0.9
+ACTIVE_PORT = 4.0
+
+
+def _starved(seen: View) -> Iterator[Found]:
+    readings = seen.readings
+    if any(rank.phase for rank in seen.ranks) or any(True for _ in readings.rows("training_phase_active")):
+        return
+    active = {labels["uuid"]: value for labels, value in readings.rows("gpu_utilization_ratio")}
+    active |= {labels["uuid"]: value for labels, value in readings.rows("gpu_sm_activity_ratio")}
+    waiting = seen.past.rate("I/O pressure", seconds=RATE_SECONDS)
+    sleeping = readings.total("training_process_state", state="disk_sleep")
+    processes = readings.total("training_process_instances")
+    by_processes = sleeping / processes if sleeping is not None and processes else None
+    waits = next(
+        (ratio for ratio in (waiting, by_processes) if ratio is not None and ratio > WAITING_RATIO), None
+    )
+    if waits is not None and active and sum(active.values()) / len(active) < ACTIVE_RATIO:
+        yield Found((), {"share": share(waits)})
+
+
+def _memory_ratios(seen: View) -> tuple[float, float] | None:
+    used = seen.readings.value("cgroup_memory_working_set_bytes")
+    limit = seen.readings.value("cgroup_memory_limit_bytes")
+    return (used, limit) if used is not None and limit else None
+
+
+def _near_limit(seen: View) -> Iterator[Found]:
+    found = _memory_ratios(seen)
+    if found is None:
+        return
+    used, limit = found
+    ahead = [
+        seen.past.predicted("working set", seconds=seconds, ahead=PREDICTED_SECONDS)
+        for seconds in (1800.0, 600.0)
+    ]
+    recent = [value for _, value in seen.past.levels("working set", seconds=600.0) if value is not None]
+    grows = all(value is not None and value > limit for value in ahead)
+    if used / limit > CGROUP_MEMORY_RATIO:
+        yield Found((), {"share": share(used / limit), "forecast": ""})
+    elif grows and recent and min(recent) / limit > HALF_RATIO:
+        yield Found((), {"share": share(used / limit), "forecast": " and exceeds it within the hour"})
+
+
+def _at_limit(seen: View) -> Iterator[Found]:
+    found = _memory_ratios(seen)
+    if found is not None and found[0] / found[1] > AT_LIMIT_RATIO:
+        yield Found((), {"share": share(found[0] / found[1])})
+
+
+def _killed(seen: View) -> Iterator[Found]:
+    increase = seen.past.increase("killed", seconds=EVENT_SECONDS)
+    if increase is not None:
+        processes = f"{increase.count:.0f} process{'es' if increase.count > 1 else ''}"
+        yield Found((), {"processes": processes}, since=increase.first, event=True)
+
+
+def _throttled(seen: View) -> Iterator[Found]:
+    stopped = seen.past.rate("throttled periods", seconds=RATE_SECONDS)
+    periods = seen.past.rate("periods", seconds=RATE_SECONDS)
+    if stopped is not None and periods and stopped / periods > THROTTLED_RATIO:
+        yield Found((), {"share": share(stopped / periods)})
+
+
+def _shm(seen: View) -> Iterator[Found]:
+    used, whole = (seen.readings.value(f"host_shm_{each}_bytes") for each in ("used", "size"))
+    if used is not None and whole and used / whole > SHM_RATIO:
+        yield Found((), {"share": share(used / whole)})
+
+
+def _link_down(seen: View) -> Iterator[Found]:
+    for device, port in seen.past.owners("port state"):
+        states = [value for _, value in seen.past.levels("port state", device, port) if value is not None]
+        now = seen.readings.value("host_rdma_port_state", device=device, port=port)
+        if now is not None and now < ACTIVE_PORT and max(states, default=0.0) >= ACTIVE_PORT:
+            yield Found((device, port), {"device": device, "port": port, "state": f"{now:.0f}"})
+
+
+def _link_errors(seen: View) -> Iterator[Found]:
+    for device, port in seen.past.owners("link failures"):
+        state = seen.readings.value("host_rdma_port_state", device=device, port=port)
+        increase = seen.past.increase("link failures", device, port, seconds=EVENT_SECONDS)
+        if increase is not None and not (state is not None and state < ACTIVE_PORT):
+            yield Found((device, port), {"device": device, "port": port}, since=increase.first, event=True)
+
+
+CONDITIONS = (
+    Condition(
+        alert="DataLoaderStarved",
+        condition="more than 0.3 waiting for I/O and GPUs less than 0.3 active",
+        sentence="the job waits for storage {share} of the time while its GPUs idle",
+        remedy="check the file server and the disks",
+        find=_starved,
+    ),
+    Condition(
+        alert="CgroupMemoryNearLimit",
+        condition="more than threshold:cgroup_memory:ratio of the limit, or past it in 3600 s at the pace of 30m",
+        sentence="the job uses {share} of its memory limit{forecast}",
+        remedy="use fewer workers or less prefetching, or raise the limit",
+        find=_near_limit,
+    ),
+    Condition(
+        alert="CgroupMemoryAtLimit",
+        condition="more than 0.95 of the limit",
+        severity=Severity.CRITICAL,
+        sentence="the job uses {share} of its memory limit: the kernel is about to kill a process",
+        remedy="save a checkpoint now; use fewer workers, or raise the limit",
+        find=_at_limit,
+    ),
+    Condition(
+        alert="CgroupOomKill",
+        condition="any process killed in 10m",
+        severity=Severity.CRITICAL,
+        sentence="the kernel killed {processes} of the job for lack of memory",
+        remedy="use fewer workers, or raise the limit; restart the run if it hangs",
+        find=_killed,
+    ),
+    Condition(
+        alert="CgroupCpuThrottled",
+        condition="stopped in more than 0.25 of the periods",
+        sentence="the CPU limit stops the job in {share} of the periods",
+        remedy="raise or remove the CPU limit, or use fewer threads (OMP_NUM_THREADS)",
+        find=_throttled,
+    ),
+    Condition(
+        alert="ShmAlmostFull",
+        condition="more than 0.9 of /dev/shm used",
+        sentence="{share} of /dev/shm is used",
+        remedy="raise its size (--shm-size), and remove files of dead jobs",
+        find=_shm,
+    ),
+    Condition(
+        alert="IbLinkDown",
+        condition="an RDMA port that was active within a week and is not",
+        severity=Severity.CRITICAL,
+        sentence="port {port} of {device} is not active (state {state})",
+        remedy="repair cable, transceiver or switch; drain the node until then",
+        find=_link_down,
+    ),
+    Condition(
+        alert="IbErrors",
+        condition="a link that failed in 10m and does not stay down",
+        sentence="the link of {device} port {port} went down and came back",
+        remedy="replace cable or transceiver before the link stays down",
+        find=_link_errors,
+    ),
+)

@@ -1,0 +1,210 @@
+"""Conditions of runs: death, hang, pace, waiting for data, values that are not finite, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from exporter.status.condition import Condition, Found, Severity
+from exporter.status.history import PACE_SECONDS, Increase
+from exporter.status.numbers import age, ranges, share
+from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
+from exporter.status.view import Run, View
+
+NONFINITE_SECONDS = 900.0
+GRADIENT_SECONDS, GRADIENT_RATIO = 600.0, 0.1
+RESTART_SECONDS, MOST_RESTARTS = 3600.0, 3
+SAVING_OR_VALIDATING = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
+
+
+def _died(seen: View) -> Iterator[Found]:
+    for name, run in seen.runs.items():
+        if run.state in {"failed", "lost"}:
+            outcome = "failed" if run.state == "failed" else "ended without a report"
+            reason = f": {run.reason}" if run.reason else ""
+            yield Found((name,), {"run": name, "outcome": outcome, "reason": reason}, since=run.since)
+
+
+def _hung(seen: View) -> Iterator[Found]:
+    yield from _overdue(seen, "hung")
+
+
+def _stalled(seen: View) -> Iterator[Found]:
+    yield from _overdue(seen, "stalled")
+
+
+def _overdue(seen: View, state: str) -> Iterator[Found]:
+    for name, run in seen.runs.items():
+        if run.state == state:
+            hang = seen.about.hangs.get(name)
+            where = hang.sentence if hang else _phases(seen, run)
+            stacks = hang.groups if hang else ()
+            step = f" at step {hang.step:,}" if hang and hang.step is not None else ""
+            facts = {"run": name, "step": step, "where": where}
+            yield Found((name,), facts, since=run.since, stacks=stacks)
+
+
+def _phases(seen: View, run: Run) -> str:
+    """Return the phases of the ranks of this node."""
+    phases: dict[str, list[int]] = {}
+    for rank in seen.ranks:
+        if rank.run == run.name and rank.alive and rank.phase and rank.rank.isdecimal():
+            phases.setdefault(rank.phase, []).append(int(rank.rank))
+    texts = [
+        f"Rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} in {phase}" for phase, ranks in phases.items()
+    ]
+    return ". ".join(texts) or "No phase of its ranks is known"
+
+
+def _slow_start(seen: View) -> Iterator[Found]:
+    for name in seen.runs:
+        started = seen.readings.value("training_attempt_start_timestamp_seconds", run=name)
+        ranks = [rank for rank in seen.ranks if rank.run == name]
+        progress = max((rank.progress for rank in ranks if rank.progress is not None), default=None)
+        if (
+            started is not None
+            and seen.about.now - started > STARTUP_SECONDS
+            and seen.readings.value("training_attempt_steps", run=name) == 0
+            and (progress is None or seen.about.now - progress >= STARTUP_SECONDS)
+            and any(rank.alive != 0 for rank in ranks)
+        ):
+            yield Found((name,), {"run": name, "where": _phases(seen, seen.runs[name])}, since=started)
+
+
+def _slower(seen: View) -> Iterator[Found]:
+    for name, run in seen.runs.items():
+        now = seen.past.rate("executed steps", name, seconds=PACE_SECONDS)
+        busy = any(rank.run == name and rank.phase in SAVING_OR_VALIDATING for rank in seen.ranks)
+        if now is None or busy or run.ended or run.state in {"hung", "stalled"}:
+            continue
+        before = seen.past.usual_rate("executed steps", name)
+        if before and now / before < SLOWER_RATIO:
+            facts = {"run": name, "share": share(now / before)}
+            yield Found((name,), facts)
+
+
+def _waits_for_data(seen: View) -> Iterator[Found]:
+    phases: dict[str, dict[str, float]] = {}
+    for run, phase in seen.past.owners("phase"):
+        seconds = seen.past.rate("phase", run, phase, seconds=PACE_SECONDS)
+        phases.setdefault(run, {})[phase] = seconds or 0.0
+    for run, rates in phases.items():
+        whole = sum(rates.values())
+        if whole and rates.get("data_loading", 0.0) / whole > DATA_STALL_RATIO:
+            yield Found((run,), {"run": run, "share": share(rates["data_loading"] / whole)})
+
+
+def _losses(seen: View) -> Iterator[Found]:
+    for name, run in seen.runs.items():
+        if run.ended or run.state == "ending":
+            continue
+        whole = seen.past.increase("nonfinite", name, "loss", known="executed steps")
+        if whole is not None:
+            recent = seen.past.increase(
+                "nonfinite", name, "loss", seconds=NONFINITE_SECONDS, known="executed steps"
+            )
+            yield Found(
+                (name,),
+                {"run": name, "count": counted(whole, "loss", "losses"), "last": last_time(seen, whole)},
+                since=whole.first,
+                event=True,
+                is_past=recent is None,
+            )
+
+
+def counted(increase: Increase, one: str, many: str) -> str:
+    """Return the number of events with their name."""
+    return f"{increase.count:.0f} {one if round(increase.count) == 1 else many}"
+
+
+def last_time(seen: View, increase: Increase) -> str:
+    """Return when the last of several events happened; "" for events at one time."""
+    return "" if increase.first == increase.last else f", the last {age(increase.last, seen.about.now)}"
+
+
+def _gradients(seen: View) -> Iterator[Found]:
+    for name in seen.runs:
+        bad = seen.past.rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
+        steps = seen.past.rate("executed steps", name, seconds=GRADIENT_SECONDS)
+        if bad is not None and steps is not None and bad > GRADIENT_RATIO * steps:
+            yield Found((name,), {"run": name, "share": share(bad / steps) if steps else "all"})
+
+
+def _restarts(seen: View) -> Iterator[Found]:
+    for (run,) in seen.past.owners("restarts"):
+        increase = seen.past.increase("restarts", run, seconds=RESTART_SECONDS)
+        if increase is not None and round(increase.count) > MOST_RESTARTS:
+            facts = {"run": run, "count": f"{increase.count:.0f}"}
+            yield Found((run,), facts, since=increase.first)
+
+
+CONDITIONS = (
+    Condition(
+        alert="RunDied",
+        condition="a run that failed or was lost, for a minute",
+        severity=Severity.CRITICAL,
+        sentence="run {run} {outcome}{reason}; it has not restarted",
+        remedy="fix the cause, and restart the job under the same name: --run.name={run}",
+        find=_died,
+    ),
+    Condition(
+        alert="TrainingHang",
+        condition=(
+            "no finished step for goodput.hang_after (300 s) and goodput.hang_steps (5) times the longest step,"
+            " outside start, compilation, checkpoints and validation"
+        ),
+        severity=Severity.CRITICAL,
+        sentence="run {run} hangs{step}. {where}",
+        remedy="fix what the odd rank waits for; `training-exporter stacks` prints all stacks",
+        find=_hung,
+    ),
+    Condition(
+        condition="a step is overdue while the run waits for data, compiles, loads, saves or validates",
+        sentence="run {run} is stalled{step}, a step is overdue. {where}",
+        remedy="check what the phase waits for: storage, a compilation, a validation without reports",
+        find=_stalled,
+    ),
+    Condition(
+        alert="TrainingStartupSlow",
+        condition="no step threshold:training_startup:seconds after the start of the attempt",
+        sentence="run {run} has started and has not made a step. {where}",
+        remedy="check whether all nodes have joined, then storage and compilation",
+        find=_slow_start,
+    ),
+    Condition(
+        alert="RunSlower",
+        condition="steps a second below threshold:training_slower:ratio of the median of the hour before",
+        sentence="run {run} makes {share} of the steps per second that it made in the hour before",
+        remedy="find the phase that has grown, then check storage, GPU clocks and the slowest rank",
+        find=_slower,
+    ),
+    Condition(
+        alert="TrainingDataStall",
+        condition="more than threshold:training_data_stall:ratio of the time in data_loading",
+        sentence="run {run} waits for data {share} of the time",
+        remedy="add workers if the CPU is the limit, otherwise check the storage",
+        find=_waits_for_data,
+    ),
+    Condition(
+        alert="TrainingLossNonFinite",
+        condition="any loss in 15m that is not finite, until the run ends",
+        severity=Severity.CRITICAL,
+        sentence="{count} of run {run} NaN or infinite{last}",
+        remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
+        find=_losses,
+    ),
+    Condition(
+        alert="TrainingGradNonFinite",
+        condition="more than 0.1 of the steps with a gradient that is not finite",
+        sentence="{share} of the steps of run {run} have a gradient norm that is not finite",
+        remedy="lower the learning rate or the loss scale, or clip gradients",
+        find=_gradients,
+    ),
+    Condition(
+        alert="TrainingRestartLoop",
+        condition="more than 3 restarts in 1h",
+        severity=Severity.CRITICAL,
+        sentence="run {run} restarted {count} times within an hour",
+        remedy="stop the run until the cause of the restarts is fixed: training_restarts_total by reason",
+        find=_restarts,
+    ),
+)

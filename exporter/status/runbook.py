@@ -1,0 +1,71 @@
+"""Runbook of the alerts as an HTML document, for `/runbook`.
+
+The source is docs/runbook.md, which uses headings, paragraphs, tables, bold text, code and links.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from exporter.status.document import environment, style
+
+SOURCE = Path(__file__).resolve().parents[1] / "assets" / "runbook.md"
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_INLINE = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<bold>[^*]+)\*\*|\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)")
+_CELL = re.compile(r"(?<!\\)\|")
+
+
+@lru_cache(maxsize=1)
+def render() -> bytes:
+    """Return the document in UTF-8; a section has the name of the alert in lower case as its id."""
+    text = _COMMENT.sub("", SOURCE.read_text(encoding="utf-8"))
+    blocks = Markup("\n").join(_block(block) for block in re.split(r"\n\s*\n", text) if block.strip())
+    return environment().get_template("runbook.html").render(style=style(), blocks=blocks).encode()
+
+
+def _block(block: str) -> Markup:
+    block = block.strip()
+    if block.startswith("#"):
+        marks, _, title = block.partition(" ")
+        level = len(marks)
+        return Markup('<h{0} id="{1}"><a href="#{1}">{2}</a></h{0}>').format(level, title.lower(), title)
+    if block.startswith("|"):
+        return _table(block.splitlines())
+    return Markup("<p>{}</p>").format(_inline(" ".join(block.splitlines())))
+
+
+def _table(lines: list[str]) -> Markup:
+    head, _, *rows = ([each.strip() for each in _CELL.split(line)[1:-1]] for line in lines)
+    titles = Markup("").join(Markup("<th>{}</th>").format(title) for title in head)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(
+            Markup("").join(
+                Markup('<td data-name="{}">{}</td>').format(title, _inline(cell.replace("\\|", "|")))
+                for title, cell in zip(head, row, strict=True)
+            )
+        )
+        for row in rows
+    )
+    return Markup(
+        '<div class="card wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+    ).format(titles, body)
+
+
+def _inline(text: str) -> Markup:
+    made, end = Markup(), 0
+    for found in _INLINE.finditer(text):
+        made += escape(text[end : found.start()])
+        if found["code"]:
+            made += Markup("<code>{}</code>").format(found["code"])
+        elif found["bold"]:
+            made += Markup("<b>{}</b>").format(found["bold"])
+        elif found["target"].startswith("#"):
+            made += Markup('<a href="{}">{}</a>').format(found["target"], found["text"])
+        else:  # a file of the repository
+            made += escape(found["text"])
+        end = found.end()
+    return made + escape(text[end:])

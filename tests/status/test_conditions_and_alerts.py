@@ -1,0 +1,224 @@
+"""The conditions of the status page and the expressions of the alerts, over the same series.
+
+The series are those of the alerts' own cases (deploy/prometheus/tests): promtool evaluates the rules at the times of the
+cases, and the page is drawn from the samples that each exporter has at these times.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.core import Metric
+from rules_support import CASES, alerts, headings, needs_promtool, promtool, thresholds
+
+from exporter.families import Distribution, Family, FamilyType
+from exporter.status.conditions import CONDITIONS, NOT_DECIDED, findings
+from exporter.status.history import History
+from exporter.status.readings import Readings
+from exporter.status.thresholds import THRESHOLDS
+from exporter.status.view import About, view
+
+SERIES = re.compile(r"^(?P<name>[\w:]+)\{(?P<labels>.*)\}$")
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+STEP = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<times>\d+)$")
+GOT = re.compile(r'alertname="(\w+)"')
+OF_TARGETS = {"cluster", "job", "instance", "pod"}
+ACROSS_NODES = {"GpuStraggler", "TrainingStraggler"}
+"""Alerts that compare the ranks or cards of all nodes; a page compares those of its node."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series of a case, with a value for each scrape."""
+
+    name: str
+    labels: dict[str, str]
+    values: tuple[float | None, ...]
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """Return cluster and exporter."""
+        return self.labels.get("cluster", ""), self.labels.get("instance", "")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case of the alerts."""
+
+    path: Path
+    place: int  # in its file
+
+    def __str__(self) -> str:
+        return f"{self.path.stem}-{self.place}"
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the case as written."""
+        return contents(self.path)["tests"][self.place]  # type: ignore[no-any-return]  # YAML
+
+    @property
+    def times(self) -> list[float]:
+        """Return the times at which the case checks an alert."""
+        return sorted({seconds(each["eval_time"]) for each in self.body.get("alert_rule_test", ())})
+
+    @property
+    def series(self) -> list[Series]:
+        """Return the series of the case."""
+        made = []
+        for each in self.body.get("input_series", ()):
+            found = SERIES.match(each["series"])
+            assert found, each["series"]
+            made.append(Series(found["name"], dict(LABEL.findall(found["labels"])), expanded(each["values"])))
+        return made
+
+
+def seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+
+
+def expanded(notation: str) -> tuple[float | None, ...]:
+    """Return the values of promtool's notation; None where the series has no sample."""
+    values: list[float | None] = []
+    for word in notation.split():
+        if word in {"stale", "_"}:
+            values.append(None)
+        elif word.startswith("_x"):
+            values += [None] * int(word[2:])
+        elif found := STEP.match(word):
+            start, by = float(found["start"]), float(found["by"] or 0)
+            values += [start + by * place for place in range(int(found["times"]) + 1)]
+        else:
+            values.append(float(word))
+    return tuple(values)
+
+
+@functools.cache
+def contents(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def cases() -> list[Case]:
+    found = [Case(path, place) for path in CASES for place in range(len(contents(path)["tests"]))]
+    return [case for case in found if case.times and case.series]
+
+
+def active_alerts(case: Case, directory: Path) -> list[set[str]]:
+    """Return the alerts that are pending or fire at each time of a case, by promtool."""
+    body = dict(contents(case.path))
+    body["rule_files"] = [str((case.path.parent / each).resolve()) for each in body["rule_files"]]
+    asked = dict(case.body)
+    asked.pop("alert_rule_test")
+    asked["promql_expr_test"] = [
+        {
+            "expr": "group by (alertname) (ALERTS)",
+            "eval_time": f"{at:.0f}s",
+            "exp_samples": [
+                {"labels": '{alertname="none"}', "value": 0}
+            ],  # promtool prints what it found instead
+        }
+        for at in case.times
+    ]
+    file = directory / "case.yaml"
+    file.write_text(yaml.safe_dump(body | {"tests": [asked]}), encoding="utf-8")
+    done = promtool("test", "rules", file)
+    parts = (done.stdout + done.stderr).split("expr:")[1:]
+    assert len(parts) == len(case.times), done.stdout + done.stderr
+    return [set(GOT.findall(part.partition("got:")[2])) for part in parts]
+
+
+def families(series: list[Series], place: int) -> list[Metric]:
+    """Return the families of one exporter at one scrape."""
+    rows: dict[str, dict[tuple[tuple[str, str], ...], float | Distribution]] = {}
+    sums: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, float]] = {}
+    for each in series:
+        value = each.values[place] if place < len(each.values) else None
+        if value is None or ":" in each.name or each.name == "up":
+            continue
+        labels = tuple(sorted((k, v) for k, v in each.labels.items() if k not in OF_TARGETS))
+        stem, _, suffix = each.name.rpartition("_")
+        if suffix in {"sum", "count"}:
+            sums.setdefault((stem, labels), {})[suffix] = value
+        elif suffix != "bucket":
+            rows.setdefault(each.name, {})[labels] = value
+            if each.name == "training_process_up":  # the same lock
+                rows.setdefault("training_feed_alive", {})[labels] = value
+    for (stem, labels), parts in sums.items():
+        if len(parts) == 2:
+            distribution = Distribution(round(parts["count"]), parts["sum"])
+            rows.setdefault(stem, {})[labels] = distribution
+    return [family(name, found) for name, found in rows.items()]
+
+
+def family(name: str, rows: dict[tuple[tuple[str, str], ...], float | Distribution]) -> Metric:
+    labels = tuple(sorted({label for found in rows for label, _ in found}))
+    histogram = isinstance(next(iter(rows.values())), Distribution)
+    kind: FamilyType = "histogram" if histogram else "gauge"
+    made = {tuple(dict(found).get(label, "") for label in labels): value for found, value in rows.items()}
+    return Family(name=name, type=kind, help="", labels=labels).family(made)
+
+
+def of_the_pages(case: Case) -> list[set[str]]:
+    """Return the alerts whose conditions hold on the page of any exporter, at each time of a case."""
+    interval = seconds(case.body["interval"])
+    found: dict[float, set[str]] = {at: set() for at in case.times}
+    by_target: dict[tuple[str, str], list[Series]] = {}
+    for each in case.series:
+        by_target.setdefault(each.target, []).append(each)
+    for own in by_target.values():
+        scrapes = count()
+        past = History(seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
+        for place in range(int(case.times[-1] // interval) + 1):
+            readings = Readings(families(own, place))
+            past.note(interval * place, readings)
+            for at in case.times:
+                if int(at // interval) == place:
+                    seen = view(About("", "", 0.0, at, ""), readings, past)
+                    found[at] |= {each.condition.alert for each in findings(seen) if not each.found.is_past}
+    return [found[at] for at in case.times]
+
+
+@needs_promtool
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) -> None:
+    decided = {condition.alert for condition in CONDITIONS} - {""}
+    if len({each.target for each in case.series}) > 1:
+        decided -= ACROSS_NODES
+
+    of_alerts = [found & decided for found in active_alerts(case, tmp_path)]
+    of_pages = [found & decided for found in of_the_pages(case)]
+    assert dict(zip(case.times, of_pages, strict=True)) == dict(zip(case.times, of_alerts, strict=True))
+
+
+def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
+    decided = [condition.alert for condition in CONDITIONS if condition.alert]
+
+    assert len(decided) == len(set(decided))
+    assert {rule.name for rule in alerts()} == {*decided, *NOT_DECIDED}
+    assert not {*decided} & NOT_DECIDED.keys()
+
+
+@pytest.mark.parametrize(
+    "condition", [each for each in CONDITIONS if each.alert], ids=lambda each: each.alert
+)
+def test_a_condition_has_text_severity_and_runbook_entry_of_its_alert(condition: Any) -> None:
+    (alert,) = (rule for rule in alerts() if rule.name == condition.alert)
+
+    assert condition.condition == alert.body["annotations"]["condition"]
+    assert condition.severity.value == alert.body["labels"]["severity"]
+    assert condition.anchor in headings()
+
+
+def test_the_thresholds_of_the_page_are_those_of_the_rules() -> None:
+    written = {rule.name: float(rule.expr.removeprefix("vector(").removesuffix(")")) for rule in thresholds()}
+
+    assert {name: written.get(name) for name in THRESHOLDS} == THRESHOLDS

@@ -1,0 +1,275 @@
+"""Concerns of the status page: sentence, time, rank or card, remedy and runbook entry."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from places import PROJECT
+from status_support import JOB, NOW, Rows, concerns_of, noted, of, page, status, texts
+
+from exporter.cli.endpoints import hang_of
+from exporter.collectors.job import OverdueRun
+from exporter.families import Distribution
+from exporter.feed.stacks import StackAnswer
+from exporter.hangs.collector import Explained
+from exporter.hangs.explanation import Explanation, RankGroup
+from exporter.recording.stacks import Frame, ThreadStack
+from exporter.status.attention import Onsets
+from exporter.status.condition import Finding, Found
+from exporter.status.conditions import CONDITIONS
+from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
+from exporter.status.view import Hang, StackFrame, StackGroup
+
+
+def progress(age: float, phase: str = "forward") -> Rows:
+    return {
+        "training_last_progress_timestamp_seconds": of(NOW - age, rank="0"),
+        "training_phase_active": of(1.0, rank="0", phase=phase),
+    }
+
+
+def died(state: str) -> Rows:
+    return {
+        "training_run_state": of(0.0, state="running") + of(1.0, state=state),
+        "training_run_state_since_timestamp_seconds": of(NOW - 90),
+        "training_run_outcome_info": of(1.0, outcome=state, reason="killed by SIGKILL"),
+    }
+
+
+def saving(spent: float) -> Rows:
+    return {
+        "training_phase_active": of(1.0, rank="0", phase="checkpoint_save_sync"),
+        "training_phase_active_since_timestamp_seconds": of(NOW - spent, rank="0"),
+        "training_checkpoint_duration_seconds": of(Distribution(5, 50.0), kind="sync", part="total"),
+    }
+
+
+ENDED: Rows = {"training_feed_alive": of(1.0, rank="0") + of(0.0, rank="1")}
+# An agent without a rank waits for other nodes.
+ALL_ENDED: Rows = {
+    "training_feed_alive": of(0.0, rank="0") + of(0.0, rank="1") + of(1.0, role="agent"),
+}
+SILENT: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="0")}
+LOST: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 600, rank="0")}
+SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank="1")}
+SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 s. for 101 s"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (ENDED, ["Rank 1 of night ended before the other ranks. for 2.0 s"]),
+        (ALL_ENDED, []),
+        (SILENT, ["Rank 0 of night: the process lives and has not reported lately. for 60 s"]),
+        (LOST, ["Rank 0 of night: the process lives and reports nothing. for 10 min"]),
+        (progress(5000), []),  # only the ledger decides
+        (died("failed"), ["Run night failed: killed by SIGKILL; it has not restarted. for 90 s"]),
+        (
+            died("lost"),
+            ["Run night ended without a report: killed by SIGKILL; it has not restarted. for 90 s"],
+        ),
+        (SLOW | {"training_rank_info": of(1.0, rank="1", label_stage="last")}, []),
+        (SLOW, ["Rank 1 of night slow: 0.4 s of own work per step, the fastest rank 0.25 s. since now"]),
+        (saving(101.0), [SAVING]),
+        (saving(99.0), []),
+        (
+            {"training_rank_conflicts": of(1.0, rank="0")},
+            ["A second process trains as rank 0 of night. since now"],
+        ),
+    ],
+)
+def test_a_problem_of_a_run_is_a_concern_with_a_time(rows: Rows, expected: list[str]) -> None:
+    found = concerns_of({**JOB, **rows})
+
+    assert [f"{each.text} {each.when.partition(' (')[0]}" for each in found] == expected
+
+
+HUNG: Rows = {
+    "training_run_state": of(1.0, state="hung"),
+    "training_run_state_since_timestamp_seconds": of(NOW - 900),
+}
+
+
+def test_a_hung_run_names_ranks_and_phases_before_the_stacks_are_known() -> None:
+    (found,) = concerns_of({**JOB, **progress(900), **HUNG})
+
+    assert found.text == "Run night hangs. Rank 0 in forward."
+    assert found.when == "for 15 min (since 1970-01-01 02:31 UTC)"
+    assert found.anchor == "traininghang"
+
+
+def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
+    frames = (StackFrame("ShardReader.read", "data.py:40"), StackFrame("<module>", "train.py:9"))
+    hang = Hang("Rank 0: read (data.py:40).", (StackGroup("Stack of rank 0: read", 0, frames),), 1200)
+    rows = {**JOB, **progress(900), **HUNG}
+
+    assert texts(rows, hangs={"night": hang}) == ["Run night hangs at step 1,200. Rank 0: read (data.py:40)."]
+    document = page(rows, hangs={"night": hang})
+    stack = "Stack of rank 0: read Main thread of rank 0, innermost call first"
+    assert f"{stack} ShardReader.read data.py:40 <module> train.py:9" in document.words
+    assert document.tags.count("li") == 2
+
+
+def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> None:
+    frame = Frame("/job/data.py", 40, "ShardReader.read")
+    answer = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
+    group = RankGroup("read", "data.py:40", (0, 1), "data_loading", None, in_collective=False)
+    explanation = Explanation((group,), tie=False, silent={0: "no answer"})
+    run = OverdueRun("night", "hung", NOW - 60, 5, ())
+
+    hang = hang_of(Explained(run, explanation, (), (answer,)))
+
+    assert hang.groups == (
+        StackGroup("Stack of ranks 0-1: read", 1, (StackFrame("ShardReader.read", "data.py:40"),)),
+    )
+
+
+def test_many_ranks_in_the_same_trouble_are_one_concern() -> None:
+    ranks = {"training_feed_alive": [sample for n in range(64) for sample in of(float(n < 60), rank=str(n))]}
+
+    assert texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
+
+
+CARD = {"gpu": "3", "uuid": "GPU-3"}
+GPU_3: Rows = {
+    "gpu_up": [(CARD, 1.0)],
+    "training_rank_info": of(1.0, rank="5", **CARD),
+    "training_feed_alive": of(1.0, rank="5"),
+}
+
+
+@pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "sw_thermal")])
+def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
+    name = "gpu_clocks_event_seconds_total"
+    past = noted(3, lambda tick: {name: [({**CARD, "reason": each}, 4.0 * tick) for each in reasons]})
+    rows: Rows = {
+        "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (CARD, 1.0)],
+        "gpu_error_info": [({"gpu": "0", "uuid": "GPU-0", "reason": "gpu_is_lost"}, 1.0)],
+        "gpu_devices": [({}, 2.0)],
+        "gpu_devices_expected": [({}, 8.0)],
+        "gpu_recovery_action": [(CARD, 1.0)],
+    }
+
+    assert texts(rows, past=past) == [
+        "GPU 0 does not answer (gpu_is_lost).",
+        "Only 2 of 8 GPUs answer.",
+        "The driver requests a recovery of GPU 3: reset the GPU.",
+        f"Heat slows GPU 3 80 % of the time ({reasons[-1]}).",
+    ]
+
+
+def xid(number: int, age: float) -> Rows:
+    return {"gpu_xid_last_timestamp_seconds": [({**CARD, "xid": str(number)}, NOW - age)]}
+
+
+@pytest.mark.parametrize(
+    ("number", "age", "urgent"), [(48, 300.0, True), (48, 7000.0, False), (94, 300.0, False)]
+)
+def test_an_xid_is_a_concern_with_card_rank_and_time(number: int, age: float, urgent: bool) -> None:
+    (found,) = concerns_of(GPU_3 | xid(number, age))
+
+    assert found.urgent is urgent
+    assert found.text == f"GPU 3 (rank 5 of night) reported Xid {number}."
+    assert found.when.startswith("5 min ago (" if age < 400 else "117 min ago (")
+
+
+def test_an_xid_of_the_program_is_no_concern() -> None:
+    assert texts(GPU_3 | xid(13, 5)) == []
+
+
+def test_the_card_of_a_dead_rank_keeps_its_name_until_a_living_rank_holds_the_card() -> None:
+    dead: Rows = {"training_feed_alive": of(0.0, rank="5")}
+    new = [({"run": "day", "rank": "0", **CARD}, 1.0)]
+    both: Rows = {
+        "training_rank_info": [*GPU_3["training_rank_info"], *new],
+        "training_feed_alive": [*dead["training_feed_alive"], ({"run": "day", "rank": "0"}, 1.0)],
+    }
+
+    assert texts(GPU_3 | xid(48, 5) | dead) == ["GPU 3 (rank 5 of night) reported Xid 48."]
+    assert texts(GPU_3 | xid(48, 5) | both) == ["GPU 3 (rank 0 of day) reported Xid 48."]
+
+
+def test_the_xids_are_those_of_the_alerts() -> None:
+    rules = (PROJECT / "deploy/prometheus/rules/alerts-gpu.yml").read_text()
+    critical, warning = re.findall(r"gpu_xid_last_timestamp_seconds\{xid=~\"([^\"]+)\"", rules)[:2]
+
+    assert {n for n in range(1, 300) if re.fullmatch(critical, str(n))} == CRITICAL_XIDS
+    assert {n for n in range(1, 300) if re.fullmatch(warning, str(n))} == WARNING_XIDS
+
+
+def ecc(count: float) -> Rows:
+    return {"gpu_ecc_errors_total": [({**CARD, "kind": "uncorrected", "location": "dram"}, count)]}
+
+
+def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern() -> None:
+    past = noted(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
+    text = "GPU 3 (rank 5 of night): 2 uncorrected ECC errors since the driver was loaded"
+
+    (new,), (old,) = concerns_of(GPU_3 | ecc(2.0), past=past), concerns_of(GPU_3 | ecc(2.0))
+    assert (new.text, new.urgent) == (f"{text}, the last 30 min ago.", True)
+    assert (old.text, old.urgent, old.when) == (f"{text}.", False, "before the start of the exporter")
+    assert texts(GPU_3 | ecc(0.0)) == []
+
+
+def nonfinite(minute: int) -> Rows:
+    counts: Rows = {"training_nonfinite_total": of(float(max(0, minute - 27)), kind="loss")}
+    return (
+        JOB | {"training_steps_total": of(minute, rank="0", mode="train")} | (counts if minute > 27 else {})
+    )
+
+
+def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
+    past = noted(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+    (found,) = concerns_of(JOB, past=past)
+
+    assert found.text == "2 losses of run night NaN or infinite, the last 11 min ago."
+    assert found.when.startswith("12 min ago (")
+    assert found.urgent
+    assert concerns_of(JOB | {"training_run_state": of(1.0, state="finished")}, past=past) == []
+
+
+def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
+    past = noted(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+
+    assert [found.urgent for found in concerns_of(JOB, past=past)] == [False]
+
+
+def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
+    failing = status(name="rapl", success=False, message="permission denied (energy_uj)")
+    rows: Rows = {"exporter_collector_success": [({"collector": "rapl"}, 0.0)]}
+
+    assert texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
+
+
+LOST_CARD = next(each for each in CONDITIONS if each.alert == "GpuLost")
+CARD_LOST = Finding(LOST_CARD, Found(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""}))
+
+
+def test_a_condition_without_a_time_began_when_it_was_first_seen() -> None:
+    onsets = Onsets()
+    for at, found in ((NOW - 100, []), (NOW - 60, [CARD_LOST]), (NOW - 10, [CARD_LOST])):
+        onsets.note(at, found)
+
+    assert onsets.text(CARD_LOST, NOW).startswith("for 60 s (")
+
+
+def test_a_condition_that_the_exporter_found_at_its_start_began_at_least_then() -> None:
+    onsets = Onsets()
+    onsets.note(NOW - 60, [CARD_LOST])
+
+    assert onsets.text(CARD_LOST, NOW).startswith("for at least 60 s (")
+
+
+def test_a_condition_that_returns_begins_again() -> None:
+    onsets = Onsets()
+    for at, found in ((NOW - 100, [CARD_LOST]), (NOW - 60, []), (NOW - 20, [CARD_LOST])):
+        onsets.note(at, found)
+
+    assert onsets.text(CARD_LOST, NOW).startswith("for 20 s (")
+
+
+def test_a_concern_links_to_the_runbook_entry_of_its_alert() -> None:
+    document = page(GPU_3 | xid(48, 5))
+
+    assert "/runbook#gpuxidcritical" in document.links

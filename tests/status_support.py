@@ -1,0 +1,136 @@
+"""Views of the status page, made from rows of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from exporter.collectors.status import CollectorStatus
+from exporter.families import Distribution, Family, FamilyType
+from exporter.status.attention import Concern, Onsets, concerns
+from exporter.status.conditions import findings
+from exporter.status.document import render
+from exporter.status.history import History
+from exporter.status.readings import Readings
+from exporter.status.view import About, view
+
+NOW = 10_000.0
+VOID = {"meta", "link", "path", "rect"}
+Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
+
+
+def of(value: float | Distribution, **labels: str) -> list[tuple[dict[str, str], float | Distribution]]:
+    """Return a sample of the run "night"."""
+    return [({"run": "night", **labels}, value)]
+
+
+JOB: Rows = {
+    "training_feed_alive": of(1.0, rank="0") + of(1.0, rank="1"),
+    "training_feed_last_update_timestamp_seconds": of(NOW - 1, rank="0") + of(NOW - 2, rank="1"),
+    "training_phase_active": of(1.0, rank="0", phase="forward"),
+    "training_last_progress_timestamp_seconds": of(NOW - 3, rank="0"),
+    "training_run_info": of(1.0, model="llama"),
+    "training_step": of(250.0),
+    "training_step_target": of(1000.0),
+    "training_loss": of(2.5, mode="train"),
+    "training_wall_seconds_total": of(1000.0),
+    "training_productive_seconds_total": of(900.0),
+    "training_badput_seconds_total": of(60.0, cause="data_stall"),
+}
+"""A run of two ranks."""
+
+
+class Document(HTMLParser):
+    """Tags, attributes and text of a page; unbalanced elements fail the test."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.names: list[str] = []
+        self.text: list[str] = []
+        self.feed(page.decode())
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert self.open[-2:] != ["dl", "div"] or tag in {"dt", "dd"}
+        self.tags.append(tag)
+        self.names += [name for name, _ in attrs]
+        self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] not in (["style"], ["script"]):
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def families(rows: Rows) -> list[Metric]:
+    made = []
+    for name, samples in rows.items():
+        kind: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
+        labels = tuple(sorted({label for found, _ in samples for label in found}))
+        values = {tuple(found.get(label, "") for label in labels): value for found, value in samples}
+        made.append(Family(name=name, type=kind, help="", labels=labels).family(values))
+    return made
+
+
+def noted(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
+    """Return a history with a point for each tick; the last point is as old as `every`."""
+    times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
+    past = History(seconds=5, clock=lambda: next(times))
+    for tick in range(ticks):
+        past.note(every * tick, Readings(families(rows(tick))))
+    return past
+
+
+def steps(count: int, seconds: float) -> Rows:
+    return {"training_step_duration_seconds": of(Distribution(count, seconds), mode="train")}
+
+
+def about(**changes: Any) -> About:
+    return replace(About("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
+
+
+def status(**changes: Any) -> CollectorStatus:
+    return replace(CollectorStatus("cpu", True, "", "", 1.0, 1.0, 0.001, 5.0, 4.0, False, ()), **changes)
+
+
+def page(
+    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
+) -> Document:
+    seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+    return Document(render(seen, Onsets()))
+
+
+def concerns_of(
+    rows: Rows,
+    *collectors: CollectorStatus,
+    past: History | None = None,
+    onsets: Onsets | None = None,
+    **changes: Any,
+) -> list[Concern]:
+    """Return what needs attention."""
+    seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+    return concerns(findings(seen), onsets or Onsets(), seen.about.now)
+
+
+def texts(
+    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
+) -> list[str]:
+    """Return what needs attention, as sentences."""
+    return [each.text for each in concerns_of(rows, *collectors, past=past, **changes)]
