@@ -110,9 +110,7 @@ def status(**changes: Any) -> CollectorStatus:
     return replace(CollectorStatus("cpu", True, "", "", 1.0, 1.0, 0.001, 5.0, 4.0, False, ()), **changes)
 
 
-def page(
-    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
-) -> Document:
+def page(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> Document:
     seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
     return Document(render(seen, Onsets()))
 
@@ -129,8 +127,6 @@ def concerns_of(
     return concerns(findings(seen), onsets or Onsets(), seen.about.now)
 
 
-def texts(
-    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
-) -> list[str]:
+def texts(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> list[str]:
     """Return what needs attention, as sentences."""
     return [each.text for each in concerns_of(rows, *collectors, past=past, **changes)]

@@ -81,6 +81,8 @@ _SOURCES = (
 
 Track = tuple[str, ...]
 """Name of a track (of `_SOURCES`, or steps, step seconds) and the values of the owner's labels."""
+Holder = tuple[str, str]
+"""Run and rank; the rank is "" if it is not known."""
 Line = Sequence[tuple[float, float | None]]
 """Numbers by Unix time, oldest first; None is a gap."""
 
@@ -109,6 +111,7 @@ class History:
         self._lock = threading.Lock()  # held for copying and appending only
         self._times: deque[tuple[float, float]] = deque(maxlen=round(kept / seconds) + 1)  # monotonic, Unix
         self._tracks: dict[Track, array[float]] = {}  # a number for each time, NaN for a gap
+        self._holders: dict[str, frozenset[Holder]] = {}  # by card, the last known
 
     def is_due(self, now: float) -> bool:
         """Return True if the next point is due; `now` is monotonic."""
@@ -133,6 +136,14 @@ class History:
                 numbers = self._tracks.setdefault(track, array("d", [math.nan] * (len(self._times) - 1)))
                 numbers.append(point.get(track, math.nan))
                 del numbers[: -len(self._times)]
+
+    def note_holders(self, holders: Mapping[str, frozenset[Holder]]) -> None:
+        """Remember which ranks hold which card, for cards that answer no more and for ranks that end."""
+        self._holders = self._holders | {uuid: found for uuid, found in holders.items() if found}
+
+    def last_holders(self, uuid: str) -> frozenset[Holder]:
+        """Return the ranks that held a card last."""
+        return self._holders.get(uuid, frozenset())
 
     def owners(self, track: str) -> list[tuple[str, ...]]:
         """Return the owners of the tracks of this name."""

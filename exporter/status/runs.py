@@ -127,7 +127,7 @@ def _run_figures(seen: View, run: Run) -> list[Figure]:
         *_goodput(seen, run),
         *figure("at risk, unsaved", known(unsaved, duration)),
         *figure("last checkpoint", ago(saved, now)),
-        *figure("restarts", known(readings.total("training_restarts_total", run=name), number)),
+        *_restarts(seen, run),
         *figure(f"energy{here}", known(readings.total("training_energy_joules_total", run=name), energy)),
         *figure(f"CO2{here}", known(readings.total("training_carbon_grams_total", run=name), grams)),
     ]
@@ -164,6 +164,18 @@ def _run_plots(seen: View, run: Run) -> list[Plot]:
             floor=0.0,
         ),
     ]
+
+
+def _restarts(seen: View, run: Run) -> list[Figure]:
+    """Return the number of restarts, with the reasons for which earlier attempts ended."""
+    counts = {
+        labels["reason"]: count
+        for labels, count in seen.readings.rows("training_restarts_total", run=run.name)
+    }
+    increase = seen.past.increase("restarts", run.name)
+    notes = [f"{reason} {count:.0f}" for reason, count in counts.items() if count]
+    notes += [f"the last {age(increase.last, seen.about.now)}"] if increase else []
+    return figure("restarts", words(f"{sum(counts.values()):.0f}"), *notes) if counts else []
 
 
 def _goodput(seen: View, run: Run) -> list[Figure]:

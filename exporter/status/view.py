@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.history import History
+from exporter.status.history import History, Holder
 from exporter.status.numbers import ranges
 from exporter.status.readings import Readings
 from exporter.status.thresholds import STRAGGLER_RATIO
@@ -144,17 +144,23 @@ class Gpu:
     uuid: str
     up: bool
     throttled_ratio: float | None  # share of the last minute with clocks reduced by heat or power
-    runs: tuple[str, ...]  # runs that hold the card, or held it last
-    ranks: tuple[str, ...]  # their ranks, as far as known
+    holders: frozenset[Holder]  # that hold the card now
+    last_holders: frozenset[Holder]  # the same, or those that held the card last
+
+    @property
+    def runs(self) -> frozenset[str]:
+        """Return the runs that hold the card now."""
+        return frozenset(run for run, _ in self.holders)
 
     @property
     def title(self) -> str:
         """Return the name of the card with its holder, such as "GPU 3 (rank 5 of night)"."""
-        if not self.runs:
+        if not self.last_holders:
             return f"GPU {self.index}"
-        numbers = [int(rank) for rank in self.ranks if rank.isdecimal()]
+        numbers = [int(rank) for _, rank in self.last_holders if rank.isdecimal()]
         ranks = f"rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)} of " if numbers else ""
-        return f"GPU {self.index} ({ranks}{', '.join(self.runs)})"
+        runs = ", ".join(sorted({run for run, _ in self.last_holders}))
+        return f"GPU {self.index} ({'' if self.holders else 'last held by '}{ranks}{runs})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +235,7 @@ def _gpu(
     labels: Mapping[str, str], up: float, readings: Readings, past: History, ranks: Sequence[Rank]
 ) -> Gpu:
     uuid = labels["uuid"]
-    on_card = [rank for rank in ranks if rank.uuid == uuid]
-    on_card = [rank for rank in on_card if rank.alive] or on_card
-    holders = {(rank.run, rank.rank) for rank in on_card} or {
+    holders = {(rank.run, rank.rank) for rank in ranks if rank.uuid == uuid and rank.alive != 0} or {
         (found.get("run", ""), found.get("rank", ""))
         for found, _ in readings.rows("training_process_gpu_memory_bytes", uuid=uuid)
     }
@@ -246,8 +250,8 @@ def _gpu(
         uuid=uuid,
         up=up == 1,
         throttled_ratio=sum(known) if known else past.recent("clock events", uuid, HEAT),
-        runs=tuple(sorted({run for run, _ in holders} - {""})),
-        ranks=tuple(sorted({rank for _, rank in holders} - {""})),
+        holders=frozenset(holders),
+        last_holders=frozenset(holders) or past.last_holders(uuid),
     )
 
 

@@ -57,30 +57,42 @@ def test_the_page_is_drawn_without_errors_and_without_requests_to_other_hosts(
     assert all(url.startswith((f"http://{running.address}/", "data:", "about:")) for url in tab.requests)
 
 
-def test_on_a_phone_only_tables_scroll_horizontally(tmp_path: Path, tab: Tab) -> None:
+@pytest.mark.parametrize("width", [360, 390, 800, 1000, 1400])
+def test_neither_the_page_nor_a_table_scrolls_horizontally(tmp_path: Path, tab: Tab, width: int) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running, rank(tmp_path, 0, "a-long-word-" * 20):
         wait_until(
             lambda: "NVIDIA H100" in running.ask("/")[1] and "alive" in running.ask("/")[1], seconds=20
         )
-        tab.resize(360, 800)
+        tab.resize(width, 800)
         tab.open(f"http://{running.address}/")
+        tab.value("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
 
-        assert tab.value("document.documentElement.scrollWidth") <= 360
+        assert tab.value("document.documentElement.scrollWidth") <= width
+        assert tab.value(
+            "[...document.querySelectorAll('.wide')].every((b) => b.scrollWidth <= b.clientWidth)"
+        )
 
 
-def test_every_table_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(
-    tmp_path: Path, tab: Tab
-) -> None:
+def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(tmp_path: Path, tab: Tab) -> None:
+    with sidecar(tmp_path) as running:
+        tab.open(f"http://{running.address}/runbook#traininghang")
+
+        assert tab.value("document.querySelector(':target').textContent") == "TrainingHang"
+        assert tab.value("Math.abs(document.querySelector(':target').getBoundingClientRect().top)") < 60
+    assert not [each for each in ("**", "](", "`", "###", "<!--") if each in tab.text()]
+    assert tab.complaints == []
+
+
+def test_a_fold_is_reachable_by_keyboard_and_keeps_the_focus_over_a_refresh(tmp_path: Path, tab: Tab) -> None:
     with sidecar(tmp_path, "--gpu.replay=h100") as running:
         wait_until(lambda: "NVIDIA H100" in running.ask("/")[1], seconds=20)
         tab.open(f"http://{running.address}/")
         tab.value(
-            "window.before = document.querySelector('main'); document.querySelector('main .wide').focus()"
+            "window.before = document.querySelector('main'); document.querySelector('main summary').focus()"
         )
         tab.wait_for("window.before !== document.querySelector('main')")
 
-        assert tab.value("document.activeElement.getAttribute('aria-label')") == "GPUs"
-        assert tab.value("document.querySelectorAll('.wide:not([tabindex=\"0\"])').length") == 0
+        assert tab.value("document.activeElement.tagName") == "SUMMARY"
         assert tab.value("[...document.body.children].map((each) => each.tagName).join()").startswith(
             "HEADER,MAIN,FOOTER"
         )
@@ -103,7 +115,7 @@ def test_the_death_of_a_rank_is_seen_without_a_reload(tmp_path: Path, tab: Tab) 
         tab.value("window.sameDocument = true")
         assert "Nothing needs attention" in tab.text()
         second.send_signal(signal.SIGKILL)
-        tab.wait_for("document.body.innerText.includes('rank 1 of night ended')")
+        tab.wait_for("document.body.innerText.includes('Rank 1 of night ended')")
 
         assert tab.value("window.sameDocument")
         assert tab.value("document.title").startswith("●")

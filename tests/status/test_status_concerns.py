@@ -19,6 +19,7 @@ from exporter.status.attention import Onsets
 from exporter.status.condition import Finding, Found
 from exporter.status.conditions import CONDITIONS
 from exporter.status.conditions.gpus import CRITICAL_XIDS, WARNING_XIDS
+from exporter.status.history import History
 from exporter.status.view import Hang, StackFrame, StackGroup
 
 
@@ -178,16 +179,18 @@ def test_an_xid_of_the_program_is_no_concern() -> None:
     assert texts(GPU_3 | xid(13, 5)) == []
 
 
-def test_the_card_of_a_dead_rank_keeps_its_name_until_a_living_rank_holds_the_card() -> None:
-    dead: Rows = {"training_feed_alive": of(0.0, rank="5")}
-    new = [({"run": "day", "rank": "0", **CARD}, 1.0)]
-    both: Rows = {
-        "training_rank_info": [*GPU_3["training_rank_info"], *new],
-        "training_feed_alive": [*dead["training_feed_alive"], ({"run": "day", "rank": "0"}, 1.0)],
+def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> None:
+    past = History()
+    past.note_holders({"GPU-3": frozenset({("night", "5")})})
+    past.note_holders({"GPU-3": frozenset()})
+    lost: Rows = {"gpu_up": [(CARD, 0.0)]}
+    taken = GPU_3 | {
+        "training_rank_info": [({"run": "day", "rank": "0", **CARD}, 1.0)],
+        "training_feed_alive": [({"run": "day", "rank": "0"}, 1.0)],
     }
 
-    assert texts(GPU_3 | xid(48, 5) | dead) == ["GPU 3 (rank 5 of night) reported Xid 48."]
-    assert texts(GPU_3 | xid(48, 5) | both) == ["GPU 3 (rank 0 of day) reported Xid 48."]
+    assert texts(lost, past=past) == ["GPU 3 (last held by rank 5 of night) does not answer."]
+    assert texts(taken | xid(48, 5), past=past) == ["GPU 3 (rank 0 of day) reported Xid 48."]
 
 
 def test_the_xids_are_those_of_the_alerts() -> None:
