@@ -325,5 +325,5 @@ def _cost_beside(snapshot: Snapshot) -> int:
     numbers = 0
     if training is not None:
         texts += [*training.facts, *((name, "") for name in (*training.phases, *training.history_phases))]
-        numbers = len(training.segments) + len(training.history) // 8
+        numbers = len(training.segments) + sum(map(len, training.intervals)) // 8
     return ITEM_BYTES * (len(texts) + numbers) + sum([len(one) + len(two) for one, two in texts])

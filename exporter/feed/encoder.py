@@ -49,6 +49,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from json import JSONEncoder
 from math import isfinite
 from time import sleep
@@ -57,7 +58,7 @@ from zlib import crc32
 
 from exporter.errors import FeedFormatError
 from exporter.feed.snapshot import Snapshot
-from exporter.recording.values import ProcessIdentity, StatReading
+from exporter.recording.values import ProcessIdentity, StatReading, TrainingReading
 
 MAGIC = b"\x89EXPF\r\n\x1a"
 """Not text in any encoding; a transfer that changes line ends or cuts at Ctrl-Z damages it (PNG's idea)."""
@@ -92,6 +93,7 @@ class Encoder:
         self._definitions = _Column(lambda definition: _body(definition, "min_samples"))
         self._windows = _Column(lambda window: None if window is None else _body(window))
         self._totals = _Column(_total)
+        self._intervals = _Column(lambda group: group, batch=1)
         self._process: tuple[ProcessIdentity, bytes] | None = None
 
     def encode(self, snapshot: Snapshot) -> bytes:
@@ -115,12 +117,20 @@ class Encoder:
         definitions = self._definitions.render([stat.definition for stat in recording.stats])
         windows = self._windows.render([stat.window for stat in recording.stats])
         totals = self._totals.render(recording.stats)
-        rest = _body(snapshot, "process", "sequence", "recording") | _body(recording, "stats")
+        rest = _body(snapshot, "process", "sequence", "recording") | _body(recording, "stats", "training")
+        training = b"" if recording.training is None else self._training_text(recording.training)
         return (
             b'{"process":%b,"stats":[%b]}' % (self._process_text(snapshot.process), definitions),
             b'{"windows":[%b]}' % windows,
-            b'%b,"stats":[%b]}' % (_dumps(rest).encode()[:-1], totals),
+            b'%b%b,"stats":[%b]}' % (_dumps(rest).encode()[:-1], training, totals),
         )
+
+    def _training_text(self, training: TrainingReading) -> bytes:
+        text = _dumps(_body(training, "intervals")).encode()[:-1]
+        if training.intervals:
+            comma = b"," if len(text) > 1 else b""
+            text += b'%b"intervals":[%b]' % (comma, self._intervals.render(training.intervals))
+        return b',"training":%b}' % text
 
     def _process_text(self, process: ProcessIdentity) -> bytes:
         if self._process is None or self._process[0] is not process:
@@ -132,8 +142,9 @@ class Encoder:
 class _Column:
     """A value of every Stat as JSON; the text of a batch of unchanged objects is reused."""
 
-    def __init__(self, to_json: Callable[[Any], object]) -> None:
+    def __init__(self, to_json: Callable[[Any], object], *, batch: int = _BATCH) -> None:
         self._to_json = to_json
+        self._batch = batch
         # by the identities of the values, which a reference keeps valid
         self._batches: dict[tuple[int, ...], tuple[Sequence[object], str]] = {}
 
@@ -141,13 +152,16 @@ class _Column:
         """Return the values, joined by commas."""
         known, self._batches = self._batches, {}
         texts = []
-        for start in range(0, len(values), _BATCH):
-            batch = values[start : start + _BATCH]
+        has_rendered = False
+        for start in range(0, len(values), self._batch):
+            batch = values[start : start + self._batch]
             key = tuple(map(id, batch))
             kept = known.get(key)
             if kept is None:
+                if has_rendered:
+                    sleep(0)
+                has_rendered = True
                 kept = batch, _dumps([self._to_json(value) for value in batch])[1:-1]
-                sleep(0)
             self._batches[key] = kept
             texts.append(kept[1])
         return ",".join(texts).encode()
@@ -156,13 +170,20 @@ class _Column:
 def _body(value: Any, *without: str) -> dict[str, object]:
     """Return the fields of a contract's type without default values."""
     body: dict[str, object] = {}
-    for each in fields(value):
-        item = getattr(value, each.name)
-        if each.name not in without and item != each.default and (item or each.default_factory is MISSING):
-            plain = _plain(item)
-            if plain is not None or item is None:
-                body[each.name] = plain
+    for name, default, has_factory in _defaults(value.__class__):
+        item = getattr(value, name)
+        if item == default or name in without or (has_factory and not item):
+            continue
+        plain = _plain(item)
+        if plain is not None or item is None:
+            body[name] = plain
     return body
+
+
+@cache
+def _defaults(of: type) -> tuple[tuple[str, object, bool], ...]:
+    """Return name and default of each field of a contract's type, and whether the default is an empty collection."""
+    return tuple([(each.name, each.default, each.default_factory is not MISSING) for each in fields(of)])
 
 
 def _plain(item: Any) -> Any:

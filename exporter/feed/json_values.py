@@ -18,7 +18,7 @@ from exporter.recording.values import Aggregation
 MAX_TEXT = 4096
 """Characters of any text."""
 MOST_ITEMS = 5000
-"""Items of any list or mapping of the contract but the lists of Stats: the longest, the history of phases, has 4,096."""
+"""Items of any list or mapping of the contract but the lists of Stats: the longest, a second of phases, has 2,100."""
 
 Convert = Callable[[Any], Any]
 

@@ -245,11 +245,11 @@ class TrainingReading(Value):
     finished: bool = False  # True after an orderly end of the application, which commits all work
     failure: str = ""  # cause of the end, a member of `END_REASONS`; "" for no failure
     longest_step_seconds: float | None = None  # of the last hundred, without the first; None before
-    # phase intervals of the main thread in the last seconds, the oldest first: pairs of an index into
-    # `history_phases` and microseconds, up to `history_until` on the monotonic clock
+    # phase intervals of the main thread in the last seconds, the oldest first, in groups of about a second: pairs of an
+    # index into `history_phases` and microseconds, up to `history_until` on the monotonic clock
     history_until: float = 0.0
     history_phases: tuple[str, ...] = ()
-    history: tuple[int, ...] = ()
+    intervals: tuple[tuple[int, ...], ...] = ()
     # model FLOP per token, forward and backward; None if unknown
     flops_per_token: float | None = None
     # FLOP per token including recomputation; None if unknown

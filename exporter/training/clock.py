@@ -102,7 +102,7 @@ class ClockReading(Value):
     open_work: float  # of the iteration that is open
     history_until: float
     history_phases: tuple[str, ...]
-    history: tuple[int, ...]
+    intervals: tuple[tuple[int, ...], ...]
 
 
 class PhaseClock:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import chain
 from math import floor
 from typing import Protocol
 
@@ -16,7 +15,8 @@ from exporter.training.phases import PHASES
 BINS_PER_SECOND = 50
 SECONDS = 7.0
 """Length of the history: a sidecar that is scraped rarely reads every 5 s."""
-MOST_INTERVALS = 2048
+GROUP_BINS = 50
+"""Bins of a group of intervals, which does not change any more once it is complete and is encoded once."""
 NAMES = tuple(PHASES)
 _INDEXES = {name: index for index, name in enumerate(NAMES)}
 
@@ -32,14 +32,15 @@ class PhaseSeconds(Protocol):
 class PhaseHistory:
     """Phase intervals up to the begin of the present bin, which ends at `bin_end`."""
 
-    __slots__ = ("bin_end", "_bin", "_first", "_intervals", "_total")
+    __slots__ = ("bin_end", "_bin", "_first", "_intervals", "_groups", "_group_end")
 
     def __init__(self, began: float) -> None:
         self._bin = floor(began * BINS_PER_SECOND)
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
         self._first = ""  # the phase at the begin of the present bin
-        self._intervals: deque[tuple[int, int]] = deque()  # index of the phase, and microseconds
-        self._total = 0
+        self._intervals: list[int] = []  # of the open group: index of the phase, and microseconds
+        self._groups: deque[tuple[int, ...]] = deque()
+        self._group_end = self._bin + GROUP_BINS
 
     def close_bin(
         self, phases: Iterable[PhaseSeconds], active: PhaseSeconds, last: float, now: float
@@ -63,26 +64,35 @@ class PhaseHistory:
         active.bin_seconds = active.seconds + began - last
         self._first = active.name
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
+        if self._bin >= self._group_end:
+            self._close_group()
 
     def _append(self, name: str, seconds: float) -> None:
-        intervals, microseconds = self._intervals, round(seconds * 1e6)
+        intervals, index, microseconds = self._intervals, _INDEXES[name], round(seconds * 1e6)
         if microseconds <= 0:
             return
-        self._total += microseconds
-        index = _INDEXES[name]
-        if intervals and intervals[-1][0] == index:
-            microseconds += intervals.pop()[1]
-        intervals.append((index, microseconds))
-        while len(intervals) > MOST_INTERVALS or self._total - intervals[0][1] > SECONDS * 1e6:
-            self._total -= intervals.popleft()[1]
+        if intervals and intervals[-2] == index:
+            intervals[-1] += microseconds
+        else:
+            intervals += (index, microseconds)
 
-    def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[int, ...]]:
-        """Return the end of the history, the phases, and alternating phase indexes and microseconds.
+    def _close_group(self) -> None:
+        """Complete the open group, and forget groups that are too old."""
+        self._groups.append(tuple(self._intervals))
+        self._intervals = []
+        self._group_end = self._bin + GROUP_BINS
+        kept = sum([sum(group[1::2]) for group in self._groups])
+        while kept - (oldest := sum(self._groups[0][1::2])) >= SECONDS * 1e6:
+            self._groups.popleft()
+            kept -= oldest
+
+    def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[tuple[int, ...], ...]]:
+        """Return the end of the history, the phases, and groups of alternating phase indexes and microseconds.
 
         *active* is the phase of a main thread that has passed no edge since the present bin began.
         """
-        intervals = list(self._intervals)
+        intervals = tuple(self._intervals)
         until = max(floor(now * BINS_PER_SECOND), self._bin)
         if until > self._bin:
-            intervals.append((_INDEXES[active], (until - self._bin) * 1_000_000 // BINS_PER_SECOND))
-        return until / BINS_PER_SECOND, NAMES, tuple(chain.from_iterable(intervals))
+            intervals += (_INDEXES[active], (until - self._bin) * 1_000_000 // BINS_PER_SECOND)
+        return until / BINS_PER_SECOND, NAMES, (*self._groups, intervals)

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -211,12 +212,27 @@ def test_the_history_of_a_thousand_changes_a_second_has_the_share_of_each_phase(
     assert spent == pytest.approx({"forward": 0.4, "backward": 1.2, "init": 0.4}, abs=0.03)
 
 
+def test_the_history_is_bounded_in_time_and_complete_groups_stay_the_same_object() -> None:
+    job = SimulatedTraining(began=0.0)
+    for step in range(2000):
+        job.block(kinds.MODEL_FORWARD, step / 100, step / 100 + 0.005)
+        if step == 1500:
+            job.publish(15.005)
+            before = job.reading().intervals
+    job.publish(20.0)
+
+    after = job.reading().intervals
+    assert 7.0 <= sum(sum(group[1::2]) for group in after) / 1e6 <= 9.0
+    assert len({*map(id, before)} & {*map(id, after)}) >= 2
+
+
 def history(job: SimulatedTraining) -> list[tuple[float, float, str]]:
     """Return begin, end and phase of each interval in the reading."""
     reading = job.reading()
-    at = reading.history_until - sum(reading.history[1::2]) / 1e6
+    numbers = tuple(chain.from_iterable(reading.intervals))
+    at = reading.history_until - sum(numbers[1::2]) / 1e6
     found = []
-    for index, microseconds in zip(reading.history[::2], reading.history[1::2], strict=True):
+    for index, microseconds in zip(numbers[::2], numbers[1::2], strict=True):
         found.append((round(at, 6), round(at + microseconds / 1e6, 6), reading.history_phases[index]))
         at += microseconds / 1e6
     return found

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from exporter.recording.values import TrainingReading
 
 KEPT_SECONDS = 30.0
 """Length of the stored phase history, equal to the retention of power samples in the GPU collector."""
-MAX_NUMBERS = 8192
+MAX_NUMBERS = 16_384
 """Numbers of a snapshot's history that are used; no writer writes more."""
 
 
@@ -65,7 +66,8 @@ class WorkUse:
 
 def extended(intervals: tuple[PhaseInterval, ...], reading: TrainingReading) -> tuple[PhaseInterval, ...]:
     """Return the known intervals of a process, extended by the history of a new snapshot."""
-    history, phases, until = reading.history[-MAX_NUMBERS:], reading.history_phases, reading.history_until
+    phases, until = reading.history_phases, reading.history_until
+    history = tuple(chain.from_iterable(reading.intervals))[-MAX_NUMBERS:]
     known = intervals[-1].end if intervals else 0.0
     if until <= known or len(history) % 2:
         return intervals

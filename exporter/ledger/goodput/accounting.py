@@ -131,7 +131,9 @@ class Goodput:
             self._resume(attempt, reading)
         self._note_position(attempt, reading)
         open_seconds = 0.0 if attempt.ended is not None else reading.open_seconds
-        attempt.reading = reading.replace(facts=(), history=(), history_phases=(), open_seconds=open_seconds)
+        attempt.reading = reading.replace(
+            facts=(), intervals=(), history_phases=(), open_seconds=open_seconds
+        )
         self._commit(attempt)
         self._balance()
 
