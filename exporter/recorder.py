@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import time
 
 from exporter.errors import FeedError
@@ -46,7 +46,9 @@ class Feed:
         identity = writer.identity
         return Place(writer.directory, identity.id, identity.run, identity.rank)
 
-    def publish(self, recording: Recording, identity: ProcessIdentity, *, is_child: bool) -> bool:
+    def publish(
+        self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
+    ) -> bool:
         """Write a recording in place of the last; a child without values of its own writes none."""
         if self._writer is None:
             if is_child and not _has_values(recording):
@@ -54,7 +56,7 @@ class Feed:
             directory = _directory()
             if directory is None:
                 return False
-            named = identity.replace(id=os.urandom(16).hex(), version=__version__)
+            named = identify().replace(id=os.urandom(16).hex(), version=__version__)
             self._writer = FeedWriter(directory, named, flush_seconds=self._flush_seconds)
         written = self._writer.publish(recording)
         problem, notice = self._writer.problem, self._writer.notice

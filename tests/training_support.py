@@ -71,7 +71,7 @@ class SimulatedTraining:
 
     def apply(self, record: Record) -> None:
         """Apply a record."""
-        self.state.apply(record)
+        self.state.apply([record])
 
     def publish(self, until: float) -> list[StatReading]:
         """Publish all series at a given time."""

@@ -108,8 +108,10 @@ class TrainingSource(Protocol):
 class Sink(Protocol):
     """Receiver of recordings: the feed."""
 
-    def publish(self, recording: Recording, identity: ProcessIdentity, *, is_child: bool) -> bool:
-        """Write a recording; returns False if it was not written."""
+    def publish(
+        self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
+    ) -> bool:
+        """Write a recording, the first one under the present identity; returns False if it was not written."""
 
     def rename(self, identity: ProcessIdentity) -> None:
         """Continue the file under a changed rank."""
@@ -172,6 +174,7 @@ class Recorder:
         self.started_at = time()
         self._gpus = ProcessGpus()
         self._clocks: dict[float, WindowClock] = {}
+        self._timed = 0  # Stats that were looked at for a window
         self._claimed = 0  # 1: a rank, 2: as a process that trains
         self._first = 0  # the Stat whose buffer is drained first
         self._slice_began = 0.0
@@ -411,13 +414,23 @@ class Recorder:
             task.tick()
         if self._training is not None:
             self._training.tick()
-        self._close_windows()
+        if self._has_due_window():
+            self._close_windows()
         self._drain_those(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
+
+    def _has_due_window(self) -> bool:
+        """Return True if a window may have ended, or if a Stat was made since the last look."""
+        wall, now = time(), monotonic()
+        return len(self.stats.states()) != self._timed or any(
+            clock.late(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
+        )
 
     def _close_windows(self) -> None:
         wall, now = time(), monotonic()
         by_length: dict[float, list[StatState]] = {}
-        for state in self.stats.states():
+        states = self.stats.states()
+        self._timed = len(states)
+        for state in states:
             if (seconds := state.effective.window_seconds) is not None:
                 by_length.setdefault(seconds, []).append(state)
         self._clocks = {
@@ -461,7 +474,7 @@ class Recorder:
         self._claim(states)
         if self._sink is None or self._closed:
             return False
-        return self._sink.publish(recording, self._written_as(), is_child=self._is_child)
+        return self._sink.publish(recording, self._written_as, is_child=self._is_child)
 
     def _tagged(self, reading: TrainingReading | None) -> TrainingReading | None:
         """Add the session of `configure` to the facts, unless the job's telemetry has a session tag of its own."""

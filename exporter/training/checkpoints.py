@@ -58,22 +58,24 @@ class Work:
         self.committed_step: int | None = None
         self._segments: list[Segment] = []
 
-    def done(self, loop: int, step: int, seconds: float) -> None:
-        """Count a completed iteration."""
+    def done(self, loop: int, first: int, last: int, seconds: float) -> None:
+        """Count consecutive completed iterations."""
         self.seconds += seconds
         if self._segments:
             newest = self._segments[-1]
-            if newest.last < step and newest.loop == loop and newest.save == self._saves:
-                newest.last = step
+            if newest.last < first and newest.loop == loop and newest.save == self._saves:
+                newest.last = last
                 newest.seconds += seconds
                 return
-        self._segments.append(Segment(loop, step, step, seconds, self._saves))
+        self._segments.append(Segment(loop, first, last, seconds, self._saves))
         if len(self._segments) > MOST_SEGMENTS:  # merge the two oldest segments; a save commits both together
-            first = self._segments.pop(0)
+            removed = self._segments.pop(0)
             oldest = self._segments[0]
-            oldest.seconds += first.seconds
-            if first.loop == oldest.loop and first.last < oldest.first:  # otherwise the step number decreased
-                oldest.first = first.first
+            oldest.seconds += removed.seconds
+            if (
+                removed.loop == oldest.loop and removed.last < oldest.first
+            ):  # otherwise the step number decreased
+                oldest.first = removed.first
 
     def save_begins(self) -> int:
         """Record the begin of a save; returns the number for `commit`."""

@@ -69,26 +69,41 @@ class Progress:
         if seconds is not None:
             self._families.histogram("training.step_duration", mode=mode).observe(seconds)
 
-    def trained(self, seconds: float | None, at: float, compute: float | None) -> None:
-        """Count a training step; duration and time without waiting are None if unknown."""
+    def trained(self, steps: int, at: float, durations: list[float], compute: list[float]) -> None:
+        """Count training steps, the last of which ended at a time.
+
+        Args:
+            steps: The number of steps.
+            at: The monotonic time.
+            durations: The known durations of the steps.
+            compute: The known durations without waiting.
+        """
+        is_first = not self.steps
         self.last = at
         self.over = False
-        self.steps += 1
-        if seconds is None:
-            return
-        self._duration_seconds += seconds
-        self._cells[bisect_left(CELLS, seconds)] += 1
-        if compute is not None:
-            self._compute.append(compute)
-        if self.steps == 1:  # the first step compiles and warms up
-            return
-        recent = self._recent
-        if seconds > self._slow and len(recent) >= FEWEST:
-            self._families.counter("training.slow_step_excess", "seconds").add(seconds - self.ideal)
-        recent.append(seconds)
-        self._changed = True
-        if len(recent) == FEWEST:
-            self._update_ideal()
+        self.steps += steps
+        self._duration_seconds += sum(durations)
+        cells = self._cells
+        for seconds in durations:
+            cells[bisect_left(CELLS, seconds)] += 1
+        self._compute.extend(compute)
+        usual = durations[1:] if is_first else durations  # the first step compiles and warms up
+        if usual:
+            self._changed = True
+            self._compare(usual)
+
+    def _compare(self, durations: list[float]) -> None:
+        """Count the excess of slow steps, and remember the durations."""
+        recent, missing = self._recent, max(FEWEST - len(self._recent), 0)
+        if missing:
+            recent.extend(durations[:missing])
+            if len(recent) == FEWEST:
+                self._update_ideal()
+            durations = durations[missing:]
+        excess = [seconds - self.ideal for seconds in durations if seconds > self._slow]
+        if excess:
+            self._families.counter("training.slow_step_excess", "seconds").add(sum(excess))
+        recent.extend(durations)
 
     def _publish_steps(self) -> None:
         families = self._families

@@ -386,14 +386,8 @@ class TrainingRecording:
         """Apply records, the oldest first, under the lock; returns True if more are waiting."""
         state, records = self._state, self.records
         state.offset = time() - monotonic()
-        apply, take, remaining = state.apply, records.popleft, min(most, len(records))
-        while remaining > 0:
-            try:
-                while remaining > 0:
-                    remaining -= 1
-                    apply(take())
-            except Exception as error:  # noqa: BLE001, PERF203  # a defect costs one record, not those after it
-                log_once(f"record {error!r}", f"a defect in the recording of training: {error!r}")
+        take = records.popleft
+        state.apply([take() for _ in range(min(most, len(records)))])
         return bool(records)
 
     def drain(self) -> None:

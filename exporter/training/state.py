@@ -5,30 +5,34 @@ Used under the lock of the recorder, mostly on the recording thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from time import monotonic_ns, time
 from typing import Any
 
 from exporter.recording.conversion import AttributeValue, safe_repr, to_datum
 from exporter.recording.event_values import RawEvent
 from exporter.recording.identity import clean_text
+from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
+from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import TrainingReading
 from exporter.training.checkpoints import Checkpoints, Save, Work
-from exporter.training.clock import ClockReading, PhaseClock
+from exporter.training.clock import ClockReading, PhaseClock, PhaseTotals
 from exporter.training.collectives import sequence_numbers
 from exporter.training.durations import classic_buckets, native_buckets
 from exporter.training.facts import RATES, Facts
 from exporter.training.kinds import OTHER
-from exporter.training.metrics import PHASE_BUCKETS, Families
+from exporter.training.metrics import PHASE_BUCKETS, Families, Series
 from exporter.training.misuse import count_reported, report
 from exporter.training.numbers import Numbers
+from exporter.training.phases import PHASES
 from exporter.training.progress import SKIPPED, Loop, Progress, is_count
 from exporter.training.records import (
     ApplicationBegan,
     ApplicationEnded,
     BackgroundEnded,
     EvaluationStepEnded,
-    Expectation,
     Interrupted,
     IterationEnded,
     LoopBegan,
@@ -49,6 +53,41 @@ MOST_NAME = 100
 """Characters of the labels `span` and `task`."""
 MOST_PARAMETERS = 32
 """Parameters of the job's own names that are kept."""
+
+
+@value_class
+class PhaseSeries(Value):
+    """Series of a phase."""
+
+    entries: Series
+    seconds: Series
+    active: Series
+    durations: Series | None  # of a recurring phase
+
+    @classmethod
+    def of(cls, families: Families, name: str) -> PhaseSeries:
+        """Return the series of a phase, created now or earlier."""
+        is_recurring = PHASES[name].recurring
+        return cls(
+            entries=families.counter("training.phase_entries", phase=name),
+            seconds=families.counter("training.phase", "seconds", phase=name),
+            active=families.gauge("training.phase_active", phase=name),
+            durations=families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
+            if is_recurring
+            else None,
+        )
+
+    def publish(self, totals: PhaseTotals, seconds: float, *, is_active: bool) -> None:
+        """Update the series from the totals of the clock."""
+        self.entries.raise_to(totals.entries)
+        self.seconds.raise_to(seconds)
+        self.active.set(float(is_active))
+        if self.durations is None or totals.cells is None:
+            return
+        cells = list(totals.cells)
+        if sum(cells) != self.durations.count:
+            counts = classic_buckets(cells, PHASE_BUCKETS)
+            self.durations.replace(totals.duration_seconds, counts, native_buckets(cells))
 
 
 class TrainingState:
@@ -77,8 +116,8 @@ class TrainingState:
         self._failure = ""  # exit reason, from `END_REASONS`
         self._parameters: dict[str, AttributeValue | None] = {}  # of the job's own names
         self._saves: dict[int, Save] = {}  # that block the training
+        self._phases: dict[str, PhaseSeries] = {}
         self._handlers: dict[type, Any] = {
-            IterationEnded: self._iteration_ended,
             EvaluationStepEnded: self._evaluation_step_ended,
             StepReported: self._step_reported,
             LoopBegan: self._loop_began,
@@ -97,12 +136,18 @@ class TrainingState:
             SpanLogged: self._span_logged,
         }
 
-    def apply(self, record: Record) -> None:
-        """Apply one record."""
-        if type(record) is IterationEnded:
-            self._iteration_ended(record)
-        else:
-            self._handlers[type(record)](record)
+    def apply(self, records: Sequence[Record]) -> None:
+        """Apply records in order; a defect costs the records of a type that follow each other, not the others."""
+        for kind, group in groupby(records, type):
+            try:
+                if kind is IterationEnded:
+                    self._iterations_ended(group)  # type: ignore[arg-type]  # of this type
+                    continue
+                handle = self._handlers[kind]
+                for record in group:
+                    handle(record)
+            except Exception as error:  # noqa: BLE001  # see above
+                log_once(f"record {error!r}", f"a defect in the recording of training: {error!r}")
 
     def reset(self) -> None:
         """Count from zero."""
@@ -118,36 +163,37 @@ class TrainingState:
 
     # Steps -----------------------------------------------------------------------------------------------
 
-    def _iteration_ended(self, record: IterationEnded) -> None:
-        began, ended, work, waits, failed, expected = record
-        if failed:
-            self.work.failed_seconds += work
-            return
-        seconds = ended - began if ended > began else 0.0
-        self._last_possible_work += work
-        compute = None if waits is None else seconds - waits if seconds > waits else 0.0
-        self._step_ended(seconds, ended, work, compute, None, expected)
+    def _iterations_ended(self, records: Iterable[IterationEnded]) -> None:
+        """Count iterations that follow each other, together: most records are of this type."""
+        progress, at, work = self.progress, 0.0, 0.0
+        durations: list[float] = []
+        compute: list[float] = []
+        for began, ended, worked, waited, failed, expected in records:
+            if failed:
+                self.work.failed_seconds += worked
+                continue
+            seconds = ended - began if ended > began else 0.0
+            durations.append(seconds)
+            if waited is not None:
+                compute.append(seconds - waited if seconds > waited else 0.0)
+            work += worked
+            at = ended
+            if expected is not None or progress.expected is not None:
+                progress.expect(expected)
+        if durations:
+            self._last_possible_work += work
+            progress.trained(len(durations), at, durations, compute)
+            self._steps_ended(at, work, len(durations))
 
-    def _step_ended(
-        self,
-        seconds: float | None,
-        at: float,
-        work: float,
-        compute: float | None,
-        number: int | None,
-        expected: Expectation | None,
-    ) -> None:
-        """Count a completed step: duration, work, and duration without waiting."""
-        progress, loop = self.progress, self.loop
-        progress.trained(seconds, at, compute)
+    def _steps_ended(self, at: float, work: float, steps: int, number: int | None = None) -> None:
+        """Count the work of steps, the last of which has a number by the job's count, or is the next."""
         self._last_step = at
+        loop = self.loop
         if loop is None:
             loop = self._enter_loop(0 if number is None else max(number - 1, 0), is_inferred=False)
-        before = loop.completed if number is None else number - 1
-        loop.completed = before + 1
-        if expected is not None or progress.expected is not None:
-            progress.expect(expected)
-        self.work.done(loop.number, before, work)
+        first = loop.completed if number is None else number - steps
+        loop.completed = first + steps
+        self.work.done(loop.number, first, first + steps - 1, work)
 
     def _step_reported(self, record: StepReported) -> None:
         seconds, last, work = record.seconds, self._last_step, record.seconds or 0.0
@@ -155,7 +201,10 @@ class TrainingState:
             seconds = max(record.ended - last, 0.0) if seconds is None else seconds
             work = max(min(record.possible_work - self._last_possible_work, seconds), 0.0)
         self._last_possible_work = record.possible_work
-        self._step_ended(seconds, record.ended, work, None, record.number, record.expected)
+        self.progress.trained(1, record.ended, [] if seconds is None else [seconds], [])
+        if record.expected is not None or self.progress.expected is not None:
+            self.progress.expect(record.expected)
+        self._steps_ended(record.ended, work, 1, record.number)
 
     def _evaluation_step_ended(self, record: EvaluationStepEnded) -> None:
         self.progress.evaluated(record.mode, record.seconds, record.ended)
@@ -288,21 +337,14 @@ class TrainingState:
         return self._reading(clock)
 
     def _publish_phases(self, clock: ClockReading) -> None:
-        families = self.families
         for name, totals in self.clock.phases.items():
             if not totals.entries and name not in clock.seconds:
                 continue
-            families.counter("training.phase_entries", phase=name).raise_to(totals.entries)
-            families.counter("training.phase", "seconds", phase=name).raise_to(clock.seconds.get(name, 0.0))
-            families.gauge("training.phase_active", phase=name).set(float(name == clock.active))
-            if totals.cells is not None:
-                cells = list(totals.cells)
-                series = families.histogram("training.phase_duration", PHASE_BUCKETS, phase=name)
-                if sum(cells) != series.count:
-                    series.replace(
-                        totals.duration_seconds, classic_buckets(cells, PHASE_BUCKETS), native_buckets(cells)
-                    )
-        since = families.gauge("training.phase_active_since_timestamp", "seconds")
+            series = self._phases.get(name)
+            if series is None:
+                series = self._phases[name] = PhaseSeries.of(self.families, name)
+            series.publish(totals, clock.seconds.get(name, 0.0), is_active=name == clock.active)
+        since = self.families.gauge("training.phase_active_since_timestamp", "seconds")
         since.set(round(clock.since + self.offset, 3))
 
     def _reading(self, clock: ClockReading) -> TrainingReading:
@@ -329,7 +371,7 @@ class TrainingState:
             longest_step_seconds=progress.longest,
             history_until=clock.history_until,
             history_phases=clock.history_phases,
-            history=clock.history,
+            intervals=clock.intervals,
             flops_per_token=self.facts.flops_per_token,
             hardware_flops_per_token=self.facts.hardware_flops_per_token,
             peak_flops=self.facts.peak_flops,
