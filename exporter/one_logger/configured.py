@@ -29,9 +29,9 @@ def install(observer: OneLoggerObserver | None) -> None:
     """Set the observer of this process; None for an unconfigured process."""
     earlier, _CONFIGURED.observer = _CONFIGURED.observer, observer
     if earlier is not None:
-        TRAINING.unobserve(earlier)
+        TRAINING.observers.remove(earlier)
     if observer is not None and observer.enabled:
-        TRAINING.observe(observer)
+        TRAINING.observers.add(observer)
 
 
 def disable() -> None:
@@ -39,7 +39,7 @@ def disable() -> None:
     observer = current()
     if observer is not None:
         observer.enabled = False
-        TRAINING.unobserve(observer)
+        TRAINING.observers.remove(observer)
 
 
 def misuse(call: str, rule: str, expected: str, *, propagates: bool = False) -> None:

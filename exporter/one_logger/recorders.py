@@ -100,7 +100,7 @@ class DefaultRecorder:
         if not self.delivery.queues:
             return None
         observer = RecorderObserver(self)
-        TRAINING.observe(observer)
+        TRAINING.observers.add(observer)
         return observer
 
     def start(
@@ -174,7 +174,7 @@ class DefaultRecorder:
             self.stop(span)
         self._closed = True
         if self._observer is not None:
-            TRAINING.unobserve(self._observer)
+            TRAINING.observers.remove(self._observer)
         self.delivery.close(EXIT_SECONDS)
 
     def get_active_spans_by_name(self, span_name: SpanName) -> list[Span]:

@@ -240,7 +240,7 @@ def _open_iterations() -> list[Span]:
     for block in dict.fromkeys(open_blocks):
         if isinstance(block, HotBlock) and block.is_open and block.span is None and block.kind in kinds.STEPS:
             began = TracingTimestamp(block.began + time() - monotonic(), block.began)
-            parent = TRAINING.current_span()
+            parent = TRAINING.spans.get()
             found.append(Span.create(block.kind.span_name, parent, None, None, began))
     return found
 

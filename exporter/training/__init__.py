@@ -11,22 +11,16 @@ from exporter.training.api import (
     batches,
     checkpoint_load,
     checkpoint_save,
-    checkpoint_saved,
     data_loading,
     dataloader_init,
-    describe,
     distributed_init,
-    interruption,
     model_backward,
     model_forward,
     model_init,
     optimizer_init,
     optimizer_update,
     phase,
-    record,
-    skipped_step,
     span,
-    step,
     testing_iteration,
     testing_loop,
     training_iteration,
@@ -61,6 +55,14 @@ from exporter.training.callbacks import (
     on_validation_single_iteration_end,
     on_validation_single_iteration_start,
     on_validation_start,
+)
+from exporter.training.reports import (
+    checkpoint_saved,
+    describe,
+    interruption,
+    record,
+    skipped_step,
+    step,
 )
 
 __all__ = [

@@ -12,7 +12,8 @@ from time import monotonic
 
 from exporter.recording.conversion import to_scalar
 from exporter.training import kinds
-from exporter.training.blocks import HotBlock, hot_block
+from exporter.training.blocks import HotBlock
+from exporter.training.iterations import hot_block
 from exporter.training.kinds import BlockKind
 from exporter.training.loop_values import loop_values
 from exporter.training.rare_blocks import begin_block, end_block, moment_of
@@ -46,7 +47,7 @@ def _is_refused(kind: BlockKind, call: str, now: float) -> bool:
     earlier = None if kind in kinds.ITERATIONS else _find(kind, in_process=False)
     if earlier is None:
         return False
-    if any(TRAINING.notify(lambda each: each.begin_while_open(kind, call))):
+    if any(TRAINING.observers.notify(lambda each: each.begin_while_open(kind, call))):
         return True
     earlier.abandon(now)
     return False
@@ -58,7 +59,7 @@ def _end_hot(kind: BlockKind, finish_time_msec: float | None) -> None:
     block = _find(kind, in_process=True) if TRAINING.is_on else None
     if block is None:
         if TRAINING.is_on:
-            TRAINING.notify(lambda each: each.end_without_begin(kind, call))
+            TRAINING.observers.notify(lambda each: each.end_without_begin(kind, call))
         return
     block.end(now, None, ended=ended)
 
@@ -218,7 +219,7 @@ def on_save_checkpoint_success(global_step: int, time_msec: float | None = None)
     step, at = to_scalar(global_step), moment_of(time_msec, call)
     if TRAINING.saves_are_enabled():
         TRAINING.append(SaveSucceeded(call, step, at.perf_counter_seconds, at.seconds_since_epoch))
-    TRAINING.notify(lambda each: each.save_succeeded(step, at, call))
+    TRAINING.observers.notify(lambda each: each.save_succeeded(step, at, call))
     TRAINING.publish_soon()
 
 

@@ -6,9 +6,13 @@ operation, so that threads do not lose updates.
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite, isnan
 
+from exporter.recording.conversion import is_asynchronous, safe_repr, to_scalar
+from exporter.recording.tensors import TensorReader
 from exporter.training.metrics import LARGEST, amount
+from exporter.training.misuse import report
 
 MODES = ("train", "validation", "test")
 NONFINITE_KINDS = {"loss": "loss", "grad_norm": "grad"}
@@ -36,14 +40,15 @@ class Numbers:
 
     __slots__ = (
         *("is_used", "modes", "train", "grad_norm", "learning_rate", "loss_scale", "microbatches", "epoch"),
-        *("epochs", "given", "nonfinite"),
+        *("epochs", "given", "nonfinite", "_tensors"),
     )
 
     def __init__(self) -> None:
+        self._tensors: dict[tuple[str, str], TensorReader] = {}  # by name and mode
         self.reset()
 
     def reset(self) -> None:
-        """Forget all numbers."""
+        """Forget all numbers; tensors in flight still arrive."""
         self.is_used = False
         self.modes = {mode: ModeNumbers() for mode in MODES}
         self.train = self.modes["train"]
@@ -56,8 +61,40 @@ class Numbers:
         self.given: set[str] = set()
         self.nonfinite: dict[tuple[str, str], int] = {}
 
-    def take(self, field: str, mode: str, value: object) -> str | None:
-        """Record a number; returns the problem of a value that is not recorded."""
+    def after_fork(self) -> None:
+        """Forget all numbers, and the parent's tensors in flight."""
+        for tensors in self._tensors.values():
+            tensors.after_fork()
+        self.reset()
+
+    def collect_tensors(self) -> None:
+        """Record the values of this thread's tensors that have arrived; never raises."""
+        for (field, _), tensors in list(self._tensors.items()):
+            try:
+                tensors.collect()
+            except Exception:  # noqa: BLE001, PERF203  # any error of CUDA
+                _refuse_tensor(field, "error")
+
+    def take(self, field: str, mode: str, value: object) -> None:
+        """Record a number of any class; a value that is not recorded is misuse, the value of a tensor follows."""
+        if type(value) is not float and type(value) is not int:
+            if is_asynchronous(value):
+                self._take_tensor(field, mode, value)
+                return
+            value = to_scalar(value)
+        wrong = self._take_plain(field, mode, value)
+        if wrong is not None:
+            report("record", field, f"{field} {wrong}, not {safe_repr(value)}")
+
+    def _take_tensor(self, field: str, mode: str, value: object) -> None:
+        tensors = self._tensors.get((field, mode))
+        if tensors is None:
+            new = TensorReader(partial(self.take, field, mode), partial(_refuse_tensor, field))
+            tensors = self._tensors.setdefault((field, mode), new)
+        tensors.add(value)
+
+    def _take_plain(self, field: str, mode: str, value: object) -> str | None:
+        """Record a plain number; returns the problem of a value that is not recorded."""
         self.is_used = True
         if field in GAUGES:
             return self._take_gauge(field, mode, value)
@@ -108,3 +145,8 @@ class Numbers:
             self.learning_rate = value
         else:
             self.loss_scale = value
+
+
+def _refuse_tensor(field: str, reason: str) -> None:
+    expected = f"{field} to be a number, or a tensor of one element that can be copied"
+    report("record", f"tensor_{reason}", expected)

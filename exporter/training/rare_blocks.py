@@ -5,20 +5,22 @@ Each block has a span, which the job may change until the block ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from math import isfinite
 from threading import get_ident
 from time import monotonic, time
+from typing import Any
 
 from exporter.errors import OneLoggerError
 from exporter.recording.conversion import safe_repr, to_number
+from exporter.recording.timing import AnyFunction, within
 from exporter.training import kinds
 from exporter.training.attributes import AHEAD_SECONDS, Attributes, SpanName, TracingTimestamp
 from exporter.training.checkpoints import SavePolicy
 from exporter.training.clock import StackEntry
 from exporter.training.failures import reason_of
-from exporter.training.kinds import BlockKind
+from exporter.training.kinds import BlockKind, restored_kind
 from exporter.training.misuse import report
 from exporter.training.observer import ObservedBlock
 from exporter.training.progress import is_count
@@ -90,6 +92,61 @@ def moment_of(milliseconds: object, call: str) -> TracingTimestamp:
     return TracingTimestamp(at, now - (wall - at))
 
 
+# Context manager ------------------------------------------------------------------------------------------------
+
+
+class RareBlock:
+    """Block that is entered rarely and returns a span; reusable, and a decorator."""
+
+    __slots__ = ("kind", "_values", "_given", "_open")
+
+    def __init__(
+        self, kind: BlockKind, values: Callable[[], Mapping[str, object]] | None = None, **given: Any
+    ) -> None:
+        self.kind = kind
+        self._values = values
+        self._given = given
+        self._open: list[tuple[Span, OpenBlock | None]] = []
+
+    def __enter__(self) -> Span:
+        values = None if self._values is None else self._values()
+        opened = begin_block(self.kind, self.kind.call, entered=True, values=values, **self._given)
+        self._open.append(opened)
+        return opened[0]
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not self._open:
+            return
+        span, block = self._open.pop()
+        if block is None:
+            span.stop()
+        elif block.is_ended:
+            if (
+                block.is_open and block.thread == get_ident()
+            ):  # discarded by a signal handler during the begin
+                TRAINING.clock.leave(block, monotonic())
+            TRAINING.observers.notify(
+                lambda each: each.end_without_begin(self.kind, self.kind.call), propagates=error is None
+            )
+        else:
+            end_open_block(block, moment_now(), error=error)
+
+    def __call__(self, function: AnyFunction) -> AnyFunction:
+        """Decorate a function, a coroutine function or a generator function: each call is a block."""
+        return within(lambda: RareBlock(self.kind, self._values, **self._given), function)
+
+    def __reduce__(self) -> tuple[Callable[..., RareBlock], tuple[str, str]]:
+        """Return a block that is not open, for copies and other processes."""
+        return _restored, (self.kind.span_name, self.kind.call)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind.call}>"
+
+
+def _restored(span_name: str, call: str) -> RareBlock:
+    return RareBlock(restored_kind(span_name, call))
+
+
 # Begins --------------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +172,7 @@ def begin_block(
     if kind is kinds.CHECKPOINT_SAVE:
         given |= {"strategy": policy.strategy, "enabled": policy.enabled}
         name = f"checkpoint_save_{policy.strategy}"
-    around = parent or TRAINING.parent_for_span()
+    around = parent or TRAINING.spans.parent()
     span = Span.create(name, around, span_attributes, start_event_attributes, began)
     if not TRAINING.is_on or not _is_begun(kind, call, given):
         return span, None
@@ -126,9 +183,9 @@ def begin_block(
     if record is not None:
         TRAINING.append(record)
     try:
-        if all(TRAINING.notify(lambda each: each.allows(kind, call, given))):
-            TRAINING.enter_span(span)  # a block that is not observed is no parent
-            TRAINING.notify(lambda each: each.block_began(block.observed))
+        if all(TRAINING.observers.notify(lambda each: each.allows(kind, call, given))):
+            TRAINING.spans.enter(span)  # a block that is not observed is no parent
+            TRAINING.observers.notify(lambda each: each.block_began(block.observed))
     except OneLoggerError:
         end_open_block(block, moment_now(), is_complete=False)
         raise
@@ -150,12 +207,12 @@ def _is_begun(kind: BlockKind, call: str, values: Mapping[str, object]) -> bool:
             value = values.get(name)
             if not is_count(value) and (value is not None or name == "train_iterations_start"):
                 report(call, "invalid_start", f"{name} of 0 or more, not {safe_repr(value)}")
-                TRAINING.notify(lambda each: each.allows(kind, call, values))
+                TRAINING.observers.notify(lambda each: each.allows(kind, call, values))
                 return False
     earlier = find_open(kind, in_process=kind in _SINGLE_IN_PROCESS) if kind.single else None
     if earlier is None:
         return True
-    if any(TRAINING.notify(lambda each: each.begin_while_open(kind, call))):
+    if any(TRAINING.observers.notify(lambda each: each.begin_while_open(kind, call))):
         return False
     discard_block(earlier)
     return True
@@ -167,7 +224,7 @@ def _open(block: OpenBlock, phase: str | None) -> None:
     if clock.thread is None:
         TRAINING.adopt(block.thread)
     TRAINING.start_recording()
-    TRAINING.look_for_handlers()
+    TRAINING.observers.look_for_handlers()
     if block.kind in kinds.LOOPS and block.thread == clock.thread:
         clock.begin_training(now)
     TRAINING.open[block.key] = block
@@ -199,7 +256,7 @@ def _begin_record(block: OpenBlock) -> Record | None:
 
 
 def _event_added(span: Span, event: Event) -> None:
-    TRAINING.notify(lambda each: each.event_added(span, event))
+    TRAINING.observers.notify(lambda each: each.event_added(span, event))
 
 
 # Ends ----------------------------------------------------------------------------------------------------------
@@ -220,7 +277,7 @@ def end_block(
         return
     block = _block_of(span) if span is not None else find_open(kind, in_process=True)
     if block is None:
-        TRAINING.notify(lambda each: each.end_without_begin(kind, call))
+        TRAINING.observers.notify(lambda each: each.end_without_begin(kind, call))
     else:
         end_open_block(block, at or moment_now(), attributes=attributes)
 
@@ -240,11 +297,11 @@ def end_open_block(
     everything = kind in _SINGLE_IN_PROCESS
     in_order = not (kind is kinds.APPLICATION and any(each.kind in kinds.LOOPS for each in _open_rare()))
     if everything:
-        TRAINING.notify(lambda each: each.block_ending(block.observed), propagates=False)
+        TRAINING.observers.notify(lambda each: each.block_ending(block.observed), propagates=False)
         end_blocks_since(block)
     _close(block)
     span.stop(attributes, at)
-    TRAINING.leave_span(span)
+    TRAINING.spans.leave(span)
     _append_end(block, at, error, in_order=in_order, is_complete=is_complete)
     if block.is_logged:
         log_end(
@@ -254,7 +311,9 @@ def end_open_block(
             reason=reason_of(error) if error else None,
             with_parameters=everything,
         )
-    TRAINING.notify(lambda each: each.block_ended(block.observed, at, error), propagates=error is None)
+    TRAINING.observers.notify(
+        lambda each: each.block_ended(block.observed, at, error), propagates=error is None
+    )
 
 
 def _close(block: StackEntry) -> None:
@@ -301,10 +360,10 @@ def end_blocks_since(block: OpenBlock) -> None:
 def discard_block(block: OpenBlock) -> None:
     """Discard a block that will not end."""
     _close(block)
-    TRAINING.leave_span(block.observed.span)
+    TRAINING.spans.leave(block.observed.span)
     if block.is_logged:
         log_end(block.observed, moment_now(), ok=False, reason=None, with_parameters=False)
-    TRAINING.notify(lambda each: each.block_discarded(block.observed), propagates=False)
+    TRAINING.observers.notify(lambda each: each.block_discarded(block.observed), propagates=False)
 
 
 # Open blocks ---------------------------------------------------------------------------------------------------

@@ -10,26 +10,24 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from time import monotonic, time
-from typing import Any, Protocol
+from typing import Protocol
 
-from exporter.errors import OneLoggerError
 from exporter.recording.conversion import AttributeValue
-from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import kinds
 from exporter.training.attributes import TracingTimestamp
 from exporter.training.checkpoints import SavePolicy
 from exporter.training.clock import PhaseClock, StackEntry
+from exporter.training.current_span import CurrentSpan
 from exporter.training.gpu_time import GpuTimer
 from exporter.training.kinds import BlockKind
-from exporter.training.misuse import REPORTED, report
+from exporter.training.misuse import REPORTED
 from exporter.training.numbers import Numbers
-from exporter.training.observer import ObservedBlock, TrainingObserver
+from exporter.training.observer import ObservedBlock
+from exporter.training.observers import Observers
 from exporter.training.records import EvaluationStepEnded, Expectation, Record, RunDescribed, StepReported
-from exporter.training.spans import Span
 from exporter.training.state import TrainingState
 
 MANY_RECORDS = 1 << 14
@@ -40,8 +38,8 @@ PIECE_RECORDS = 128
 """Records applied between two releases of the interpreter lock."""
 MOST_OPEN = 1024
 """Limit of open rare blocks; above the limit the oldest is ended."""
-DEEPEST = 64
-"""Limit of nested spans; bounds the memory of a job that never ends spans."""
+MOST_BEGUN = 64
+"""Limit of hot blocks begun by callbacks that are remembered."""
 PATIENCE_SECONDS = 1.0
 """Maximum wait for a thread that applies records."""
 
@@ -84,10 +82,9 @@ class TrainingRecording:
         self.records: deque[Record] = deque()
         self.numbers = Numbers()
         self.open: dict[int, OpenRareBlock] = {}
-        self.begun: deque[OpenHotBlock] = deque(maxlen=DEEPEST)  # by callbacks
+        self.begun: deque[OpenHotBlock] = deque(maxlen=MOST_BEGUN)  # by callbacks
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, without the main thread
         self.is_on = RECORDER.recording
-        self._collect: Callable[[], None] = lambda: None
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
         self._reset_callbacks: list[Callable[[], None]] = []
         self._retired_timers: list[GpuTimer] = []  # never freed: freeing their events would call CUDA
@@ -95,26 +92,24 @@ class TrainingRecording:
 
     def _begin(self, began: float) -> None:
         self._lock = threading.Lock()
-        self._current: ContextVar[Span | None] = ContextVar("exporter-training-span", default=None)
+        self.gpu = GpuTimer(self._environment)
+        self.spans = CurrentSpan()
         self.clock.restart(began)
         self.records.clear()
         self.dropped = 0
-        self.numbers.reset()
+        self.numbers.after_fork()
         self.open.clear()
         self.begun.clear()
         self.iterations_elsewhere.clear()
-        self.observers: tuple[TrainingObserver, ...] = ()
-        self.observed_kinds: frozenset[BlockKind] = frozenset()
+        self.observers = Observers(self._watch)
         self.job_is_instrumented = False
         self.has_records = False  # any was appended
         self.is_training = False  # a thread entered a phase, or a step was reported
         self.expected: Expectation | None = None
         self.save_policy: Callable[[], SavePolicy] | None = None
-        self.gpu = GpuTimer(self._environment)
         self._state = TrainingState(self.clock, self.numbers)
         self._series: Sequence[StatReading] = ()
         self._reading: TrainingReading | None = None
-        self._logs_spans = False
 
     # Lifecycle -------------------------------------------------------------------------------------------
 
@@ -160,7 +155,14 @@ class TrainingRecording:
         for _, close in self._exporters:
             close(max(until - monotonic(), 0.1))
 
+    def _watch(self) -> None:
+        self.clock.watch(on=self.observers.is_watching() or self.gpu.on)
+
     # The job's threads -----------------------------------------------------------------------------------
+
+    def current_span_id(self) -> str | None:
+        """Return the id of the innermost open span of the calling thread or task."""
+        return self.spans.id()
 
     def adopt(self, thread: int) -> None:
         """Make the thread of the first block the main thread, and start the recording thread."""
@@ -200,20 +202,15 @@ class TrainingRecording:
         if self.gpu.on:
             self.gpu.step()
         at = TracingTimestamp(time(), now)
-        self.notify(lambda each: each.step_reported(number, seconds, mode, at))
+        self.observers.notify(lambda each: each.step_reported(number, seconds, mode, at))
         if iteration is None and self.is_on:
             if clock.thread in {None, threading.get_ident()}:
                 clock.begin_training(now)
             self.append(StepReported(number, seconds, now, clock.possible_work(now), self.expected))
 
-    def on_collect(self, collect: Callable[[], None], forget: Callable[[], None]) -> None:
-        """Set the functions that collect tensors that are ready, and discard all tensors after a fork."""
-        self._collect = collect
-        self.on_reset(forget)
-
     def collect_tensors(self) -> None:
-        """Collect the values of this thread's tensors that are ready."""
-        self._collect()
+        """Record the values of this thread's tensors that have arrived."""
+        self.numbers.collect_tensors()
 
     def publish_soon(self) -> None:
         """Have the recording thread flush at once."""
@@ -246,81 +243,7 @@ class TrainingRecording:
         """Set the function that returns the policy of a save; None for synchronous saves."""
         self.save_policy = policy
 
-    # Observers -------------------------------------------------------------------------------------------
-
-    def observe(self, observer: TrainingObserver) -> None:
-        """Add an observer, or update the hot kinds of a known observer."""
-        self.observers = (*(each for each in self.observers if each is not observer), observer)
-        self._update_observed()
-
-    def unobserve(self, observer: TrainingObserver) -> None:
-        """Remove an observer."""
-        self.observers = tuple(each for each in self.observers if each is not observer)
-        self._update_observed()
-
-    def _update_observed(self) -> None:
-        hot = (*kinds.ITERATIONS, *kinds.STEPS, *kinds.SHORT)
-        wanted = {kind for kind in hot for each in self.observers if each.wants(kind)}
-        self.observed_kinds = frozenset(wanted | (set(hot) if self.logs_spans() else set()))
-        self._watch()
-
-    def logs_spans(self) -> bool:
-        """Return True if an event handler requests the spans of steps."""
-        self._logs_spans = any(each.names("span") for each in RECORDER.events.active)
-        return self._logs_spans
-
-    def look_for_handlers(self) -> None:
-        """Observe hot blocks if an event handler requests spans."""
-        before = self._logs_spans
-        if self.logs_spans() != before:
-            self._update_observed()
-
-    def _watch(self) -> None:
-        self.clock.watch(on=bool(self.observers) or self._logs_spans or self.gpu.on)
-
-    def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:
-        """Call every observer and return the results; OneLoggerError is raised only if *propagates*."""
-        found = []
-        for observer in self.observers:
-            try:
-                found.append(call(observer))
-            except OneLoggerError:  # noqa: PERF203  # each observer for itself
-                if propagates:
-                    raise
-            except Exception as error:  # noqa: BLE001  # a defect of an observer is not the job's problem
-                report("observer", "raised", "an observer that does not raise")
-                log_once(f"observer {error!r}", f"a defect in an observer of training: {error!r}")
-        return found
-
-    def current_span(self) -> Span | None:
-        """Return the innermost open span of the calling thread or task."""
-        span = self._current.get()
-        while span is not None and not span.active:
-            span = span.parent_span
-        return span
-
-    def current_span_id(self) -> str | None:
-        """Return the id of the innermost open span of the calling thread or task."""
-        span = self.current_span()
-        return None if span is None else str(span.id)
-
-    def enter_span(self, span: Span) -> None:
-        """Make a span the current one."""
-        self._current.set(span)
-
-    def parent_for_span(self) -> Span | None:
-        """Return the parent of a new span; the depth is limited to `DEEPEST`."""
-        span, depth = self.current_span(), 0
-        ancestor = span
-        while ancestor is not None and depth < DEEPEST:
-            ancestor, depth = ancestor.parent_span, depth + 1
-        return None if span is None else span if depth < DEEPEST else span.parent_span
-
-    def leave_span(self, span: Span) -> None:
-        """Go back to the span around."""
-        if self._current.get() is span:
-            self._current.set(span.parent_span)
-            self._current.set(self.current_span())
+    # Open blocks ------------------------------------------------------------------------------------------
 
     def open_blocks(self) -> list[ObservedBlock]:
         """Return the observed blocks that are open, in the order of their begins."""
@@ -405,7 +328,7 @@ class TrainingRecording:
 
     def tick(self) -> None:
         """Apply records between two flushes if there are many."""
-        self.look_for_handlers()
+        self.observers.look_for_handlers()
         if len(self.records) > MANY_RECORDS // 8:
             self.drain()
 
@@ -419,7 +342,7 @@ class TrainingRecording:
         return self._series
 
     def _publish(self) -> Sequence[StatReading]:
-        self.look_for_handlers()
+        self.observers.look_for_handlers()
         state, is_used = self._state, self.in_use()
         state.count_misuse(self._take_dropped())
         if not is_used:

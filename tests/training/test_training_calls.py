@@ -23,7 +23,6 @@ import exporter
 from exporter import one_logger, training
 from exporter.ledger.family_owners import TRAINING_FAMILIES, fits
 from exporter.recording.values import families_of
-from exporter.training import api
 from exporter.training.facts import Facts
 from exporter.training.metrics import Families
 from exporter.training.recorder import TRAINING
@@ -253,7 +252,7 @@ def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatc
         def collect(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(api, "_readers", {("loss", "train"): Failed()})
+    monkeypatch.setattr(TRAINING.numbers, "_tensors", {("loss", "train"): Failed()})
     training.record(loss=1.0)
 
     assert exporter.flush()

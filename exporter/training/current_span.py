@@ -1,0 +1,47 @@
+"""The current span of each thread and asyncio task."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from exporter.training.spans import Span
+
+DEEPEST = 64
+"""Limit of nested spans; bounds the memory of a job that never ends spans."""
+
+
+class CurrentSpan:
+    """Innermost open span of the calling thread or task."""
+
+    def __init__(self) -> None:
+        self._current: ContextVar[Span | None] = ContextVar("exporter-training-span", default=None)
+
+    def get(self) -> Span | None:
+        """Return the span, or None."""
+        span = self._current.get()
+        while span is not None and not span.active:
+            span = span.parent_span
+        return span
+
+    def id(self) -> str | None:
+        """Return the id of the span, or None."""
+        span = self.get()
+        return None if span is None else str(span.id)
+
+    def parent(self) -> Span | None:
+        """Return the parent of a new span; the depth is limited to `DEEPEST`."""
+        span, depth = self.get(), 0
+        ancestor = span
+        while ancestor is not None and depth < DEEPEST:
+            ancestor, depth = ancestor.parent_span, depth + 1
+        return None if span is None else span if depth < DEEPEST else span.parent_span
+
+    def enter(self, span: Span) -> None:
+        """Make a span the current one."""
+        self._current.set(span)
+
+    def leave(self, span: Span) -> None:
+        """Go back to the span around."""
+        if self._current.get() is span:
+            self._current.set(span.parent_span)
+            self._current.set(self.get())

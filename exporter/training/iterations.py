@@ -1,0 +1,173 @@
+"""Training iterations: blocks of a step of the optimizer, with all microbatches.
+
+Each finished iteration appends one record.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import monotonic
+
+from exporter.training import kinds
+from exporter.training.blocks import EvaluationBlock, HotBlock
+from exporter.training.kinds import BlockKind
+from exporter.training.recorder import MANY_RECORDS, TRAINING
+from exporter.training.records import IterationEnded
+from exporter.training.spans import InertSpan, Span
+
+_CLOCK = TRAINING.clock
+_new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
+MOST_THREADS = 64
+"""Threads, except the main thread, whose open iterations are tracked."""
+
+
+class IterationBlock(HotBlock):
+    """Training iteration reported by the job."""
+
+    __slots__ = ("work", "waits")
+
+    def __enter__(self) -> Span | InertSpan:
+        clock = _CLOCK
+        now = monotonic()
+        if (
+            now >= clock.limit
+            or get_ident() != clock.thread
+            or not clock.accepts_iteration
+            or ((running_loop := clock.running_loop) is not None and running_loop() is not None)
+            or self.is_open
+        ):
+            return self._enter_slowly(now)
+        totals = self.totals
+        active = clock.active
+        last = clock.last
+        clock.last = now
+        active.seconds += now - last
+        self.is_nested = active is totals
+        if not self.is_nested:
+            totals.entries += 1
+            clock.active = totals
+            clock.since = now
+        self.is_open = True
+        self.thread = clock.thread
+        clock.accepts_iteration = False
+        self.began = now
+        clock.stack.append(self)
+        work = waits = 0.0
+        for totals in clock.work:
+            work += totals.seconds
+        for totals in clock.waits:
+            waits += totals.seconds
+        self.work = clock.iteration_work = work
+        self.waits = waits
+        clock.iteration = self
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        clock = _CLOCK
+        now = monotonic()
+        stack = clock.stack
+        if stack[-1] is not self or now >= clock.limit:
+            return self._leave_slowly(now, error)
+        last = clock.last
+        clock.last = now
+        active = clock.active
+        active.seconds += now - last
+        del stack[-1]
+        self.is_open = False
+        outer = stack[-1].totals
+        if active is not outer:
+            clock.active = outer
+            clock.since = now
+        clock.iteration = None
+        clock.accepts_iteration = True
+        work = -self.work
+        for totals in clock.work:
+            work += totals.seconds
+        waits = -self.waits
+        for totals in clock.waits:
+            waits += totals.seconds
+        records = TRAINING.records
+        record = _new_record(
+            IterationEnded, (self.began, now, work, waits, error is not None, TRAINING.expected)
+        )
+        if len(records) < MANY_RECORDS:
+            records.append(record)
+        else:
+            TRAINING.append(record)
+        return None
+
+    def _mark(self) -> None:
+        """Note the work and the waiting before the iteration."""
+        clock = _CLOCK
+        self.work = clock.iteration_work = clock.work_seconds()
+        self.waits = clock.wait_seconds()
+        clock.iteration = self
+
+    def begin(self, now: float, call: str, began: float | None = None) -> None:
+        """Begin the iteration; ignored if an observer refuses the iteration, or if inferred in an instrumented job."""
+        clock, kind = _CLOCK, self.kind
+        if kind.inferred and TRAINING.job_is_instrumented:
+            return
+        if not kind.inferred:
+            TRAINING.take_over()
+        if clock.thread is None:
+            TRAINING.adopt(get_ident())
+        is_main = get_ident() == clock.thread
+        if is_main:
+            task = clock.present_task()
+            for earlier in [
+                each for each in clock.stack if isinstance(each, IterationBlock) and each.task == task
+            ]:
+                if any(TRAINING.observers.notify(lambda each: each.begin_while_open(kind, call))):
+                    return
+                clock.remove([earlier], now)
+                earlier.abandon(now)
+            clock.begin_training(now)
+        elif (other := TRAINING.iterations_elsewhere.get(get_ident())) is not None:
+            other.abandon(now)
+        self.work = self.waits = 0.0
+        super().begin(now, call, began)
+        if not is_main and self.is_open:
+            TRAINING.iterations_elsewhere[get_ident()] = self
+            if len(TRAINING.iterations_elsewhere) > MOST_THREADS:
+                del TRAINING.iterations_elsewhere[next(iter(TRAINING.iterations_elsewhere))]
+        if is_main and self.is_open:
+            clock.accepts_iteration = False
+            self._mark()
+
+    def finish(self, now: float, error: BaseException | None, *, is_complete: bool) -> None:
+        """Append the record of the iteration; an iteration that raised is recorded as failed."""
+        clock, kind, began = _CLOCK, self.kind, self.began
+        work, waits = 0.0, None
+        if self.thread == clock.thread:
+            if clock.iteration is self:
+                clock.iteration = None
+                clock.accepts_iteration = TRAINING.job_is_instrumented
+            work, waits = clock.work_seconds() - self.work, clock.wait_seconds() - self.waits
+        elif self.thread is not None and TRAINING.iterations_elsewhere.get(self.thread) is self:
+            del TRAINING.iterations_elsewhere[self.thread]
+        if is_complete:
+            failed = error is not None
+            TRAINING.observers.notify(
+                lambda each: each.iteration_ended(kind, began, now, failed), propagates=not failed
+            )
+            TRAINING.append(IterationEnded(began, now, work, waits, failed, TRAINING.expected))
+
+
+class InferredIterationBlock(IterationBlock):
+    """Training iteration inferred by a bridge."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Span | InertSpan:
+        return self._enter_slowly(monotonic())
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._leave_slowly(monotonic(), error)
+
+
+def hot_block(kind: BlockKind) -> HotBlock:
+    """Return a block of a hot kind."""
+    if kind is kinds.TRAINING_ITERATION:
+        return IterationBlock(kind)
+    return EvaluationBlock(kind) if kind in kinds.STEPS else HotBlock(kind)

@@ -1,0 +1,202 @@
+"""Public training API: numbers, facts and results that the job reports.
+
+Used on the job's threads. No call raises, and no call waits for a GPU: a later call collects the value of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from exporter.recording.conversion import safe_repr, to_attribute, to_scalar
+from exporter.recording.values import END_REASONS
+from exporter.training.metrics import LARGEST, amount
+from exporter.training.misuse import report
+from exporter.training.numbers import MODES
+from exporter.training.rare_blocks import moment_now
+from exporter.training.recorder import TRAINING
+from exporter.training.records import Interrupted, SaveReported, StepSkipped
+
+MOST_PARAMETERS = 32
+"""Further names that `describe` keeps."""
+
+
+# Numbers -------------------------------------------------------------------------------------------------------
+
+_TRAIN = "train"
+_numbers = TRAINING.numbers
+
+
+def record(
+    *,
+    loss: Any = None,
+    grad_norm: Any = None,
+    learning_rate: float | None = None,
+    loss_scale: Any = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    microbatches: int | None = None,
+    epoch: int | None = None,
+    mode: str = _TRAIN,
+    **unknown: object,
+) -> None:
+    """Record numbers of the present step; never waits, never raises. A Stat records any other number.
+
+    A number may be a tensor or an array of a single element; a later call collects the value. Samples and tokens are
+    the share of this rank: 0 on ranks that compute the same again. The mode is train, validation or test.
+    """
+    numbers = _numbers
+    modal = numbers.train if mode is _TRAIN else numbers.modes.get(mode) if type(mode) is str else None
+    if modal is None:
+        report("record", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(mode)}")
+        return
+    if unknown:
+        _refuse("record", unknown)
+    if not numbers.is_used:
+        TRAINING.start_recording()
+    # Fast path for plain floats; `x - x` is 0 for finite numbers only.
+    if loss is not None:
+        if type(loss) is float and loss - loss == 0.0 and modal.loss is not None:
+            modal.loss = loss
+        else:
+            _take("loss", mode, loss)
+    if tokens is not None:
+        if type(tokens) is int and 0 <= tokens < LARGEST and modal.tokens:
+            modal.tokens += tokens
+        else:
+            _take("tokens", mode, tokens)
+    if grad_norm is not None:
+        if type(grad_norm) is float and grad_norm - grad_norm == 0.0 and numbers.grad_norm is not None:
+            numbers.grad_norm = grad_norm
+        else:
+            _take("grad_norm", mode, grad_norm)
+    if samples is not None:
+        if type(samples) is int and 0 <= samples < LARGEST and modal.samples:
+            modal.samples += samples
+        else:
+            _take("samples", mode, samples)
+    if learning_rate is not None:
+        _take("learning_rate", mode, learning_rate)
+    if loss_scale is not None:
+        _take("loss_scale", mode, loss_scale)
+    if microbatches is not None:
+        _take("microbatches", mode, microbatches)
+    if epoch is not None:
+        _take("epoch", mode, epoch)
+
+
+def _refuse(call: str, names: Mapping[str, object]) -> None:
+    """Report names that are unknown; a Stat records such numbers."""
+    report(call, "name", f"none of {', '.join(sorted(names))}, which are for a Stat of the job's own"[:200])
+
+
+def _take(field: str, mode: str, value: object) -> None:
+    if TRAINING.is_on:
+        _numbers.take(field, mode, value)
+
+
+# Facts ---------------------------------------------------------------------------------------------------------
+
+
+def describe(
+    *,
+    job_name: str | None = None,
+    framework: str | None = None,
+    framework_version: str | None = None,
+    model: str | None = None,
+    precision: str | None = None,
+    flops_method: str | None = None,
+    flops_per_token: float | None = None,
+    hardware_flops_per_token: float | None = None,
+    flops_per_sample: float | None = None,
+    peak_flops: float | None = None,
+    step_target: int | None = None,
+    world_size: int | None = None,
+    **unknown: object,
+) -> None:
+    """Record facts about the run; facts that are not given stay as they are.
+
+    `precision` is the row of the peak table, such as `bf16`, `fp16`, `fp8` or `tf32`; `peak_flops`, in FLOP/s of this rank's
+    device, replaces the table. `flops_per_token` and `flops_per_sample` are the model's, forward and backward;
+    `hardware_flops_per_token` includes recomputation. `flops_method` names the method by which the FLOP were found.
+    Up to 32 further names become data of the event `training.begin`.
+    """
+    given = {
+        name: to_scalar(value) for name, value in locals().items() if value is not None and name != "unknown"
+    }
+    if given:
+        TRAINING.describe(given)
+    if unknown:
+        more = {name[:100]: to_attribute(value) for name, value in list(unknown.items())[:MOST_PARAMETERS]}
+        TRAINING.describe({}, more)
+
+
+def skipped_step(reason: str) -> None:
+    """Record that the present step did not change the model, because of `overflow` or `nonfinite`."""
+    TRAINING.append(StepSkipped(to_scalar(reason)))
+    TRAINING.start_recording()
+
+
+def interruption(reason: str) -> None:
+    """Record the reason why the process is about to exit, as in `training_interruptions_total`."""
+    given = to_scalar(reason)
+    if type(given) is str and given in END_REASONS:
+        TRAINING.append(Interrupted(given))
+        TRAINING.start_recording()
+    else:
+        report("interruption", "reason", f"one of {', '.join(END_REASONS)}, not {safe_repr(given)}")
+
+
+def checkpoint_saved(
+    step: int,
+    *,
+    kind: str = "sync",
+    ok: bool = True,
+    seconds: float | None = None,
+    bytes: int | None = None,
+    blocking_seconds: float | None = None,
+) -> None:
+    """Record a save that is over, for frameworks that report no begin.
+
+    Args:
+        step: The step that was saved.
+        kind: sync, async or local.
+        ok: True if the save succeeded.
+        seconds: The time until the save was safe.
+        bytes: The size of the checkpoint.
+        blocking_seconds: The part of the time in which the save blocked the training.
+    """
+    now = moment_now()
+    save = SaveReported(
+        step=to_scalar(step),
+        kind=to_scalar(kind),
+        ok=to_scalar(ok),
+        seconds=to_scalar(seconds),
+        blocking_seconds=to_scalar(blocking_seconds),
+        bytes=to_scalar(bytes),
+        at=now.perf_counter_seconds,
+        wall=now.seconds_since_epoch,
+    )
+    TRAINING.append(save)
+    TRAINING.start_recording()
+    TRAINING.publish_soon()
+
+
+def step(step: int | None = None, *, seconds: float | None = None, mode: str = _TRAIN) -> None:
+    """Record a step that has just completed, for code without blocks.
+
+    Args:
+        step: The number of completed steps, including this step; None for one more than before.
+        seconds: The duration of the step; None for the time since the previous step.
+        mode: train, validation or test.
+    """
+    number, duration, kind = to_scalar(step), to_scalar(seconds), to_scalar(mode)
+    if type(kind) is not str or kind not in MODES:
+        report("step", "mode", f"mode to be one of {', '.join(MODES)}, not {safe_repr(kind)}")
+    elif number is not None and (type(number) is not int or amount(number) is None):
+        report("step", "value", f"step of 0 or more, not {safe_repr(number)}")
+    elif duration is not None and amount(duration, 1e9) is None:
+        report("step", "value", f"seconds of 0 or more, not {safe_repr(duration)}")
+    else:
+        whole = number if type(number) is int else None
+        TRAINING.report_step(whole, amount(duration, 1e9), kind)
