@@ -10,11 +10,20 @@ from __future__ import annotations
 import enum
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import Any
 
+from exporter.recording.introspection import (
+    MOST_ITEMS,
+    class_attribute,
+    first_bytes,
+    items_of,
+    module_of_class,
+    name_of_class,
+    pairs_of,
+    size_of,
+)
 from exporter.recording.value_class import Value, value_class
 
 Datum = str | float | int | bool
@@ -28,8 +37,6 @@ LONGEST_SHOWN = 1000
 """Characters of the text that stands for an object."""
 LONGEST_MESSAGE = 500
 """Characters of an object in a log message."""
-MOST_ITEMS = 1000
-"""Items kept of a list attribute, in total over all nested lists."""
 MOST_SHOWN = 50
 """Items of a container that its text shows."""
 MOST_SIZED = 10_000
@@ -99,7 +106,7 @@ def to_sample(value: Any) -> float | Rejection:
             number = float.__add__(value, 0.0)  # `float(value)` would call a subclass's own `__float__`
         elif issubclass(kind, int):
             number = float(int.__add__(value, 0))
-        elif _module(kind) == "numpy" and _name(kind).rstrip("_0123456789") in _NUMPY_NUMBERS:
+        elif module_of_class(kind) == "numpy" and name_of_class(kind).rstrip("_0123456789") in _NUMPY_NUMBERS:
             number = float(value)
         else:
             return Rejection.NOT_A_NUMBER
@@ -121,7 +128,7 @@ def is_asynchronous(value: object) -> bool:
     if kind is float or kind is int or kind is str or kind is bool or value is None:
         return False
     try:
-        return _attribute(kind, "is_ready") is not None or not _in_host_memory(value)
+        return class_attribute(kind, "is_ready") is not None or not _in_host_memory(value)
     except Exception:  # noqa: BLE001  # code of the object's class
         return True
 
@@ -141,9 +148,9 @@ def _scalar(value: Any, kind: type) -> Datum | None:
     if callable(item := getattr(value, "item", None)):
         inner = item()
         return _scalar(inner, type(inner)) if not _is_scalar(inner) else inner
-    if _attribute(kind, "__index__") is not None:
+    if class_attribute(kind, "__index__") is not None:
         return int.__int__(value.__index__())
-    if _attribute(kind, "__float__") is not None:
+    if class_attribute(kind, "__float__") is not None:
         return float.__float__(float(value))
     return None
 
@@ -155,7 +162,7 @@ def _is_scalar(value: object) -> bool:
 
 def _is_readable(value: Any, kind: type) -> bool:
     """Return True if reading the value waits neither for a device nor for other ranks."""
-    if _attribute(kind, "is_ready") is not None:
+    if class_attribute(kind, "is_ready") is not None:
         return bool(value.is_ready())
     placements = getattr(value, "placements", None)  # a DTensor, of which `item()` could communicate
     return _in_host_memory(value) and (
@@ -197,8 +204,8 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
         return None
     if issubclass(kind, enum.Enum):
         return _attribute_of(value.value, depth + 1, budget) if depth <= DEEPEST else f"<{class_name(value)}>"
-    items = _items(value, kind)
-    pairs = None if items is not None else _pairs(value, kind)
+    items = items_of(value, kind)
+    pairs = None if items is not None else pairs_of(value, kind)
     if (items is not None or pairs is not None) and depth > DEEPEST:
         return f"<{class_name(value)}>"
     if items is not None:
@@ -214,9 +221,9 @@ def _attribute_of(value: Any, depth: int, budget: Iterator[int]) -> Any:
         return found[:LONGEST_TEXT]
     if not isinstance(found, Unconvertible):
         return found
-    if _attribute(kind, "device") is not None or is_asynchronous(value):
+    if class_attribute(kind, "device") is not None or is_asynchronous(value):
         return f"<{class_name(value)}>"
-    if _size(value, kind) > MOST_SIZED:
+    if size_of(value, kind) > MOST_SIZED:
         return f"<{class_name(value)}>"
     return str(value)[:LONGEST_TEXT]
 
@@ -248,8 +255,8 @@ def to_datum(value: object) -> Datum | None:
         if issubclass(kind, os.PathLike):
             return os.fsdecode(value)[:LONGEST_TEXT]  # type: ignore[arg-type]  # as just compared
         if issubclass(kind, (bytes, bytearray)):
-            return _first_bytes(value, LONGEST_SHOWN).decode("utf-8", "backslashreplace")
-        if _module(kind) in _SHOWN_AS_STR:
+            return first_bytes(value, LONGEST_SHOWN).decode("utf-8", "backslashreplace")
+        if module_of_class(kind) in _SHOWN_AS_STR:
             return str(value)[:LONGEST_SHOWN]
         return _render(value, 0, iter(range(MOST_ITEMS)))[:LONGEST_SHOWN]
     except Exception:  # noqa: BLE001  # code of the object's class
@@ -269,7 +276,11 @@ def to_message(value: object, limit: int = LONGEST_TEXT) -> str:
         found = to_scalar(value)
         if not isinstance(found, Unconvertible):
             return _whole_number(found) if type(found) is int else str(found)[:limit]
-        if _items(value, kind) is None and _pairs(value, kind) is None and _size(value, kind) <= MOST_SIZED:
+        if (
+            items_of(value, kind) is None
+            and pairs_of(value, kind) is None
+            and size_of(value, kind) <= MOST_SIZED
+        ):
             return str(value)[:limit]
     except Exception:  # noqa: BLE001  # the job's own `__str__`
         return class_name(value)
@@ -314,7 +325,7 @@ def safe_repr(value: object, limit: int = LONGEST_MESSAGE) -> str:
 
 def class_name(value: object) -> str:
     """Return the name of the value's class; runs no code of a metaclass."""
-    return _name(type(value))
+    return name_of_class(type(value))
 
 
 def _plain_repr(value: Any, depth: int, budget: Iterator[int]) -> str:
@@ -339,28 +350,28 @@ def _render(value: Any, depth: int, budget: Iterator[int]) -> str:
     if issubclass(kind, str):
         return repr(str.__getitem__(value, slice(200)))
     if issubclass(kind, (bytes, bytearray)):
-        return repr(_first_bytes(value, 200))
+        return repr(first_bytes(value, 200))
     if issubclass(kind, int) and not issubclass(kind, (bool, enum.Enum)):
         return _whole_number(int.__int__(value))
     if _is_array(value, kind):
         device = getattr(value, "device", "")
         return f"{class_name(value)} of shape {tuple(value.shape)} on {str(device) or 'a device'}"
-    if _items(value, kind) is not None or _pairs(value, kind) is not None:
+    if items_of(value, kind) is not None or pairs_of(value, kind) is not None:
         if depth > DEEPEST:
             return "..."
         return _container(value, kind, budget, lambda item: _render(item, depth + 1, budget))
-    size = _size(value, kind)
+    size = size_of(value, kind)
     return f"<{class_name(value)} of {size} items>" if size > MOST_SIZED else repr(value)[:200]
 
 
 def _container(value: Any, kind: type, budget: Iterator[int], render: Callable[[Any], str]) -> str:
     """Show the first items of a list, tuple, set or mapping of any class as its built-in base shows them."""
-    items, pairs = _items(value, kind), _pairs(value, kind)
+    items, pairs = items_of(value, kind), pairs_of(value, kind)
     if pairs is not None:
         parts = [f"{render(key)}: {render(item)}" for (key, item), _ in zip(pairs[:MOST_SHOWN], budget)]  # noqa: B905  # ends with the budget
     else:
         parts = [render(item) for item, _ in zip((items or [])[:MOST_SHOWN], budget)]  # noqa: B905  # likewise
-    more = ["..."] if _size(value, kind) > MOST_SHOWN else []
+    more = ["..."] if size_of(value, kind) > MOST_SHOWN else []
     body = ", ".join(parts + more)
     if pairs is not None:
         return f"{{{body}}}"
@@ -378,60 +389,8 @@ def _whole_number(value: int) -> str:
     return str(value) if bits < _MOST_BITS else f"a whole number of {bits} bits"
 
 
-# Classes -------------------------------------------------------------------------------------------------------
-
-
-def _items(value: Any, kind: type) -> list[Any] | None:
-    """Return the first items of a list, tuple, set or deque; None for another class. Runs no code of a subclass."""
-    base: Any
-    for base in (list, tuple, set, frozenset, deque):
-        if issubclass(kind, base):
-            return list(
-                islice(base.__iter__(value), MOST_ITEMS)
-            )  # one step in C, which no other thread divides
-    return None
-
-
-def _pairs(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
-    """Return the first pairs of a dict or another mapping; None for another class."""
-    if issubclass(kind, dict):
-        return list(islice(dict.items(value), MOST_ITEMS))
-    return list(islice(value.items(), MOST_ITEMS)) if issubclass(kind, Mapping) else None
-
-
-def _size(value: Any, kind: type) -> int:
-    """Return the number of items; 0 for an object without `__len__`."""
-    base: Any
-    for base in (list, tuple, set, frozenset, deque, dict):
-        if issubclass(kind, base):
-            return int(base.__len__(value))
-    return len(value) if _attribute(kind, "__len__") is not None else 0
-
-
-def _first_bytes(value: Any, number: int) -> bytes:
-    base = bytes if issubclass(type(value), bytes) else bytearray
-    return bytes(base.__getitem__(value, slice(number)))
-
-
 def _is_array(value: Any, kind: type) -> bool:
     """Return True for tensors and arrays of other libraries that live on a device."""
-    return _attribute(kind, "shape") is not None and (
-        _attribute(kind, "device") is not None or is_asynchronous(value)
+    return class_attribute(kind, "shape") is not None and (
+        class_attribute(kind, "device") is not None or is_asynchronous(value)
     )
-
-
-def _attribute(kind: type, name: str) -> Any:
-    """Return a class's attribute without running code of a metaclass; None if there is none."""
-    try:
-        return type.__getattribute__(kind, name)
-    except AttributeError:
-        return None
-
-
-def _name(kind: type) -> str:
-    return str(type.__dict__["__name__"].__get__(kind))
-
-
-def _module(kind: type) -> str:
-    found = _attribute(kind, "__module__")
-    return found if type(found) is str else ""

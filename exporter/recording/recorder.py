@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
 from time import monotonic, perf_counter, sleep, time
-from typing import Any, Protocol
+from typing import Any
 
 from exporter.recording.conversion import safe_repr
-from exporter.recording.definition import Rule
 from exporter.recording.event_log import EventLog
 from exporter.recording.gpus import ProcessGpus
 from exporter.recording.identity import Process, local_rank, number_within
+from exporter.recording.interfaces import PeriodicTask, Sink, TrainingSource
 from exporter.recording.notices import NOTICES, log_once
+from exporter.recording.passive import PassiveStats
+from exporter.recording.stat_cycle import StatCycle
 from exporter.recording.stat_table import StatTable
-from exporter.recording.state import BUFFER_SAMPLES, CHUNK_SAMPLES, StatState
-from exporter.recording.values import Ending, ProcessIdentity, Recording, StatReading, TrainingReading
-from exporter.recording.windows import WindowClock
-from exporter.recording.worker import Worker, end_all
+from exporter.recording.state import BUFFER_SAMPLES, StatState
+from exporter.recording.values import Ending, ProcessIdentity, Recording, TrainingReading
+from exporter.recording.worker import end_all
 
 DEFAULT_FLUSH_SECONDS = 1.0
 TICK_SECONDS = 0.25
@@ -40,8 +41,6 @@ RENEW_SECONDS = 0.1
 CHILD_FLUSH_SECONDS = 0.25
 """Longest flush interval of forked children and children of multiprocessing: SIGTERM often ends them, as it ends the
 persistent workers of a DataLoader, and then they lose unflushed samples."""
-STUCK_SECONDS = 5.0
-"""Running time after which a callback of a passive Stat is reported as hung."""
 EXIT_SECONDS = 2.0
 """The one deadline of an exiting process for all of: periodic tasks, handlers, span exporters, the last write."""
 TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, JOIN_SECONDS = 1.5, 1.6, 1.75, 1.85
@@ -50,83 +49,6 @@ EXIT_SWITCH_SECONDS = 0.0005
 """Switch interval of the interpreter while the process exits."""
 DRAIN_SECONDS = 0.5
 """Longest drain of Stats with handlers of windows at exit."""
-
-
-class PeriodicTask(Protocol):
-    """Work that the recording thread triggers four times a second."""
-
-    def tick(self) -> None:
-        """Start what is due; returns at once."""
-
-    def finish(self) -> Callable[[float, str], object] | None:
-        """Do the last work, or start it and return the function that waits for it: `wait(seconds, reason)`."""
-
-    def after_fork(self) -> None:
-        """Forget what the parent did."""
-
-
-class TrainingSource(Protocol):
-    """The training recorder, as the recording thread sees it."""
-
-    def in_use(self) -> bool:
-        """Return True once the job has reported anything."""
-
-    def trains(self) -> bool:
-        """Return True if this process trains, so that it claims its rank."""
-
-    def tick(self) -> None:
-        """Do what is due between flushes; four times a second."""
-
-    def collect(self, *, final: bool) -> None:
-        """Bring all totals up to date before a snapshot."""
-
-    def series(self) -> Iterable[StatReading]:
-        """Return the families."""
-
-    def reading(self) -> TrainingReading | None:
-        """Return the state beside the families; None before anything was reported."""
-
-    def current_span_id(self) -> str | None:
-        """Return the id of the calling thread's innermost span."""
-
-    def collect_tensors(self) -> None:
-        """Read the tensors in flight of the calling thread that have arrived."""
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Wait until the exporters of spans have taken all records."""
-
-    def close(self, timeout_seconds: float) -> None:
-        """Close the exporters of spans within the time."""
-
-    def reset(self) -> None:
-        """Count from zero under another identity."""
-
-    def after_fork(self) -> None:
-        """Forget what the parent recorded."""
-
-
-class Sink(Protocol):
-    """Receiver of recordings: the feed."""
-
-    def publish(
-        self, recording: Recording, identify: Callable[[], ProcessIdentity], *, is_child: bool
-    ) -> bool:
-        """Write a recording, the first one under the present identity; returns False if it was not written."""
-
-    def rename(self, identity: ProcessIdentity) -> None:
-        """Continue the file under a changed rank."""
-
-    def is_open(self) -> bool:
-        """Return True once a recording was written."""
-
-    def close(self) -> None:
-        """Close the file; the next recording starts another."""
-
-    def changed_rules(self) -> Iterable[Rule] | None:
-        """Return the recording rules if they changed."""
-
-    def after_fork(self) -> None:
-        """Forget the parent's file."""
 
 
 class Recorder:
@@ -149,9 +71,10 @@ class Recorder:
         self._training: TrainingSource | None = None
         self._sink: Sink | None = None
         self._tasks: tuple[PeriodicTask, ...] = ()
-        self._passive = Worker(_measure, name="passive", bound=1)
+        self._passive = PassiveStats()
         self.process = Process(renew=self.renew)
         self.stats = StatTable(wake=self.start)
+        self._cycle = StatCycle(self.stats, self.yield_gil)
         self.events = EventLog(
             identify=self.process.identity, current_span=self._current_span, wake=self.start
         )
@@ -166,17 +89,14 @@ class Recorder:
     def _begin(self) -> None:
         """Set up the state that belongs to one process."""
         self._starting = threading.Lock()
-        self._cycle = threading.Lock()
+        self._cycle_lock = threading.Lock()
         self._alarm = threading.Lock()  # held while the thread sleeps: releasing it wakes the thread
         self._alarm.acquire()
         self._thread: threading.Thread | None = None
         self._stopping = self._hurry = self._renewing = self._closed = False
         self.started_at = time()
         self._gpus = ProcessGpus()
-        self._clocks: dict[float, WindowClock] = {}
-        self._timed = 0  # Stats that were looked at for a window
         self._claimed = 0  # 1: a rank, 2: as a process that trains
-        self._first = 0  # the Stat whose buffer is drained first
         self._slice_began = 0.0
 
     # Composition -----------------------------------------------------------------------------------------
@@ -218,7 +138,7 @@ class Recorder:
 
     def drain(self, timeout_seconds: float) -> bool:
         """Aggregate, on the caller's thread, the samples of Stats whose windows have handlers."""
-        return self._guarded(lambda: self._drain_those(lambda state: state.listeners), timeout_seconds)
+        return self._guarded(lambda: self._cycle.drain(lambda state: state.listeners), timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
         """Aggregate and write everything on the caller's thread; returns True if it was written in time."""
@@ -288,6 +208,7 @@ class Recorder:
             self.process,
             self.stats,
             self.events,
+            self._cycle,
             self._passive,
             self._sink,
             self._training,
@@ -378,14 +299,15 @@ class Recorder:
         """Sleep until there is something to do; returns False when the thread must end."""
         if not self._stopping:
             now = monotonic()
-            until = min([next_flush, now + TICK_SECONDS, *(clock.due for clock in self._clocks.values())])
+            until = min([next_flush, now + TICK_SECONDS, *self._cycle.due()])
             self._alarm.acquire(timeout=max(until - now, 0.0))
             self._slice_began = perf_counter()
         return not self._stopping
 
     def _guarded(self, step: Callable[[], object], timeout_seconds: float = -1) -> bool:
         """Run one step alone; a defect costs that step, not the thread and not the job."""
-        if not self._cycle.acquire(timeout=timeout_seconds):
+        lock = self._cycle_lock  # a reset replaces the lock
+        if not lock.acquire(timeout=timeout_seconds):
             return False
         try:
             return step() is not False
@@ -393,16 +315,11 @@ class Recorder:
             log_once(f"defect {safe_repr(error)}", f"a defect in the recording thread: {safe_repr(error)}")
             return False
         finally:
-            self._cycle.release()
+            lock.release()
 
     def _flush_cycle(self) -> None:
         self._renew()
-        passive = [state for state in self.stats.states() if state.measure is not None]
-        busy_since = self._passive.busy_since
-        if passive and busy_since is None:
-            self._passive.put(passive)
-        elif busy_since is not None and time() - busy_since > STUCK_SECONDS:
-            log_once("passive stuck", "a passive Stat callback has not returned; passive Stats are paused")
+        self._passive.tick(self.stats.states())
         self._read_rules()
         for task in self._tasks:
             task.tick()
@@ -414,46 +331,16 @@ class Recorder:
             task.tick()
         if self._training is not None:
             self._training.tick()
-        if self._has_due_window():
-            self._close_windows()
-        self._drain_those(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
-
-    def _has_due_window(self) -> bool:
-        """Return True if a window may have ended, or if a Stat was made since the last look."""
-        wall, now = time(), monotonic()
-        return len(self.stats.states()) != self._timed or any(
-            clock.late(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
-        )
-
-    def _close_windows(self) -> None:
-        wall, now = time(), monotonic()
-        by_length: dict[float, list[StatState]] = {}
-        states = self.stats.states()
-        self._timed = len(states)
-        for state in states:
-            if (seconds := state.effective.window_seconds) is not None:
-                by_length.setdefault(seconds, []).append(state)
-        self._clocks = {
-            seconds: self._clocks.get(seconds) or WindowClock(seconds, wall=wall, monotonic=now)
-            for seconds in by_length
-        }
-        for seconds, clock in self._clocks.items():
-            late = clock.late(wall=wall, monotonic=now)
-            if late is None:
-                continue
-            for state in by_length[seconds]:
-                self._drain(state)
-            started, ended = clock.advance(wall=wall, monotonic=now)
-            for state in by_length[seconds]:
-                self.yield_gil()
-                state.close_window(started, ended, late_windows=late >= seconds, wall=wall)
+        if self._cycle.has_due_window():
+            self._cycle.close_windows()
+        self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER, TICK_SECONDS)
 
     def _publish(self, *, final: bool, within_seconds: float = inf) -> bool:
         training = self._training
-        self._close_windows()
+        self._cycle.close_windows()
         if training is not None:
             training.collect(final=final)
-        self._drain_those(lambda state: state.buffer, within_seconds)
+        self._cycle.drain(lambda state: state.buffer, within_seconds)
         states, wall, last = self.stats.states(), time(), final and self._stopping
         for state in states:
             state.expire(wall=wall)
@@ -461,7 +348,7 @@ class Recorder:
                 state.tensors.count_lost(everything=last)
         recording = Recording(
             (
-                *[self._reading(state) for state in states if state.enabled],
+                *self._cycle.readings(),
                 *(() if training is None else training.series()),
             ),
             final,
@@ -497,28 +384,6 @@ class Recorder:
     def _written_as(self) -> ProcessIdentity:
         return self.process.identity().replace(pid=os.getpid(), started=self.started_at)
 
-    def _drain_those(self, wanted: Callable[[StatState], object], within_seconds: float = inf) -> None:
-        """Drain the wanted buffers; after the time the next call continues with the rest, as threads may add faster."""
-        states, until = self.stats.states(), monotonic() + within_seconds
-        first, self._first = min(self._first, len(states)), 0
-        for position in (*range(first, len(states)), *range(first)):
-            if wanted(states[position]):
-                if monotonic() > until:
-                    self._first = position
-                    break
-                self._drain(states[position])
-
-    def _drain(self, state: StatState) -> None:
-        """Drain a buffer; at most as many samples as it held at the start, however many are added meanwhile."""
-        for _ in range(len(state.buffer) // CHUNK_SAMPLES + 1):
-            self.yield_gil()
-            if not state.drain(wall=time()):
-                return
-
-    def _reading(self, state: StatState) -> StatReading:
-        self.yield_gil()
-        return state.reading()
-
     def _read_rules(self) -> None:
         rules = None if self._sink is None else self._sink.changed_rules()
         for problem in self.stats.override(list(rules)) if rules is not None else ():
@@ -534,20 +399,6 @@ def refusal_of_interpreter() -> str | None:
         "nothing is recorded: this Python runs without the interpreter lock, which is not supported;"
         " set PYTHON_GIL=1 or use a standard build of CPython"
     )
-
-
-def _measure(passive: list[StatState]) -> None:
-    """Call the callback of every passive Stat, on the worker's thread."""
-    for state in passive:
-        if state.measure is not None and state.enabled:
-            try:
-                state.buffer.append(state.measure())
-            except BaseException as error:  # noqa: BLE001  # the user's code, SystemExit too
-                state.refusals.append("error")
-                name = state.definition.name
-                log_once(
-                    f"passive {name}", f"the callback of the passive Stat {name!r} failed: {safe_repr(error)}"
-                )
 
 
 def _ending(wall: float) -> Ending | None:

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from threading import get_ident
 from time import monotonic, perf_counter
 from typing import Any
@@ -35,8 +36,24 @@ LONELY = frozenset({"validation", "test", "checkpoint_save_sync", "checkpoint_sa
 """Phases that are timed even if the step before was not timed."""
 IDLE = frozenset({"data_loading", "logging", OTHER})
 """Phases that leave the device idle if they are between the work of two steps."""
-PHASE, BEGIN, END, CLOSE = range(4)
-"""Kinds of events: phase change, begin of a timed step (and end of the previous), end of the step, end of the timing."""
+
+
+class Edge(Enum):
+    """Edge at which an event is recorded."""
+
+    PHASE = "phase change"
+    BEGIN = "begin of a timed step, and end of the previous step"
+    END = "end of the step"
+    CLOSE = "end of the timing"
+
+
+@dataclass(slots=True)
+class Mark:
+    """CUDA event on the stream, and the phase before the event."""
+
+    event: Any
+    phase: str
+    edge: Edge
 
 
 @dataclass(slots=True)
@@ -68,7 +85,7 @@ class GpuTimer:
         self._clock = clock
         self._thread: int | None = None
         self._open: list[tuple[BlockKind, str]] = []
-        self._marks: deque[tuple[Any, str, int]] = deque()  # event, phase before the event, kind of the event
+        self._marks: deque[Mark] = deque()
         self._free: list[Any] = []
         self._last: Any = None  # the event that was collected last
         self._timed: Timed | None = None  # not complete yet
@@ -87,9 +104,9 @@ class GpuTimer:
         elif phase in LONELY and not self._timing:
             self._collect()
             self._timing = True
-            self._mark(before, BEGIN)
+            self._mark(before, Edge.BEGIN)
         elif self._timing and phase != before:
-            self._mark(before, PHASE)
+            self._mark(before, Edge.PHASE)
         self._open.append((kind, phase))
         del self._open[:-DEEPEST]
 
@@ -103,13 +120,13 @@ class GpuTimer:
                 del opened[place]
                 break
         if self._timing and (kind in ITERATIONS or self._active != before):
-            self._mark(before, END if kind in ITERATIONS else PHASE)
+            self._mark(before, Edge.END if kind in ITERATIONS else Edge.PHASE)
 
     def step(self) -> None:
         """Record the end of a step and the begin of the next, in a job without iterations."""
         if self.on and get_ident() == self._thread and not any(kind in ITERATIONS for kind, _ in self._open):
             if self._timing:
-                self._mark(self._active, END)
+                self._mark(self._active, Edge.END)
             self._step_begins(self._active)
 
     @property
@@ -127,11 +144,11 @@ class GpuTimer:
             # Catch up on at most a second, so that steps of a tenth of a second are all timed.
             self._due = max(self._due, now - 1.0) + max(1 / PER_SECOND, self._cost / self._share)
             self._cost = 0.0
-            self._mark(before, BEGIN)
+            self._mark(before, Edge.BEGIN)
         elif timing:
-            self._mark(before, CLOSE)
+            self._mark(before, Edge.CLOSE)
 
-    def _mark(self, before: str, what: int) -> None:
+    def _mark(self, before: str, edge: Edge) -> None:
         began = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda
@@ -139,7 +156,7 @@ class GpuTimer:
                 return self._forget()
             event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
             event.record()
-            self._marks.append((event, before, what))
+            self._marks.append(Mark(event, before, edge))
             if len(self._marks) >= COLLECT_EVENTS and not len(self._marks) % 16:
                 self._collect()
         except Exception as error:  # noqa: BLE001  # foreign code: an error of CUDA is the job's to hear of, not from us
@@ -153,25 +170,25 @@ class GpuTimer:
         try:
             if not marks or sys.modules["torch"].cuda.is_current_stream_capturing():
                 return
-            while marks and marks[0][0].query():
-                event, phase, what = marks.popleft()
+            while marks and marks[0].event.query():
+                mark = marks.popleft()
                 if self._last is not None:
                     if self._timed is not None:
-                        self._timed.take(phase, self._last.elapsed_time(event) / 1000)
+                        self._timed.take(mark.phase, self._last.elapsed_time(mark.event) / 1000)
                     self._free.append(self._last)
-                self._last = event
-                if what == END and self._timed is not None:
+                self._last = mark.event
+                if mark.edge is Edge.END and self._timed is not None:
                     self._timed.step = self._timed.total
-                elif what in {BEGIN, CLOSE}:
+                elif mark.edge is Edge.BEGIN or mark.edge is Edge.CLOSE:
                     if self._timed is not None:
                         self.done.append(self._timed)
-                    self._timed = Timed() if what == BEGIN else None
+                    self._timed = Timed() if mark.edge is Edge.BEGIN else None
         except Exception as error:  # noqa: BLE001  # as above
             self._fail(error)
 
     def _forget(self) -> None:
         """Discard the events in flight; the next step may be timed."""
-        self._free += (event for event, _, _ in self._marks)
+        self._free += (mark.event for mark in self._marks)
         self._marks.clear()
         self._timed = None
         self._timing = False

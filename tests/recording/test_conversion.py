@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from exporter.recording.conversion import (
-    MOST_ITEMS,
     Rejection,
     Unconvertible,
     class_name,
@@ -28,6 +27,7 @@ from exporter.recording.conversion import (
     to_scalar,
     to_text,
 )
+from exporter.recording.introspection import MOST_ITEMS
 
 ALL = (
     to_scalar,

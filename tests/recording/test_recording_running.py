@@ -35,7 +35,7 @@ def test_rules_of_the_sidecar_change_a_stat_at_its_next_window(feed: Path) -> No
 
 def test_a_hanging_passive_stat_affects_no_other_stat(feed: Path) -> None:
     program = """
-        exporter.recording.recorder.STUCK_SECONDS = 0.5
+        exporter.recording.passive.STUCK_SECONDS = 0.5
         loss = Stat("train.loss", ["mean"])
         Stat.passive("train.good", lambda: 3.0, unit="bytes")
         Stat.passive("train.bad", lambda: 1 / 0)

@@ -1,0 +1,67 @@
+"""Inspection of foreign objects: items, sizes, class attributes.
+
+Classes are compared with `type`, because `isinstance` calls the object's own `__class__`. No function runs code of a metaclass
+or of a subclass of a built-in container.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+MOST_ITEMS = 1000
+"""Items of a container that are read."""
+
+
+def items_of(value: Any, kind: type) -> list[Any] | None:
+    """Return the first items of a list, tuple, set or deque; None for another class. Runs no code of a subclass."""
+    base: Any
+    for base in (list, tuple, set, frozenset, deque):
+        if issubclass(kind, base):
+            return list(
+                islice(base.__iter__(value), MOST_ITEMS)
+            )  # one step in C, which no other thread divides
+    return None
+
+
+def pairs_of(value: Any, kind: type) -> list[tuple[Any, Any]] | None:
+    """Return the first pairs of a dict or another mapping; None for another class."""
+    if issubclass(kind, dict):
+        return list(islice(dict.items(value), MOST_ITEMS))
+    return list(islice(value.items(), MOST_ITEMS)) if issubclass(kind, Mapping) else None
+
+
+def size_of(value: Any, kind: type) -> int:
+    """Return the number of items; 0 for an object without `__len__`."""
+    base: Any
+    for base in (list, tuple, set, frozenset, deque, dict):
+        if issubclass(kind, base):
+            return int(base.__len__(value))
+    return len(value) if class_attribute(kind, "__len__") is not None else 0
+
+
+def first_bytes(value: Any, number: int) -> bytes:
+    """Return the first bytes of a bytes or bytearray object."""
+    base = bytes if issubclass(type(value), bytes) else bytearray
+    return bytes(base.__getitem__(value, slice(number)))
+
+
+def class_attribute(kind: type, name: str) -> Any:
+    """Return a class's attribute without running code of a metaclass; None if there is none."""
+    try:
+        return type.__getattribute__(kind, name)
+    except AttributeError:
+        return None
+
+
+def name_of_class(kind: type) -> str:
+    """Return the name of a class without running code of a metaclass."""
+    return str(type.__dict__["__name__"].__get__(kind))
+
+
+def module_of_class(kind: type) -> str:
+    """Return the name of the module of a class; empty if there is none."""
+    found = class_attribute(kind, "__module__")
+    return found if type(found) is str else ""

@@ -1,0 +1,43 @@
+"""Measurement of passive Stats: the job's callbacks, on a thread of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import time
+
+from exporter.recording.conversion import safe_repr
+from exporter.recording.notices import log_once
+from exporter.recording.state import StatState
+from exporter.recording.worker import Worker
+
+STUCK_SECONDS = 5.0
+"""Running time after which a callback of a passive Stat is reported as hung."""
+
+
+class PassiveStats(Worker):
+    """Worker that measures passive Stats once per flush; a callback that hangs pauses the measurement."""
+
+    def __init__(self) -> None:
+        super().__init__(_measure, name="passive", bound=1)
+
+    def tick(self, states: Iterable[StatState]) -> None:
+        """Start a measurement, unless the last one is still running."""
+        passive = [state for state in states if state.measure is not None]
+        if passive and self.busy_since is None:
+            self.put(passive)
+        elif self.busy_since is not None and time() - self.busy_since > STUCK_SECONDS:
+            log_once("passive stuck", "a passive Stat callback has not returned; passive Stats are paused")
+
+
+def _measure(passive: list[StatState]) -> None:
+    """Call the callback of every passive Stat, on the worker's thread."""
+    for state in passive:
+        if state.measure is not None and state.enabled:
+            try:
+                state.buffer.append(state.measure())
+            except BaseException as error:  # noqa: BLE001  # the user's code, SystemExit too
+                state.refusals.append("error")
+                name = state.definition.name
+                log_once(
+                    f"passive {name}", f"the callback of the passive Stat {name!r} failed: {safe_repr(error)}"
+                )
