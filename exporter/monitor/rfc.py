@@ -7,12 +7,12 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, field
+from os import getpid
 from time import monotonic_ns, time
 from typing import Any
-from weakref import WeakSet
 
 from exporter.recording.conversion import LONGEST_TEXT, Datum
 from exporter.recording.event_values import Event as RecordedEvent
@@ -211,26 +211,35 @@ def register_stat_collector(collector: StatCollector) -> Handle:
 
 
 class AggregatingStatCollector(StatCollector):
-    """Collector that aggregates all samples since the last `reset`."""
+    """Collector that aggregates all samples since the last `reset`.
+
+    The windows of a Stat end by the clock, and their quantiles cannot be merged. A report covers any time between two calls
+    of `reset`, so the collector has a window of its own for each Stat: the same class as a Stat's window.
+    """
 
     def __init__(self) -> None:
         self._handle: Handle | None = None
         self._restart()
-        _aggregating.add(self)
 
     def _restart(self) -> None:
-        """Start without samples: in a forked child the samples and the lock are the parent's."""
+        self._process = getpid()
         self._lock = threading.RLock()  # a signal handler may report, too
         self._windows: dict[str, Window] = {}
-        self._stats: dict[str, frozenset[StatType]] = {}
+        self._wanted: dict[str, frozenset[StatType]] = {}
+
+    def _locked(self) -> AbstractContextManager[object]:
+        """Return the lock; a forked child starts without samples, and with a lock that no other thread holds."""
+        if self._process != getpid():
+            self._restart()
+        return self._lock
 
     def handle(self, stat: Stat, v: float) -> None:
         """Aggregate a sample."""
-        with self._lock:
+        with self._locked():
             if stat.key not in self._windows:
                 wanted = stat.aggregations
                 wanted |= _QUANTILES if StatType.HISTOGRAM in wanted else frozenset[StatType]()
-                self._stats[stat.key], self._windows[stat.key] = wanted, Window(wanted)
+                self._wanted[stat.key], self._windows[stat.key] = wanted, Window(wanted)
             self._windows[stat.key].add([v], [v])
 
     def report(self) -> dict[str, float]:
@@ -239,10 +248,10 @@ class AggregatingStatCollector(StatCollector):
         A Stat without samples is absent, except for the count 0 after a reset.
         """
         self._catch_up()
-        with self._lock:
+        with self._locked():
             found: dict[str, float] = {}
             for key, window in self._windows.items():
-                if StatType.COUNT in self._stats[key]:
+                if StatType.COUNT in self._wanted[key]:
                     found[f"{key}.count"] = float(window.samples)
                 found.update({f"{key}.{each.value}": value for each, value in window.values().items()})
             return found
@@ -250,30 +259,13 @@ class AggregatingStatCollector(StatCollector):
     def reset(self) -> None:
         """Discard all samples."""
         self._catch_up()
-        with self._lock:
-            self._windows = {key: Window(wanted) for key, wanted in self._stats.items()}
+        with self._locked():
+            self._windows = {key: Window(wanted) for key, wanted in self._wanted.items()}
 
     def _catch_up(self) -> None:
         if self._handle is not None:
             RECORDER.flush(REPORT_SECONDS)
             self._handle.drain(REPORT_SECONDS)
-
-
-class _ForkReset:
-    """Periodic task that restarts the aggregating collectors of a forked child."""
-
-    def tick(self) -> None:
-        """Do nothing: samples arrive by the collectors' handles."""
-
-    finish = tick
-
-    def after_fork(self) -> None:
-        for collector in list(_aggregating):
-            collector._restart()  # noqa: SLF001  # of this file
-
-
-_aggregating: WeakSet[AggregatingStatCollector] = WeakSet()
-RECORDER.attach(_ForkReset())
 
 
 def _adapted(event: RecordedEvent, origin: object) -> Event:
