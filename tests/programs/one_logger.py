@@ -29,7 +29,9 @@ from exporter.one_logger import (
     training_iteration,
     training_loop,
 )
-from exporter.training import model_forward
+from exporter.training import kinds, model_forward
+from exporter.training.blocks import HotBlock
+from exporter.training.recorder import TRAINING
 
 
 def configure(**fields: Any) -> None:
@@ -151,3 +153,23 @@ def import_every_name() -> None:
     OneLoggerConfig(application_name="a", world_size_or_fn=1, session_tag_or_fn="s")
     main: Callable[[], int] = training.application()(threading.active_count)
     assert (threading.active_count(), main()) == (1, 2)
+
+
+def train_with_an_added_phase() -> None:
+    """Enter a phase that the table has in a copy of the package; print its entries, and all misuse."""
+    kind = kinds.by_span_name("data_transfer")
+    assert kind is not None
+    configure()
+    with application(), training_loop(train_iterations_start=0):
+        for _ in range(20):
+            with training_iteration():
+                with HotBlock(kind):
+                    pass
+                with timed_span("data_transfer"):
+                    pass
+                with training.phase("data_transfer"):
+                    pass
+    TRAINING.drain()
+    found = {(each.definition.name, each.definition.labels): each for each in TRAINING.series()}
+    print(found["training.phase_entries", (("phase", "data_transfer"),)].sum)
+    print([labels for name, labels in found if name == "training.misuse"])

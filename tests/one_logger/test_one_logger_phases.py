@@ -1,0 +1,42 @@
+"""A phase that is added to the table, in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from places import PROJECT, TESTS
+from programs import code_of
+from programs import one_logger as programs
+from training_support import run_python
+
+ADDED = (
+    (
+        "phases.py",
+        '        Phase("optimizer"',
+        '        Phase("data_transfer", work=True, recurring=True, badput=None),\n',
+    ),
+    (
+        "kinds.py",
+        "INFERRED_LOOP =",
+        'DATA_TRANSFER = BlockKind("data_transfer", "data_transfer", "data_transfer", hot=True)\n',
+    ),
+    ("kinds.py", "OPTIMIZER_UPDATE)\n", "DATA_TRANSFER, "),
+)
+"""File, place, and the text before that place: the row of a phase, and the kind of its block."""
+
+
+def test_phase_added_to_the_table_has_blocks_and_leaves_the_names_of_one_logger_alone(tmp_path: Path) -> None:
+    shutil.copytree(PROJECT / "exporter", tmp_path / "exporter", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, place, text in ADDED:
+        file = tmp_path / "exporter" / "training" / name
+        file.write_text(file.read_text("utf-8").replace(place, text + place, 1), "utf-8")
+    path = os.pathsep.join(map(str, (tmp_path, TESTS)))
+    done = run_python(code_of(programs.train_with_an_added_phase), tmp_path, PYTHONPATH=path)
+
+    assert (done.stderr, done.stdout.splitlines()) == ("", ["60", "[]"])
+    records = [json.loads(line) for line in (tmp_path / "telemetry.json").read_text("ascii").splitlines()]
+    names = [each["name"] for each in records if each["type"] == "start"]
+    assert names == ["application", "training_loop"]  # short spans are not exported unless requested
