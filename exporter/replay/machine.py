@@ -7,7 +7,6 @@ Used in the NVML child, by the replay library. All values depend only on the des
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from math import cos, inf, nan, pi, sin
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ _WORDS = {"nan": nan, "infinity": inf}
 
 
 class Load:
-    """Load of a GPU, from 0 to 1: repeated steps with a ripple, `shift` seconds ahead."""
+    """Load of a GPU, from 0 to 1: repeated steps, each with a ripple, `shift` seconds ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift: float) -> None:
         self._steps = [(step["seconds"], step["level"]) for step in description["steps"]] or [(1.0, 0.0)]
@@ -33,11 +32,11 @@ class Load:
     def at(self, moment: float) -> float:
         """Return the load at a time."""
         place = (moment + self._shift) % self._cycle
-        ends = accumulate(seconds for seconds, _ in self._steps)
-        found = (step[1] for end, step in zip(ends, self._steps, strict=True) if place < end)
-        level = next(found, self._steps[-1][1])
-        ripple = self._ripple * sin(2 * pi * (moment + self._shift) / _RIPPLE_SECONDS)
-        return float(min(max(level + ripple, 0.0), 1.0))
+        for seconds, level in self._steps:
+            if place < seconds:
+                return float(level + self._height(level) * sin(2 * pi * place / _RIPPLE_SECONDS))
+            place -= seconds
+        return float(self._steps[-1][1])
 
     def total(self, moment: float) -> float:
         """Return the integral of the load over the seconds since the start."""
@@ -47,10 +46,19 @@ class Load:
         cycles, place = divmod(moment, self._cycle)
         total = 0.0
         for seconds, level in self._steps:
-            total += level * (cycles * seconds + min(max(place, 0.0), seconds))
+            total += cycles * self._of_step(level, seconds)
+            total += self._of_step(level, min(max(place, 0.0), seconds))
             place -= seconds
-        wave = 1 - cos(2 * pi * moment / _RIPPLE_SECONDS)
-        return float(total + self._ripple * _RIPPLE_SECONDS / (2 * pi) * wave)
+        return float(total)
+
+    def _of_step(self, level: float, seconds: float) -> float:
+        """Return the integral of the load over the first seconds of a step."""
+        wave = 1 - cos(2 * pi * seconds / _RIPPLE_SECONDS)
+        return level * seconds + self._height(level) * _RIPPLE_SECONDS / (2 * pi) * wave
+
+    def _height(self, level: float) -> float:
+        """Return the height of the ripple: lower near 0 and 1, so that no counter falls."""
+        return float(min(self._ripple, level, 1 - level))
 
 
 class Readings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
 from prometheus_client import generate_latest
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
+from exporter.replay.machine import Load
 from exporter.replay.machines import machine_names
 
 PLAYS = {
@@ -52,6 +54,16 @@ def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> Non
 
     assert sum(len(family.samples) for family in of_gpus) <= 730
     assert sum(len(family.samples) for family in families) <= 900
+
+
+def test_the_integral_of_a_replayed_load_never_falls() -> None:
+    steps = [{"seconds": 3.0, "level": 0.0}, {"seconds": 5.0, "level": 0.99}]
+    load = Load({"steps": steps, "ripple": 0.1}, shift=1.7)
+    totals = [load.total(place / 10) for place in range(1000)]
+
+    for before, after in itertools.pairwise(totals):
+        assert -1e-9 <= after - before <= 0.1 + 1e-9
+    assert totals[-1] == pytest.approx(sum(load.at(place / 10) for place in range(1000)) / 10, rel=0.02)
 
 
 def test_every_reading_of_the_child_has_its_family() -> None:
