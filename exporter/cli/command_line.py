@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from zlib import crc32
@@ -18,6 +18,9 @@ _SCRIPTS = (".py", ".sh")
 _NODES = ("nnodes", "num-machines")
 _ENDPOINTS = ("rdzv-endpoint", "master-addr", "main-process-ip")
 _PORTS = ("master-port", "main-process-port")
+_TORCHRUN_VARIABLE = "PET_"
+"""Prefix of torchrun's options as environment variables, which Kubernetes operators set."""
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,35 +29,44 @@ class JobCommand:
 
     script: str  # script, module or program
     run_id: str = ""  # torchrun's --rdzv-id; "" if none is chosen
-    rendezvous: str = ""  # address that the agents of several nodes share; "" for a launch on a single node
+    is_shared: bool = False  # True if the launch has further commands, such as the agents of other nodes
+    rendezvous: str = ""  # address that all commands of a shared launch have; "" if unknown
 
     @property
     def shared_name(self) -> str:
-        """Name that every agent of a launch on several nodes derives; "" for a launch on a single node."""
-        if not self.rendezvous:
+        """Name that every command of a shared launch derives; "" for a single command and without a rendezvous."""
+        if not (self.is_shared and self.rendezvous):
             return ""
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", PurePath(self.script).stem)[:60].strip("-") or "python"
         return f"{stem}-{crc32(f'{self.script} {self.rendezvous}'.encode()):08x}"
 
 
-def parse_job_command(command: Sequence[str]) -> JobCommand:
-    """Parse the words up to the script; later words belong to the script."""
-    options: dict[str, str] = {}
-    script = _script(command, options)
-    nodes = next((options[name] for name in _NODES if name in options), "1")
-    endpoint = next((options[name] for name in _ENDPOINTS if name in options), "")
-    port = next((options[name] for name in _PORTS if name in options), "")
-    several = nodes.rpartition(":")[2] not in {"", "1"}
-    run_id = options.get("rdzv-id", "")
+def parse_job_command(command: Sequence[str], environ: Mapping[str, str]) -> JobCommand:
+    """Parse the words up to the script, and the launcher's environment; later words belong to the script."""
+    options = {
+        name.removeprefix(_TORCHRUN_VARIABLE).lower().replace("_", "-"): value
+        for name, value in environ.items()
+        if name.startswith(_TORCHRUN_VARIABLE)
+    }
+    program, script = _script(command, options)
+    nodes = _first(options, _NODES, "1" if program in _LAUNCHERS else _first(environ, _WORLD_SIZES, "1"))
+    address = _first(options, _ENDPOINTS, environ.get("MASTER_ADDR", ""))
+    port = _first(options, _PORTS, environ.get("MASTER_PORT", ""))
+    run_id = "" if _PYTHON.fullmatch(program) else options.get("rdzv-id", "")
     return JobCommand(
         script=script,
         run_id="" if run_id == "none" else run_id,
-        rendezvous=":".join(filter(None, (endpoint, port))) if several else "",
+        is_shared=nodes.rpartition(":")[2] not in {"", "1"},
+        rendezvous=":".join(filter(None, (address, port))),
     )
 
 
-def _script(command: Sequence[str], options: dict[str, str]) -> str:
-    """Return the script, module or program; adds preceding launcher options to `options`."""
+def _first(values: Mapping[str, str], names: Sequence[str], default: str = "") -> str:
+    return next((values[name] for name in names if name in values), default)
+
+
+def _script(command: Sequence[str], options: dict[str, str]) -> tuple[str, str]:
+    """Return the program and its script or module; adds preceding launcher options to `options`."""
     words = iter(command)
     program = ""
     for word in words:
@@ -62,20 +74,22 @@ def _script(command: Sequence[str], options: dict[str, str]) -> str:
         if program and word in {"-m", "--module"}:
             module = next(words, "")
             if not module.startswith(_LAUNCHER_MODULES):
-                return module.rpartition(".")[2]
+                return program, module.rpartition(".")[2]
             program = "torchrun"
         elif word == "-c" and _PYTHON.fullmatch(program):
-            return program
+            return program, program
         elif word.startswith("-"):
             _read_option(program, word, words, options)
         elif word.endswith(_SCRIPTS):
-            return word
+            return program, word
         elif name in _LAUNCHERS or _PYTHON.fullmatch(name):
             program = name
         elif _PYTHON.fullmatch(program):
-            return word
+            return program, word
     named = (word for word in command if not word.startswith("-"))
-    return next((word for word in named if PurePath(word).name not in _LAUNCHERS | _WRAPPERS), "python")
+    return program, next(
+        (word for word in named if PurePath(word).name not in _LAUNCHERS | _WRAPPERS), "python"
+    )
 
 
 def _read_option(program: str, word: str, words: Iterator[str], options: dict[str, str]) -> None:

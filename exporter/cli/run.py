@@ -73,6 +73,10 @@ NAME_HELP = """name of the run; a restart under the same name continues its tota
 id, or a new name for each launch, such as train-20261122-1721-3f)"""
 LINGER_HELP = f"""how long to wait for a final scrape after the job ends, if a scraper has come regularly (default 30s;
 {ASKED_TO_END_SECONDS:g} s after SIGTERM or Ctrl-C)"""
+NODES_SHARE_THE_NAME = """the nodes of this launch share the run name above, derived from the rendezvous; a later launch \
+with the same rendezvous continues the run: set --run.name to separate them"""
+NODES_NEED_A_NAME = """this launch has several nodes and no shared rendezvous address: every node records a run of its \
+own; set the same --run.name on all nodes"""
 USAGE = f"{PROGRAM} run [flags] [--] COMMAND ARG..."
 
 
@@ -86,7 +90,8 @@ class Plan:
     feed_directory: Path  # absolute
     linger_seconds: float  # limit of the sidecar's wait for the last scrape
     run: str = ""  # name of the run in the job's environment
-    derived: bool = False  # True if the run is named by the rendezvous of several nodes
+    shared: bool = False  # True if the launch has further commands, such as the agents of other nodes
+    derived: bool = False  # True if the launch is named by the rendezvous of these commands
     page: str = ""  # URL of the status page; "" if unknown
     rules: Sequence[Mapping[str, object]] = ()  # overrides of the job's Stats
 
@@ -116,7 +121,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
     directory, page, rules = _configured(given, environ)
     feed_directory = (directory or default_directory()).absolute()
-    job, disabled = parse_job_command(command), environ.get("EXPORTER_DISABLED") == "1"
+    job, disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())
     own_places = {
         FEED_DIRECTORY_VARIABLE: str(feed_directory),
@@ -136,6 +141,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         feed_directory=feed_directory,
         linger_seconds=linger_seconds,
         run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or job.run_id or launch,
+        shared=job.is_shared,
         derived=launch == job.shared_name,
         page=page,
         rules=rules,
@@ -206,11 +212,8 @@ class Supervision:
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._ask_at = time.monotonic() + runs.SILENT_SECONDS
             say(f"run {plan.run}" + (f", see {plan.page}" if plan.page and not foreign else ""))
-            if plan.derived and plan.run == plan.environment[LAUNCH]:
-                say(
-                    "the nodes of this launch share the run name above, derived from the rendezvous; a later launch "
-                    "with the same rendezvous continues the run: set --run.name to separate them"
-                )
+            if plan.shared and plan.run == plan.environment[LAUNCH]:
+                say(NODES_SHARE_THE_NAME if plan.derived else NODES_NEED_A_NAME)
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
             registration.tell_end(self._job, wait_status)

@@ -26,14 +26,14 @@ from exporter.cli.run import make_plan
     ],
 )
 def test_parsing_stops_at_the_script(command: str, script: str) -> None:
-    assert parse_job_command(command.split()).script == script
+    assert parse_job_command(command.split(), {}).script == script
 
 
 @pytest.mark.parametrize("option", ["--rdzv-id=job7", "--rdzv_id job7", "--rdzv-id job7"])
 def test_the_run_id_of_the_rendezvous_is_read(option: str) -> None:
     command = f"torchrun {option} --rdzv-backend=c10d train.py --rdzv-id=other".split()
 
-    assert parse_job_command(command) == JobCommand("train.py", run_id="job7")
+    assert parse_job_command(command, {}) == JobCommand("train.py", run_id="job7")
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,47 @@ def test_the_run_id_of_the_rendezvous_is_read(option: str) -> None:
 )
 def test_the_agents_of_a_launch_on_several_nodes_derive_the_same_name(first: str, second: str) -> None:
     names = {
-        parse_job_command((first % 0).split()).shared_name,
-        parse_job_command((second % 1).split()).shared_name,
+        parse_job_command((first % 0).split(), {}).shared_name,
+        parse_job_command((second % 1).split(), {}).shared_name,
     }
 
     assert len(names) == 1
     assert names.pop().startswith("train-")
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        ("torchrun train.py", {"PET_NNODES": "2", "PET_MASTER_ADDR": "n1", "PET_MASTER_PORT": "29500"}),
+        ("bash train.sh", {"PET_NNODES": "1:2", "PET_RDZV_ENDPOINT": "n1:29400"}),
+        ("python train.py", {"WORLD_SIZE": "16", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}),
+    ],
+)
+def test_the_rendezvous_in_the_environment_names_the_run(command: str, environment: dict[str, str]) -> None:
+    plan = make_plan(command.split(), environment)
+
+    assert plan.run == parse_job_command(command.split(), environment).shared_name != ""
+    assert plan.shared
+    assert plan.derived
+
+
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        ("torchrun --nnodes=2 train.py", {}),
+        ("mpirun -n 4 python train.py", {"OMPI_COMM_WORLD_SIZE": "4"}),
+    ],
+)
+def test_a_shared_launch_without_a_rendezvous_is_recognised(
+    command: str, environment: dict[str, str]
+) -> None:
+    plan = make_plan(command.split(), environment)
+
+    assert (plan.shared, plan.derived) == (True, False)
+
+
+def test_a_world_size_of_the_environment_does_not_apply_to_an_agent_of_one_node() -> None:
+    assert not make_plan(["torchrun", "train.py"], {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}).shared
 
 
 @pytest.mark.parametrize(
@@ -64,4 +99,4 @@ def test_run_announces_the_name_that_the_workers_record(environment: dict[str, s
 def test_a_launch_on_one_node_has_no_shared_name() -> None:
     command = ["torchrun", "--nnodes=1", "--master-addr=n1", "train.py"]
 
-    assert parse_job_command(command).shared_name == ""
+    assert parse_job_command(command, {}).shared_name == ""

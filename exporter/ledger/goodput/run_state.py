@@ -81,7 +81,7 @@ class RunStates:
         rules: GapRules,
         now: Moment,
     ) -> None:
-        """Add the families of the runs in *shown* that have a process of rank 0 or without a rank."""
+        """Add the families of the runs in *shown*, except on nodes that have only ranks other than 0."""
         runs: dict[str, list[ProcessTotals]] = {}
         for process in processes:
             if process.identity.run in shown:
@@ -93,6 +93,8 @@ class RunStates:
             found = _state(each, endings, rules, now)
             # The time of a state is the time of the first pass in that state.
             found = self._runs[run] = before[run] if before.get(run) == found else found
+            if all(process.identity.rank for process in _trainers(each)):
+                continue  # the agent of a node without rank 0: a hang is examined here, and published beside rank 0
             for name in STATES:
                 collected.add(STATE, float(name == found.state), run, name)
             collected.add(SINCE, found.since, run)
@@ -103,7 +105,7 @@ class RunStates:
 
 def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, now: Moment) -> RunState:
     """Return the state of a run, computed from the run's processes."""
-    trainers = [each for each in processes if each.identity.rank is not None] or processes
+    trainers = _trainers(processes)
     living = [each for each in trainers if each.living]
     if living:
         living.sort(key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started))
@@ -114,6 +116,11 @@ def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, no
     )
     outcome = endings.outcome(last)
     return RunState("ending", last.departed or now.wall) if outcome is None else _ended(outcome, last)
+
+
+def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:
+    """Return the processes with a rank, or all processes without ranks."""
+    return [each for each in processes if each.identity.rank is not None] or processes
 
 
 def _living(process: ProcessTotals, rules: GapRules, now: Moment) -> RunState:

@@ -1,0 +1,104 @@
+"""A launch of two torchrun agents without a name, each under `run` with its own sidecar, as on two nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+from bridges_support import wanted
+from elastic_support import labelled, series
+from run_support import environment, finished, free_port, page, run_command, started
+from waiting import wait_until
+
+pytestmark = [wanted("torch"), pytest.mark.timeout(300)]
+
+STEPS = 30
+JOB = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from pathlib import Path
+
+directory = Path(sys.argv[1])
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+steps = 0
+for _ in range(int(sys.argv[2])):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    steps += 1
+(directory / f"rank{dist.get_rank()}").write_text(json.dumps({"steps": steps, "loss": loss.item()}))
+while not (directory / "seen").exists():
+    time.sleep(0.05)
+dist.barrier()
+"""
+
+
+def agent(node: int, address: list[str], script: Path, *arguments: object) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
+    return [*launcher, "--nproc-per-node=1", *address, str(script), *map(str, arguments)]
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
+    tmp_path: Path, backend: str
+) -> None:
+    script, meeting = tmp_path / "train.py", free_port()
+    script.write_text(JOB)
+    static = ["--master-addr=127.0.0.1", f"--master-port={meeting}"]
+    c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{meeting}"]
+    feeds, ports = [tmp_path / "feed0", tmp_path / "feed1"], [free_port(), free_port()]
+    said = [tmp_path / "said0", tmp_path / "said1"]
+    with ExitStack() as stack:
+        for node, (feed, port, path) in enumerate(zip(feeds, ports, said, strict=True)):
+            job = agent(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
+            stderr = stack.enter_context(path.open("w"))
+            command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
+            settings = {"stderr": stderr, "env": environment(OMP_NUM_THREADS="1")}
+            stack.enter_context(started(command, feed, **settings))
+        wait_until((tmp_path / "rank0").exists)
+        wait_until((tmp_path / "rank1").exists)
+        ranks = [wait_until(partial(port_with, rank, ports)) for rank in (0, 1)]
+        wait_until(lambda: "training_run_state{" in page(ranks[0]))
+        pages = [page(port) for port in ranks]
+        (tmp_path / "seen").touch()
+
+    names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in said}  # type: ignore[union-attr]  # fails the test
+    shown = {
+        name for text in pages for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', text, re.MULTILINE)
+    }
+    own = json.loads((tmp_path / "rank0").read_text())
+    assert len(names) == 1
+    assert shown == names
+    assert all("share the run name above" in path.read_text() for path in said)
+    assert labelled(pages[0], "training_steps_total", mode="train") == own["steps"] == STEPS
+    assert labelled(pages[0], "training_loss", mode="train") == pytest.approx(own["loss"], rel=1e-5)
+    assert labelled(pages[0], "training_run_state", state="running") == 1
+    assert series(pages[1], "training_run_state") == {}  # published once, beside rank 0
+
+
+def port_with(rank: int, ports: list[int]) -> int | None:
+    """Return the port of the sidecar that shows all steps of a rank."""
+    steps = {
+        port: labelled(page(port), "training_steps_total", rank=str(rank), mode="train") for port in ports
+    }
+    return next((port for port in ports if steps[port] == STEPS), None)
+
+
+def test_a_launch_of_several_nodes_without_a_rendezvous_address_is_asked_for_a_name_at_once(
+    tmp_path: Path,
+) -> None:
+    mpi = environment(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
+    told = finished(run_command(tmp_path, ["sleep", "0"]), env=mpi)
+    named = finished(run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi)
+
+    assert "set the same --run.name on all nodes" in told.stderr
+    assert "--run.name" not in named.stderr
