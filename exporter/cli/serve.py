@@ -43,6 +43,7 @@ from exporter.feed.overrides import write_overrides
 from exporter.feed.reader import FeedReader
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
+from exporter.recording.values import ProcessIdentity
 from exporter.status.attention import Onsets
 from exporter.status.history import History
 from exporter.version import __version__
@@ -138,7 +139,7 @@ class Sidecar:
         self._wiring = Wiring(
             configuration, self._scheduler, jobs=self._jobs, state=state, feed_directory=self.feed_directory
         )
-        self._silent = SilentJobs(self.feed_directory, self._recording_runs)
+        self._silent = SilentJobs(self.feed_directory, self._recording_processes)
         self._status = StatusSources(
             page=self._page,
             history=History(),
@@ -265,8 +266,8 @@ class Sidecar:
         gpus = self._wiring.gpu
         return None if gpus is None else gpus.not_ready()
 
-    def _recording_runs(self) -> set[str]:
-        return {each.process.run for each in self._jobs.processes or ()}
+    def _recording_processes(self) -> list[ProcessIdentity]:
+        return [each.process for each in self._jobs.processes or ()]
 
 
 def _prepare_state_directory(path: Path) -> None:

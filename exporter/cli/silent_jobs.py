@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from exporter.families import Collected, FamilySpec
 from exporter.feed import runs
 from exporter.feed.runs import Job
+from exporter.recording.values import ProcessIdentity
 
 INTERVAL_SECONDS = 5.0
 
@@ -30,16 +31,18 @@ class SilentJobs:
     name = "silent_jobs"
     specs = SPECS
 
-    def __init__(self, feed_directory: Path, recording_runs: Callable[[], Collection[str]]) -> None:
+    def __init__(self, feed_directory: Path, recording: Callable[[], Iterable[ProcessIdentity]]) -> None:
         self._feed_directory = feed_directory
-        self._recording_runs = recording_runs
+        self._recording = recording
         self.jobs: tuple[Job, ...] = ()
 
     def collect(self) -> Collected:
         """Read the reports of `run`, without jobs that record now."""
         silent = [job for job in runs.jobs(self._feed_directory) if job.silence is not None]
-        recording = self._recording_runs()
-        self.jobs = tuple(job for job in silent if job.run not in recording)
+        recording = list(self._recording())
+        # A job may record under a name of its own: the launch id is the same.
+        runs_now, launches = {each.run for each in recording}, {each.launch for each in recording} - {""}
+        self.jobs = tuple(job for job in silent if job.run not in runs_now and job.launch not in launches)
         collected = Collected()
         collected.add_family(
             RUN_SILENT, {(job.run, job.silence.reason): 1.0 for job in self.jobs if job.silence}

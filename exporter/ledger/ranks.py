@@ -263,8 +263,8 @@ class Ranks:
             for slot in rank.slots.values():
                 for place, process in enumerate(slot.processes):
                     if process.departed is not None and process.outcome is None:
-                        later = slot.processes[place + 1 :]
-                        endings.outcome(process, successor=later[0] if later else None)
+                        successor = endings.successor(process, slot.processes[place + 1 :])
+                        endings.outcome(process, successor=successor)
 
     def save(self) -> None:
         """Save changed ranks; totals that cannot be saved are suppressed."""

@@ -168,8 +168,13 @@ class ProcessTotals(StatTotals):
     @property
     def trains(self) -> bool:
         """True if the process trains."""
+        return self.identity.trains or self.has_trained
+
+    @property
+    def has_trained(self) -> bool:
+        """True if the process has begun a training loop."""
         reading = self.training
-        return self.identity.trains or (reading is not None and (reading.loop > 0 or reading.steps > 0))
+        return reading is not None and (reading.loop > 0 or reading.steps > 0)
 
     def note_progress(self, now: Moment) -> None:
         """Note the time of the latest step by the monotonic clock."""

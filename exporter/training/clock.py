@@ -312,7 +312,7 @@ class PhaseClock:
 
     def possible_work(self, now: float) -> float:
         """Return the seconds that may have been work in a job that reports no iterations."""
-        if get_ident() == self.thread:
+        if self.thread in {None, get_ident()}:
             self.switch(self.active, now)
         return self.work_seconds() + self.phases[OTHER].seconds
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -10,11 +12,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from run_support import REPOSITORY, environment, finished, free_port, page, scrape, started
+from ledger_support import a_process
+from run_support import (
+    REPOSITORY,
+    environment,
+    finished,
+    free_port,
+    page,
+    scrape,
+    started,
+    supervise_command,
+)
 from waiting import PATIENCE, wait_until
 
 from exporter.cli.silence import remedy, silence_of
-from exporter.feed.runs import Silence
+from exporter.cli.silent_jobs import SilentJobs
+from exporter.feed.runs import Job, Silence
+from exporter.recording.values import ProcessIdentity
 
 LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 
@@ -131,6 +145,23 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
     assert f"not installed for {bare_python}" in shown
     assert 'reason="not_installed"' in metrics
     assert "records nothing: training-exporter is not installed for" in said
+
+
+def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path) -> None:
+    silence = Silence("nothing_told", "found", "remedy")
+    with started(supervise_command(tmp_path, ["sleep", "60"]), tmp_path):
+        (job_file,) = wait_until(lambda: [*(tmp_path / "runs").glob("*.job")])
+        job = Job(7, "train-1", 0.0, silence, launch="5f2c")
+        job_file.write_text(json.dumps(dataclasses.asdict(job)))
+        recording: list[ProcessIdentity] = []
+        jobs = SilentJobs(tmp_path, lambda: recording)
+        jobs.collect()
+        silent = jobs.jobs
+        recording.append(a_process(run="mine", launch="5f2c"))
+        jobs.collect()
+
+    assert silent == (job,)
+    assert jobs.jobs == ()
 
 
 @pytest.mark.parametrize("name", ["exporter.py", "exporter/__init__.py"])

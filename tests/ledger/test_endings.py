@@ -88,6 +88,47 @@ def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sideca
     assert of(later, "productive_seconds_total") == 5
 
 
+def an_evaluation(sidecar: Sidecar) -> Watched:
+    """A later process of the same launch that validates and does not train."""
+    watched = Watched(sidecar, PaperJob())
+    watched.process = watched.process.replace(launch=LAUNCH)
+    watched.job.spend("validation", 10.0)
+    watched.see()
+    return watched
+
+
+def test_an_evaluation_after_the_training_changes_neither_its_state_nor_its_account(sidecar: Sidecar) -> None:
+    watched = trained(sidecar)
+    evidence(sidecar, launches=[LAUNCH])
+    watched.write(final=True)
+    watched.die(1.0)
+    evaluation = an_evaluation(sidecar)
+    pages = [sidecar.after(1.0), sidecar.after(61.0)]
+    evaluation.job.spend("validation", 100.0)
+    pages.append(evaluation.see())
+    evaluation.write(final=True)
+    evidence(sidecar, replace(an_end(sidecar, 1), at=sidecar.clock.wall + 1.0))
+    pages += [evaluation.die(1.0), sidecar.after(70.0)]
+
+    assert [state(page) for page in pages] == ["ending", *["finished"] * 4]
+    assert {(of(page, "attempt"), of(page, "wall_seconds_total")) for page in pages[1:]} == {(1, 9)}
+    assert (of(pages[-1], "productive_seconds_total"), reasons(pages[-1])) == (5, {})
+
+
+def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> None:
+    watched = trained(sidecar)
+    evidence(sidecar, launches=[LAUNCH])
+    watched.kill()
+    sidecar.after(61.0)
+    follower = an_evaluation(sidecar)
+    follower.job.begin_loop(0)
+    follower.job.train(1)
+    page = follower.see()
+
+    assert state(page) == "running"
+    assert of(page, "attempt") == 2
+
+
 def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
     agent = a_process(rank=None, role="agent", started=sidecar.clock.wall)
     sidecar.record(agent, 1)

@@ -89,6 +89,17 @@ def test_several_micro_batches_with_a_reported_step_are_one_step() -> None:
     assert of("training.microbatches") == of("training.phase_entries", phase="forward") == 4
 
 
+def test_the_time_between_reported_steps_is_work_in_a_job_without_blocks() -> None:
+    training.step()
+    for _ in range(3):
+        time.sleep(0.02)
+        training.step()
+
+    reading = latest_reading()
+    assert reading.steps == 4
+    assert reading.work_seconds == pytest.approx(0.06, abs=0.04)
+
+
 def test_validation_and_test_are_steps_of_their_own_modes() -> None:
     with training.validation_loop():
         for _ in range(3):

@@ -185,6 +185,12 @@ class ExitEvidence:
         return "exit" if attempt.final else "unknown"
 
 
+def follows(process: ProcessTotals, launch: str, started: float) -> bool:
+    """Return True if a process has not trained and is later than a training of the same launch."""
+    identity = process.identity
+    return not process.has_trained and identity.launch == launch != "" and identity.started > started
+
+
 def peers_ended(attempt: Attempt, ended: float, processes: Iterable[ProcessTotals]) -> list[ProcessTotals]:
     """Return the training processes of a run that exited with an attempt."""
     return _ended_with(attempt.run, attempt.recorded, ended, processes)
@@ -223,6 +229,14 @@ class Endings:
         if process.departed is not None and process.outcome is None:
             process.outcome = self._pass.outcome(self._facts(process, process.departed, successor))
         return process.outcome
+
+    def successor(self, process: ProcessTotals, later: Iterable[ProcessTotals]) -> ProcessTotals | None:
+        """Return the next attempt; after a training, a process of the same launch is one as soon as it trains."""
+        identity = process.identity
+        any_is = not process.has_trained or self.expects_restart(identity.run)
+        return next(
+            (each for each in later if any_is or not follows(each, identity.launch, identity.started)), None
+        )
 
     def _facts(self, process: ProcessTotals, at: float, successor: ProcessTotals | None) -> EndedProcess:
         identity, reading = process.identity, process.training

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from exporter.families import Collected, FamilySpec
-from exporter.ledger.goodput.endings import Endings
+from exporter.ledger.goodput.endings import Endings, follows
 from exporter.ledger.goodput.hang import WAITING_PHASES
 from exporter.ledger.goodput.outcome import EvidenceSource, Outcome
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals
@@ -105,15 +105,12 @@ class RunStates:
 
 def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, now: Moment) -> RunState:
     """Return the state of a run, computed from the run's processes."""
-    trainers = _trainers(processes)
+    trainers = _deciding(_trainers(processes), endings)
     living = [each for each in trainers if each.living]
     if living:
         living.sort(key=lambda each: (not each.trains, each.identity.rank or 0, each.identity.started))
         return _living(living[0], rules, now)
-    last = max(
-        trainers,
-        key=lambda each: (-(each.identity.rank or 0), each.identity.started, each.departed or 0.0),
-    )
+    last = max(trainers, key=_order)
     outcome = endings.outcome(last)
     return RunState("ending", last.departed or now.wall) if outcome is None else _ended(outcome, last)
 
@@ -121,6 +118,27 @@ def _state(processes: list[ProcessTotals], endings: Endings, rules: GapRules, no
 def _trainers(processes: list[ProcessTotals]) -> list[ProcessTotals]:
     """Return the processes with a rank, or all processes without ranks."""
     return [each for each in processes if each.identity.rank is not None] or processes
+
+
+def _deciding(trainers: list[ProcessTotals], endings: Endings) -> list[ProcessTotals]:
+    """Return the processes that decide the state: no later one, such as an evaluation, after a completed training.
+
+    A later process of the same launch decides as soon as it trains, or when the training turns out to have failed.
+    """
+    trained = [each for each in trainers if each.has_trained]
+    if not trained or any(each.living for each in trained):
+        return trainers
+    last = max(trained, key=_order)
+    outcome = endings.outcome(last)
+    awaited = outcome is None and not endings.expects_restart(last.identity.run)
+    if not awaited and (outcome is None or not outcome.completed):
+        return trainers
+    return [each for each in trainers if not follows(each, last.identity.launch, last.identity.started)]
+
+
+def _order(process: ProcessTotals) -> tuple[float, float, float]:
+    """Return the key of the last process of the lowest rank."""
+    return -(process.identity.rank or 0), process.identity.started, process.departed or 0.0
 
 
 def _living(process: ProcessTotals, rules: GapRules, now: Moment) -> RunState:

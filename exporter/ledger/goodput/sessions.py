@@ -15,7 +15,7 @@ from exporter.families import Collected
 from exporter.feed.reader import FeedEntry
 from exporter.ledger.energy.work import WorkAccount
 from exporter.ledger.goodput.accounting import Goodput
-from exporter.ledger.goodput.endings import Endings, ExitEvidence
+from exporter.ledger.goodput.endings import Endings, ExitEvidence, follows
 from exporter.ledger.goodput.families import add_goodput
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.ledger.goodput.session import Session, SessionPass
@@ -96,7 +96,7 @@ class Sessions:
             if attempt is not None and session.rank > ranks_now.get(attempt.run, session.rank):
                 self._release(key)
         for process in leading.values():
-            self._bind(process, now)
+            self._bind(process, endings, now)
         self._first_seen = {each: when for each, when in self._first_seen.items() if each in leading}
         self._bound = {each: self._bound[each] for each in leading if each in self._bound}
         for process_id, key in self._bound.items():
@@ -114,7 +114,7 @@ class Sessions:
         self._holds = frozenset(self._needed(leading, now))
         self._forget(now)
 
-    def _bind(self, process: ProcessTotals, now: Moment) -> None:
+    def _bind(self, process: ProcessTotals, endings: Endings, now: Moment) -> None:
         """Bind a process to a session, once the session is known."""
         identity, reading = process.identity, process.training
         if identity.id in self._bound:
@@ -132,9 +132,22 @@ class Sessions:
         tag = dict(reading.facts).get("session_tag", "")
         if tag or reading.loop or reading.finished or waited or not process.living:
             name, kind = (tag, "session") if tag else (identity.run, "run")
+            if not tag and self._is_evaluation(process, endings):
+                return
             # A session of a rank other than 0 is not published; this node divides energy by the session's work.
             node = (str(identity.rank), self._state.keeper) if identity.rank else ("", "")
             self._bound[identity.id] = ("goodput", name, kind, *node)
+
+    def _is_evaluation(self, process: ProcessTotals, endings: Endings) -> bool:
+        """Return True if a process only follows a training of the same launch that completed, or may have."""
+        session = self._sessions.get(("goodput", process.identity.run, "run", "", ""))
+        attempt = None if session is None else session.goodput.attempt
+        return (
+            attempt is not None
+            and attempt.reading.loop > 0
+            and (attempt.orderly or (attempt.ended is None and not endings.expects_restart(attempt.run)))
+            and follows(process, attempt.launch, attempt.recorded)
+        )
 
     def _release(self, key: StateKey) -> None:
         self._state.release(key)
