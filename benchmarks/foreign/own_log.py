@@ -1,0 +1,43 @@
+"""Log of a job: a JSON line for each step, epoch and save; the exporter is not involved."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+SECONDS = 0.05
+"""Time that each forward pass sleeps, so that durations can be compared."""
+LAST_SECONDS = 3.0
+"""Time that a job takes after the last step, as if it wrote its results."""
+
+DIRECTORY = Path(os.environ.get("JOB_DIRECTORY", "."))
+"""Directory of the log and of the checkpoints."""
+_began = time.monotonic()
+
+
+def log(event: str, **numbers: float | bool) -> None:
+    """Append a line."""
+    line = json.dumps({"event": event, "at": time.time(), **numbers})
+    with (DIRECTORY / "own.jsonl").open("a") as file:
+        file.write(line + "\n")
+
+
+def begin_step() -> None:
+    """Start the clock of a step."""
+    global _began  # noqa: PLW0603  # a script's own stopwatch
+    _began = time.monotonic()
+
+
+def end_step(loss: float, samples: int, **numbers: float | bool) -> None:
+    """Append the line of a step."""
+    log("step", loss=float(loss), samples=samples, seconds=time.monotonic() - _began, **numbers)
+
+
+def end_job(status: int = 0) -> None:
+    """Append the last line and exit."""
+    time.sleep(LAST_SECONDS)
+    log("end", status=status)
+    sys.exit(status)

@@ -1,0 +1,227 @@
+"""Foreign jobs under `training-exporter run`: the numbers of the job's own log beside the numbers of /metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "benchmarks/foreign"
+CONFIG = ROOT / "tests/data/quick.yml"
+LIMIT_SECONDS = 400.0
+POLL_SECONDS = 0.3
+WORK_RATIO = 0.35
+"""Largest difference of productive time: the job and the exporter read two clocks around different lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignJob:
+    """A job, the command that starts it, and the quantities that have no series.
+
+    Attributes:
+        command: Command line; `{python}` is the interpreter.
+        packages: Distributions whose versions the table shows.
+        venv: Name of the virtual environment; empty for jobs whose framework the tests install.
+        requirements: Requirements that pip installs into the virtual environment.
+        without_dependencies: Packages that pip installs without the dependencies, which ask for another torch.
+        absent: The reason for each quantity that is not published.
+        status: Exit status of the job.
+    """
+
+    name: str
+    command: Sequence[str]
+    packages: Sequence[str] = ("torch",)
+    venv: str = ""
+    requirements: Sequence[str] = ()
+    without_dependencies: Sequence[str] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Quantities of a job, from its own log or from /metrics; None for a quantity without a series."""
+
+    state: str | None
+    steps: float | None
+    loss: float | None
+    samples: float | None
+    epochs: float | None
+    checkpoints: float | None
+    productive: float | None
+    interruptions: float | None
+
+
+QUANTITIES = tuple(each.name for each in dataclasses.fields(Numbers))
+MOVING_STATES = {"starting", "running", "ending"}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A finished job.
+
+    Attributes:
+        states: Every state that a page showed.
+        runs: Every run that the last page has.
+        output: Output of `run` and of the job.
+        page: The last page.
+    """
+
+    job: ForeignJob
+    own: Numbers
+    shown: Numbers
+    states: set[str]
+    runs: set[str]
+    output: str
+    page: str
+
+    def verdicts(self) -> Mapping[str, str]:
+        """Return `exact`, `absent` or `wrong: SHOWN for OWN` for each quantity."""
+        return {name: self._verdict(name) for name in QUANTITIES}
+
+    def _verdict(self, name: str) -> str:
+        own, shown = getattr(self.own, name), getattr(self.shown, name)
+        if shown is None and name in self.job.absent:
+            return "absent"
+        if name == "state" and (len(self.runs) != 1 or self.states - MOVING_STATES != {own}):
+            return f"wrong: {sorted(self.states)} of {sorted(self.runs)} for {own}"
+        if shown is not None and own is not None and _agree(name, own, shown):
+            return "exact"
+        return f"wrong: {shown} for {own}"
+
+
+def _agree(name: str, own: Any, shown: Any) -> bool:
+    if name == "productive":
+        return bool(abs(own - shown) <= WORK_RATIO * own)
+    return bool(abs(own - shown) <= 1e-4 * max(abs(own), 1e-3)) if name == "loss" else bool(own == shown)
+
+
+def measure(job: ForeignJob, python: str, directory: Path) -> Measured:
+    """Run a job in an empty directory under `run`, scrape until the end, and return the numbers of both sides."""
+    port, pages = _free_port(), []
+    flags = [
+        f"--feed.dir={directory / 'feed'}",
+        f"--state.dir={directory / 'state'}",
+        f"--config.file={CONFIG}",
+    ]
+    flags += [f"--web.listen-address=127.0.0.1:{port}", "--run.linger=30s"]
+    command = [each.replace("{python}", python) for each in job.command]
+    with (directory / "output").open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "exporter", "run", *flags, "--", *command],
+            env=_environment(python, directory),
+            cwd=directory,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        until = time.monotonic() + LIMIT_SECONDS
+        while process.poll() is None and time.monotonic() < until:
+            pages.append(_page(port))
+            time.sleep(POLL_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+    text, found = (directory / "output").read_text(errors="replace"), [page for page in pages if page]
+    if status != job.status or not found:
+        raise OSError(f"exit status {status}: {text[-3000:]}")
+    return Measured(
+        job=job,
+        own=_own(directory / "own.jsonl", status),
+        shown=_shown(found),
+        states={state for page in found if (state := _state(page)) is not None},
+        runs=set(re.findall(r'^training_run_info\{.*\brun="([^"]+)"', found[-1], re.MULTILINE)),
+        output=text,
+        page=found[-1],
+    )
+
+
+def _environment(python: str, directory: Path) -> Mapping[str, str]:
+    foreign = (
+        (name, value) for name, value in os.environ.items() if not name.startswith(("EXPORTER_", "SLURM_"))
+    )
+    return dict(foreign) | {
+        "PYTHONPATH": str(ROOT),  # with the description of the package that lies beside it: the entry points
+        "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
+        "JOB_DIRECTORY": str(directory),
+        "JOB_SOURCES": str(SOURCES),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
+
+
+def _own(path: Path, status: int) -> Numbers:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    crashes = [line for line in lines if line["event"] == "crash"]
+    lost = [
+        step
+        for crash in crashes
+        for step in steps
+        if step["at"] <= crash["at"] and crash["saved"] < step["step"] <= crash["step"]
+    ]
+    return Numbers(
+        state="failed" if status else "finished",
+        steps=len(steps),
+        loss=steps[-1]["loss"],
+        samples=sum(line["samples"] for line in steps),
+        epochs=sum(line["event"] == "epoch" for line in lines),
+        checkpoints=sum(line["event"] == "save" for line in lines),
+        productive=sum(line["seconds"] for line in steps) - sum(line["seconds"] for line in lost),
+        interruptions=len(crashes) + int(status != 0),
+    )
+
+
+def _shown(pages: Sequence[str]) -> Numbers:
+    last = pages[-1]
+    losses = [value for page in pages for value in _samples(page, "training_loss", mode="train")]
+    return Numbers(
+        state=_state(last),
+        steps=_sum(last, "training_steps_total", mode="train", rank="0"),
+        loss=losses[-1] if losses else None,
+        samples=_sum(last, "training_samples_total", mode="train", rank="0"),
+        epochs=_sum(last, "training_epochs_total", rank="0"),
+        checkpoints=_sum(last, "training_checkpoints_total", result="ok"),
+        productive=_sum(last, "training_productive_seconds_total"),
+        interruptions=_sum(last, "training_interruptions_total"),
+    )
+
+
+def _state(page: str) -> str | None:
+    return "|".join(re.findall(r'^training_run_state\{.*state="(\w+)"\} 1', page, re.MULTILINE)) or None
+
+
+def _samples(page: str, name: str, **labels: str) -> list[float]:
+    lines = (line for line in page.splitlines() if line.startswith(f"{name}{{"))
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return [float(line.rpartition(" ")[2]) for line in lines if all(each in line for each in wanted)]
+
+
+def _sum(page: str, name: str, **labels: str) -> float | None:
+    found = _samples(page, name, **labels)
+    return sum(found) if found else None
+
+
+def _page(port: int) -> str:
+    with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())
+    return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
