@@ -83,6 +83,7 @@ JOBS = (
         venv="composer",
         requirements=(TORCH, *MOSAICML),
         without_dependencies=("mosaicml",),
+        absent={"epochs": "Composer leaves its loader before the end"},
     ),
     ForeignJob(
         name="ray",

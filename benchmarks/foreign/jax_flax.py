@@ -29,6 +29,7 @@ def update(parameters, state):
     return optax.apply_updates(parameters, changes), state, loss
 
 
+update(parameters, state)  # compiles
 begin_step()
 for _ in range(40):
     time.sleep(SECONDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bridges_support import PRINT_PAGE, installed_distribution, job, wanted
+from bridges_support import PRINT_PAGE, STEPS, installed_distribution, job, wanted
 from elastic_support import REPOSITORY, child, labelled, page_of, series, total
 
 import exporter
@@ -136,6 +136,25 @@ print(bridges.install("accelerate"))
 
     assert done.stdout == "('accelerate',)\n"
     assert "the bridge keras could not be installed: ZeroDivisionError" in done.stderr
+
+
+@wanted("torch")
+def test_a_torch_without_the_optional_interfaces_is_watched_without_a_message(tmp_path: Path) -> None:
+    program = """
+import torch, torch.distributed.checkpoint as saves
+del saves.async_save
+from exporter import bridges
+bridges.install()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+print("gauges", json.dumps(gauges()))
+"""
+    told = job(tmp_path, program)
+
+    assert told.unlike({STEPS: 1}) == {}
+    assert told.done.stderr == ""
 
 
 def test_a_hook_on_a_module_that_is_being_imported_is_called_after_the_import(

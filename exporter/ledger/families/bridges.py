@@ -1,4 +1,4 @@
-"""Families of torch's wait counters, torch.monitor and span exporters, filled by Stats of the job's processes.
+"""Families of the bridge to torch.monitor and of span exporters, filled by Stats of the job's processes.
 
 The names are reserved, as in exporter.ledger.families.training.
 """
