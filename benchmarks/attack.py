@@ -1,9 +1,9 @@
-"""Attacks the exporter, beside node_exporter where the attack is one over HTTP, and prints what each cost as a table.
+"""Attacks on the exporter, and on node_exporter for attacks over HTTP: a table of memory, scrapes and delays.
 
-Each server is a process of its own with a password; a scraper that knows it scrapes once a second throughout. A server
-whose resident memory passes 256 MiB is killed here, as a container's limit would. Attacks are bounded in number and time
-and go to 127.0.0.1. Ends with status 1 if the exporter is killed, exceeds 150 MiB, fails a scrape or takes more than 2 s for
-a scrape; the times hold on a quiet machine.
+Each server has a password, and an authorized client scrapes the server once a second. A server whose resident memory exceeds
+256 MiB is killed, as a container's limit would. The attacks are bounded in number and time and go to 127.0.0.1. Exits with
+status 1 if the exporter is killed, exceeds 150 MiB, fails a scrape, takes more than 2 s for a scrape, or shows the total of an
+honest job after more than 5 s; the times hold on a quiet machine.
 
     python benchmarks/attack.py [--quick] [--only=FEED_OR_HTTP_ROW] [node_exporter]
 """
@@ -35,6 +35,8 @@ from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_
 LIMIT_MIB = 256
 PEAK_MIB = 150
 SLOWEST_SECONDS = 2.0
+TOTAL_SECONDS = 5.0
+"""Longest delay from the first value of an honest job to its total on the page."""
 SECONDS = 5.0 if QUICK else 20.0
 RECOVERY_SECONDS = 3.0 if QUICK else 10.0
 USER, PASSWORD = "prometheus", "correct horse"
@@ -46,18 +48,18 @@ Attack = Callable[[int, float], None]
 
 @dataclass
 class Victim:
-    """A server under attack.
+    """Server under attack.
 
     Attributes:
-        pid: Its process.
-        port: On 127.0.0.1.
-        feed: Its feed directory; None of node_exporter.
-        memory: Resident mebibytes, ten times a second.
-        peak: Highest resident mebibytes since its start.
-        slowest: Seconds that the slowest scrape took.
-        scrapes: Tried.
-        failed: Of them, those that were not answered with 200 within 10 s.
-        killed: Whether its memory passed the limit.
+        pid: Process id of the server.
+        port: Port on 127.0.0.1.
+        feed: Feed directory of the exporter; None for node_exporter.
+        memory: Resident mebibytes, read ten times a second.
+        peak: Highest resident mebibytes since the start of the server.
+        slowest: Seconds of the slowest scrape.
+        scrapes: Number of scrapes.
+        failed: Number of scrapes without status 200 within 10 s.
+        killed: True if the memory exceeded the limit.
     """
 
     pid: int
@@ -71,7 +73,7 @@ class Victim:
     killed: bool = False
 
     def watch(self, over: threading.Event) -> None:
-        """Sample its memory, and kill it above the limit."""
+        """Sample the memory, and kill the server above the limit."""
         while not over.wait(0.1):
             with contextlib.suppress(OSError, ValueError):
                 pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
@@ -93,7 +95,7 @@ class Victim:
 
 
 def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **headers: str) -> int:
-    """Ask once on a connection of its own: the status, 0 without an answer."""
+    """Request a page on a new connection; returns the status, or 0 without a response."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
         client.request("GET", path, headers={"Authorization": login, **headers})
@@ -108,7 +110,7 @@ def request(port: int, path: str, login: str = LOGIN, timeout: float = 10.0, **h
 
 
 def family(port: int, prefix: str) -> int:
-    """Count the samples whose names begin so."""
+    """Return the number of samples whose names begin with a prefix."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     client.request("GET", "/metrics", headers={"Authorization": LOGIN})
     lines = client.getresponse().read().decode().splitlines()
@@ -117,7 +119,7 @@ def family(port: int, prefix: str) -> int:
 
 
 def crowd(member: Callable[[int], None], size: int) -> None:
-    """Run as many clients at once."""
+    """Run a number of clients at the same time."""
     threads = [threading.Thread(target=member, args=(number,), daemon=True) for number in range(size)]
     for thread in threads:
         thread.start()
@@ -126,7 +128,7 @@ def crowd(member: Callable[[int], None], size: int) -> None:
 
 
 def name_patterns(port: int, end: float) -> None:
-    """Filters of 15 KB, each another."""
+    """Request the page with filters of 15 KB, each different."""
 
     def member(number: int) -> None:
         turn = 0
@@ -139,7 +141,7 @@ def name_patterns(port: int, end: float) -> None:
 
 
 def abandoned_filters(port: int, end: float) -> None:
-    """Filters, each another, by clients that hang up after 50 ms."""
+    """Request the page with different filters, and disconnect after 50 ms."""
 
     def member(number: int) -> None:
         turn = 0
@@ -152,7 +154,7 @@ def abandoned_filters(port: int, end: float) -> None:
 
 
 def readers_that_do_not_read(port: int, end: float) -> None:
-    """Ask for the page and never read it, 300 at once and anew each five seconds."""
+    """Request the page on 300 connections without reading the response; repeat every five seconds."""
     while time.monotonic() < end:
         held = [connection(port, WHOLE) for _ in range(300)]
         time.sleep(max(0.0, min(5.0, end - time.monotonic())))
@@ -160,7 +162,7 @@ def readers_that_do_not_read(port: int, end: float) -> None:
 
 
 def two_thousand_readers_that_do_not_read(port: int, end: float) -> None:
-    """Request the page on 2,000 connections and never read it."""
+    """Request the page on 2,000 connections without reading the response."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
     held: list[socket.socket] = []
@@ -171,7 +173,7 @@ def two_thousand_readers_that_do_not_read(port: int, end: float) -> None:
 
 
 def silence(port: int, end: float) -> None:
-    """Connect a thousand times and say half a request, or nothing."""
+    """Open a thousand connections and send half a request, or no data."""
     while time.monotonic() < end:
         held = [connection(port, WHOLE[:20] if number % 2 else b"") for number in range(1000)]
         time.sleep(max(0.0, min(5.0, end - time.monotonic())))
@@ -179,7 +181,7 @@ def silence(port: int, end: float) -> None:
 
 
 def guesses(port: int, end: float) -> None:
-    """Try passwords, eight at once."""
+    """Try passwords on eight connections."""
 
     def member(number: int) -> None:
         turn = 0
@@ -192,7 +194,7 @@ def guesses(port: int, end: float) -> None:
 
 
 def nonsense(port: int, end: float) -> None:
-    """Send what is not HTTP, heads without an end, and lengths that lie."""
+    """Send random bytes, heads without an end, and wrong lengths."""
     pieces = [
         os.urandom(4096),
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 5000,
@@ -209,7 +211,7 @@ def nonsense(port: int, end: float) -> None:
 
 
 def connection(port: int, sent: bytes) -> socket.socket:
-    """Open a connection with a small window and send on it what it takes."""
+    """Open a connection with a small receive window and send as many bytes as the server accepts."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.settimeout(2.0)
@@ -220,19 +222,19 @@ def connection(port: int, sent: bytes) -> socket.socket:
 
 
 def close(held: list[socket.socket]) -> None:
-    """Close them."""
+    """Close connections."""
     for each in held:
         each.close()
 
 
 HTTP: dict[str, Attack] = {
-    "filters of 15 KB, each another": name_patterns,
-    "filters that nobody waits for": abandoned_filters,
+    "different filters of 15 KB": name_patterns,
+    "filters of clients that disconnect": abandoned_filters,
     "300 clients that do not read": readers_that_do_not_read,
     "2,000 clients that do not read": two_thousand_readers_that_do_not_read,
     "1,000 silent connections": silence,
     "guessed passwords": guesses,
-    "nonsense, endless heads, false lengths": nonsense,
+    "random bytes, endless heads, wrong lengths": nonsense,
 }
 FIVE_THOUSAND = """
 stats = [exporter.Stat(f'mine_{number}') for number in range(5000)]
@@ -248,7 +250,7 @@ JOBS: dict[str, tuple[int, str]] = {
         "stat = exporter.Stat('mine')\nwhile True: stat.add(1.0); time.sleep(0.1)\n",
     ),
 }
-"""Empty files in the feed directory, and what a training process does."""
+"""Number of empty files in the feed directory, and the program of a training process."""
 
 
 HONEST = """
@@ -258,17 +260,19 @@ while True: stat.add(1.0); time.sleep(0.1)
 
 
 def feed_file(
-    number: int, definition: Mapping[str, object], run: str = "hostile", extra: bytes = b""
+    number: int, *definitions: Mapping[str, object], run: str = "hostile", extra: bytes = b""
 ) -> bytes:
-    """Return a feed file with a valid checksum, a Stat and further keys."""
-    total: dict[str, object] = {"count": 1, "sum": 1.0}
-    if isinstance(buckets := definition.get("buckets"), list):
-        total["bucket_counts"] = [0] * len(buckets)
+    """Return a feed file with a valid checksum, Stats and further keys."""
+    totals = []
+    for definition in definitions:
+        buckets = definition.get("buckets")
+        counts = {"bucket_counts": [0] * len(buckets)} if isinstance(buckets, list) else {}
+        totals.append({"count": 1, "sum": 1.0, **counts})
     process = {"pid": 7, "started": 1.0, "run": run, "rank": 0}
     sections = [
-        json.dumps({"process": process, "stats": [definition]}).encode()[:-1] + extra + b"}",
-        json.dumps({"windows": [None]}).encode(),
-        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": [total]}).encode(),
+        json.dumps({"process": process, "stats": definitions}).encode()[:-1] + extra + b"}",
+        json.dumps({"windows": [None] * len(definitions)}).encode(),
+        json.dumps({"written": 1.0, "flush_seconds": 1.0, "stats": totals}).encode(),
     ]
     header = bytearray(HEADER.pack(MAGIC, VERSION, 0, 0, number.to_bytes(16, "big"), 1, *map(len, sections)))
     CHECKSUM.pack_into(header, CHECKSUM_OFFSET, crc32(b"".join(sections), crc32(header)))
@@ -299,12 +303,28 @@ def leave_long_names(feed: Path) -> None:
 
 
 def leave_foreign_entries(feed: Path) -> None:
-    """Leave `ledger` and `owner.lock` of another user in a shared directory; root only."""
+    """Leave every fixed name of a shared directory, with rules that switch every Stat off, of another user; root only."""
     feed.chmod(0o1777)
-    (feed / "ledger").mkdir(mode=0o755)
-    (feed / "owner.lock").touch(mode=0o600)
-    for name in ("ledger", "owner.lock"):
-        os.chown(feed / name, 12345, 12345)
+    uid = os.geteuid()
+    for name in ("ledger", f"ledger-{uid}", f"runs-{uid}"):
+        (feed / name).mkdir(mode=0o755)
+    for name in ("owner", f"owner-{uid}"):
+        (feed / f"{name}.lock").touch(mode=0o600)
+    for name in ("overrides", f"overrides-{uid}"):
+        (feed / f"{name}.json").write_text('{"version": 1, "rules": [{"match": "*", "enabled": false}]}')
+    for name in ("stacks", f"stacks-{uid}"):
+        (feed / f"{name}.request").write_text("{}")
+    for each in feed.iterdir():
+        os.chown(each, 12345, 12345)
+
+
+def leave_many_stats(feed: Path) -> None:
+    """Leave 60 files with 9,000 Stats each, within all limits of a file."""
+    stats = [
+        {"name": f"s{each}", "aggregations": ["mean"], "labels": [["a", "x" * 100]]} for each in range(9000)
+    ]
+    for number in range(60):
+        (feed / f"{number:032x}.feed").write_bytes(feed_file(number, *stats))
 
 
 def leave_state_files(feed: Path) -> None:
@@ -322,10 +342,11 @@ FILES: dict[str, Callable[[Path], None]] = {
     "60 feed files with 2,000 labels and 30,000 buckets": leave_labels_and_buckets,
     "60 feed files of 4 MiB": leave_raw_sections,
     "run names of 4,096 characters": leave_long_names,
-    "ledger and owner.lock of another user": leave_foreign_entries,
+    "60 feed files with 9,000 Stats": leave_many_stats,
+    "every fixed name taken by another user": leave_foreign_entries,
     "800 MB of state, and nested state files": leave_state_files,
 }
-"""Files that are there before the exporter starts, beside an honest job with a Stat, a histogram."""
+"""Files that exist before the exporter starts, beside an honest job with a histogram."""
 
 
 def nothing(feed: Path) -> None:
@@ -334,7 +355,7 @@ def nothing(feed: Path) -> None:
 
 @contextlib.contextmanager
 def victim(kind: str, prepare: Callable[[Path], None] = nothing) -> Iterator[Victim]:
-    """Start a server with a password, watched and scraped while the block lasts."""
+    """Start a server with a password; the server is watched and scraped until the block ends."""
     with tempfile.TemporaryDirectory() as place, feed_directory() as feed:
         prepare(feed)
         web = Path(place, "web.config.yml")
@@ -366,7 +387,7 @@ def victim(kind: str, prepare: Callable[[Path], None] = nothing) -> Iterator[Vic
 
 
 def row(what: str, found: Victim, before: float) -> bool:
-    """Print one, and say whether the server stood it."""
+    """Print a row; returns True if the server kept all bounds."""
     peak, after = max(found.peak, *found.memory), found.memory[-1]
     end = "killed at the limit" if found.killed else f"{after:.0f} MiB"
     served = f"{found.scrapes - found.failed} of {found.scrapes}"
@@ -380,7 +401,7 @@ def row(what: str, found: Victim, before: float) -> bool:
 
 
 def main() -> int:
-    """Attack each."""
+    """Run the attacks."""
     given = [each for each in sys.argv[1:] if not each.startswith("-")]
     peer = given[0] if given else shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     only = [each.removeprefix("--only=") for each in sys.argv[1:] if each.startswith("--only=")]
@@ -407,10 +428,13 @@ def main() -> int:
             before = found.memory[-1]
             program = f"import time, exporter\nprint('ready', flush=True)\n{HONEST}"
             with child([sys.executable, "-c", program], until="ready", EXPORTER_FEED_DIR=str(found.feed)):
-                time.sleep(max(SECONDS, 15.0))  # the first passes read many MiB
-                totals = 0 if found.killed else family(found.port, "mine_count")
-        stood = row(f"{what} ({totals} total of the honest job served)", found, before)
-        held = stood and totals > 0 and held
+                began = time.monotonic()
+                while not (shown := family(found.port, "mine_count")) and time.monotonic() < began + 60:
+                    time.sleep(0.1)
+                delay = time.monotonic() - began
+                time.sleep(SECONDS)
+        total = f"honest total after {delay:.1f} s" if shown else "no honest total"
+        held = row(f"{what} ({total})", found, before) and shown > 0 and delay <= TOTAL_SECONDS and held
     for what, (files, job) in filter(lambda each: chosen(each[0]), JOBS.items()):
         with victim("exporter") as found:
             assert found.feed is not None

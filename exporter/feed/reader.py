@@ -30,11 +30,11 @@ from exporter.feed.stacks import REQUEST
 MAX_FILES = 4096
 FIRST_PASS_BYTES, PASS_BYTES = 32 << 20, 8 << 20
 """Bytes that the first pass and each later pass read of changed files; the other files wait for a later pass."""
-MAX_DECODED_BYTES = 64 << 20
+MAX_DECODED_BYTES = 52 << 20
 """Cost of all files together from which on Stats of users are ignored and counted."""
 LEAST_ROOM_BYTES = 1 << 20
 """Room of each further file, for the exporter's own families, up to `MOST_DECODED_BYTES`."""
-MOST_DECODED_BYTES = 80 << 20
+MOST_DECODED_BYTES = 64 << 20
 """Cost of all files together from which on further files are refused."""
 SETTLE_SECONDS = 5.0
 """Time without a change after which `remove` treats a process without a lock as dead; a job that closed all descriptors
