@@ -269,6 +269,35 @@ def recording_thread() -> list[Row]:
     ]
 
 
+STACK_RUNS = 10
+STACK_SECONDS = 1.0 if QUICK else 5.0
+
+
+def stacks() -> list[Row]:
+    """Compare the CPU time of a job with and without the responder to stack requests, while no request is made."""
+    import exporter
+    from exporter.recorder import RECORDER
+    from exporter.responder import StackResponder
+
+    with_responder = RECORDER._tasks
+    without = tuple(task for task in with_responder if not isinstance(task, StackResponder))
+    used: dict[bool, list[float]] = {True: [], False: []}
+    for run in range(STACK_RUNS):
+        for on in (True, False) if run % 2 else (False, True):
+            RECORDER._tasks = with_responder if on else without
+            exporter.flush()
+            began, cpu, number = time.perf_counter(), time.process_time(), 0
+            while time.perf_counter() - began < STACK_SECONDS:
+                full_iteration()
+                number += 1
+                time.sleep(max(began + number / 100.0 - time.perf_counter(), 0))
+            used[on].append((time.process_time() - cpu) / number * 1e6)
+    RECORDER._tasks = with_responder
+    on, off = (statistics.median(used[each]) for each in (True, False))
+    title = "CPU time of a job at 100 iterations/s, with stack requests over without"
+    return [Row(title, round(on / off, 3), 1.02, {"without, µs an iteration": round(off, 1)})]
+
+
 def lossless() -> list[Row]:
     """A million adds per second on one Stat: what was lost."""
     import exporter
@@ -427,7 +456,7 @@ def bridges() -> list[Row]:
 def main() -> None:
     with feed_directory() as directory:
         os.environ["EXPORTER_FEED_DIR"] = str(directory)
-        parts = (values, faces, iterations, recording_thread, lossless, imports, bridges)
+        parts = (values, faces, iterations, recording_thread, stacks, lossless, imports, bridges)
         rows = [row for part in parts for row in part()]
         import exporter
 

@@ -20,7 +20,7 @@ from exporter.recording.stacks import capture
 from exporter.recording.value_class import Value, value_class
 from exporter.training.collectives import last_collective, sequence_numbers
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 """Interval between two looks at the request file."""
 MAX_REQUEST_AGE_SECONDS = 30.0
 """A request that is older is of the past: a process that starts does not answer it."""

@@ -117,7 +117,7 @@ def test_a_c_call_that_holds_the_interpreter_lock_is_silent_and_runs(tmp_path: P
 
 
 @wanted("torch")
-def test_a_loader_whose_workers_are_dead_is_shown_as_the_place(tmp_path: Path) -> None:
+def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) -> None:
     with running(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
         found = explained(tmp_path / "feed", 1, LOADER)
 

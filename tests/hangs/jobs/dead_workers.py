@@ -1,0 +1,40 @@
+"""Three gloo ranks whose batches come from worker processes; the workers of one rank are killed, as by the OOM killer."""
+
+import multiprocessing
+import sys
+
+import torch
+import torch.distributed as dist
+
+from exporter import training
+
+odd = int(sys.argv[1])
+
+
+def produce(queue: "multiprocessing.Queue[int]") -> None:
+    """Put numbers into a queue until the process is killed."""
+    number = 0
+    while True:
+        queue.put(number)
+        number += 1
+
+
+def next_batch() -> torch.Tensor:
+    """Return the next batch of the workers."""
+    return torch.tensor([float(batches.get())])
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+batches: "multiprocessing.Queue[int]" = multiprocessing.Queue(maxsize=2)
+workers = [multiprocessing.Process(target=produce, args=(batches,), daemon=True) for _ in range(2)]
+for worker in workers:
+    worker.start()
+for step in range(1000):
+    if rank == odd and step == 5:
+        for worker in workers:
+            worker.kill()
+    with training.training_iteration():
+        with training.data_loading():
+            batch = next_batch()
+        dist.all_reduce(batch)
