@@ -114,7 +114,7 @@ def _text(found: Explained) -> str:
     lines = [f"run {found.run.run}{step}"]
     by_rank = {answer.rank: answer for answer in found.answers}
     for group in found.explanation.groups:
-        sequence = "" if group.sequence is None else f", {group.sequence:,} collectives"
+        sequence = f", {group.collectives()}" if group.collectives() else ""
         phase = f", {group.phase}" if group.phase else ""
         ranks = ", ".join(map(str, group.ranks))
         lines += ["", f"rank {ranks}: {group.function} ({group.location}){phase}{sequence}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from exporter.feed.stacks import StackAnswer
@@ -32,6 +32,8 @@ _WRAPPERS = frozenset(
 _AUTOGRAD_FUNCTION = "_engine_run_backward"
 AUTOGRAD = "backward (autograd engine)"
 """Function of a rank whose Python stack ends in the autograd engine: DDP's all-reduces run inside it, in C++."""
+DEFAULT_GROUP = "default"
+"""Name of the default process group."""
 MAX_SHOWN_GROUPS = 6
 MAX_SHOWN_RANKS = 12
 
@@ -44,7 +46,7 @@ class RankStack:
     function: str  # the function that the job's code called
     location: str  # file:line of the job's code
     phase: str = ""
-    sequence: int | None = None  # collectives enqueued in the default group
+    sequences: Mapping[str, int] = field(default_factory=dict)  # enqueued collectives by process group
     in_collective: bool = False
 
 
@@ -56,8 +58,16 @@ class RankGroup:
     location: str
     ranks: tuple[int, ...]
     phase: str
-    sequence: int | None  # the lowest of the group
+    sequence: int | None  # lowest number of enqueued collectives of these ranks, in `process_group`
     in_collective: bool
+    process_group: str = DEFAULT_GROUP  # of torch.distributed
+
+    def collectives(self) -> str:
+        """Return the number of collectives as text; empty if no number is known."""
+        if self.sequence is None:
+            return ""
+        name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
+        return f"{self.sequence:,} collectives{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +95,13 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
     if answer.rank is None:
         return None
     function, frame = waits_in(answer.main.frames)
-    sequence = answer.sequences.get("default")
-    if sequence is None and answer.sequences:
-        sequence = min(answer.sequences.values())
     name = function.rpartition(".")[2]
     return RankStack(
         rank=answer.rank,
         function=function,
         location=location_of(frame),
         phase=answer.phase or "",
-        sequence=sequence,
+        sequences=answer.sequences,
         in_collective=name in COLLECTIVES or function == AUTOGRAD,
     )
 
@@ -128,15 +135,27 @@ def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None
     First the group with the fewest enqueued collectives, then groups outside a collective, then the smallest group.
     """
     by_place: dict[tuple[str, str], list[RankStack]] = defaultdict(list)
+    stacks = list(stacks)
     for stack in stacks:
         by_place[stack.location, stack.function].append(stack)
-    groups = sorted(map(_group, by_place.values()), key=_order)
+    process_group = compared_group(stacks)
+    groups = sorted([_group(members, process_group) for members in by_place.values()], key=_order)
     tie = len(groups) > 1 and _rules(groups[0]) == _rules(groups[1])
     return Explanation(tuple(groups), tie, dict(silent or {}))
 
 
-def _group(members: Sequence[RankStack]) -> RankGroup:
-    sequences = [each.sequence for each in members if each.sequence is not None]
+def compared_group(stacks: Sequence[RankStack]) -> str:
+    """Return the process group whose ranks differ most in their number of collectives; the default group if none differs."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for stack in stacks:
+        for name, number in stack.sequences.items():
+            numbers[name].append(number)
+    spread = {name: max(each) - min(each) for name, each in numbers.items()}
+    return max(spread, key=lambda name: (spread[name], name == DEFAULT_GROUP), default=DEFAULT_GROUP)
+
+
+def _group(members: Sequence[RankStack], process_group: str) -> RankGroup:
+    sequences = [each.sequences[process_group] for each in members if process_group in each.sequences]
     return RankGroup(
         function=members[0].function,
         location=members[0].location,
@@ -144,6 +163,7 @@ def _group(members: Sequence[RankStack]) -> RankGroup:
         phase=members[0].phase,
         sequence=min(sequences, default=None),
         in_collective=all(each.in_collective for each in members),
+        process_group=process_group,
     )
 
 
@@ -177,5 +197,5 @@ def _sentence_of(group: RankGroup) -> str:
     if group.phase:
         parts.append(group.phase)
     if group.sequence is not None:
-        parts.append(f"{group.sequence:,} collectives")
+        parts.append(group.collectives())
     return f"{noun} {ranks_text(group.ranks)}: {', '.join(parts)}."

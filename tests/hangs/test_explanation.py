@@ -11,7 +11,8 @@ from exporter.recording.stacks import Frame
 
 def waiting(rank: int, function: str, location: str, sequence: int | None = None) -> RankStack:
     in_collective = function == "all_reduce"
-    return RankStack(rank, function, location, "iteration", sequence, in_collective)
+    sequences = {} if sequence is None else {"default": sequence}
+    return RankStack(rank, function, location, "iteration", sequences, in_collective)
 
 
 def test_the_rank_with_fewer_collectives_comes_first() -> None:
@@ -28,6 +29,17 @@ def test_without_sequence_numbers_the_rank_outside_a_collective_comes_first() ->
     stacks = [waiting(0, "all_reduce", "t.py:1"), waiting(1, "load", "t.py:9"), waiting(2, "load", "t.py:9")]
 
     assert [group.ranks for group in explain(stacks).groups] == [(1, 2), (0,)]
+
+
+def test_ranks_are_compared_in_the_process_group_in_which_they_differ() -> None:
+    late = RankStack(1, "load", "t.py:9", sequences={"default": 7, "tp": 3})
+    others = [RankStack(rank, "all_reduce", "t.py:1", sequences={"default": 7, "tp": 4}) for rank in (0, 2)]
+    explanation = explain([*others, late])
+
+    assert explanation.sentence() == (
+        "Rank 1: load (t.py:9), 3 collectives of process group tp."
+        " Ranks 0, 2: all_reduce (t.py:1), 4 collectives of process group tp."
+    )
 
 
 def test_groups_that_no_rule_separates_are_called_a_tie() -> None:

@@ -80,6 +80,15 @@ def test_the_rank_outside_the_collective_is_named(tmp_path: Path, odd: int, grou
     assert first["phase"] == "data_loading"
     assert second["function"] == "all_reduce"
     assert len(second["ranks"]) == 2
+    assert first["sequence"] == second["sequence"] - 1
+
+
+def test_stacks_are_printed_before_the_first_step(tmp_path: Path) -> None:
+    with running(tmp_path / "feed", str(JOBS / "stall.py"), "first"):
+        found = explained(tmp_path / "feed", 1, "wait_for_peer")
+
+    assert found["step"] is None
+    assert found["groups"][0]["location"] == "stall.py:13"
 
 
 def test_a_lock_that_is_taken_twice_is_shown_with_its_line(tmp_path: Path) -> None:
