@@ -282,6 +282,7 @@ def stacks() -> list[Row]:
     from exporter.recorder import RECORDER
     from exporter.responder import StackResponder
 
+    full_iteration = our_iterations()["full"]
     with_responder = RECORDER._tasks
     without = tuple(task for task in with_responder if not isinstance(task, StackResponder))
     ratios, bare = [], []
