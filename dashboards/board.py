@@ -93,6 +93,14 @@ ONE_RUN = Variable(RUN.name, RUN.label, RUN.query, several=False, what=RUN.what)
 RANK = Variable(
     "rank", "Rank", "label_values(training_rank_info{@run}, rank)", sort=NUMERICAL, what="Ranks of the run."
 )
+RUNBOOK = Variable(
+    "runbook",
+    "Runbook",
+    "label_values(site:links:info, runbook)",
+    several=False,
+    hidden=True,
+    what="Address of the runbook, from thresholds.yml of the rules.",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Row of the dashboard *Fleet*: runs of the same work side by side, against one of them."""
+"""Comparison of runs with the same `perf_tag` on the dashboard *Fleet*."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BASELINE = Variable(
     several=False,
     regex='/run="([^"]+)"/',
     sort=0,
-    what="What the others are compared with; first comes the run that says of itself that it is one.",
+    what="Reference of the comparison; the first choice is a run with is_baseline.",
 )
 
 
@@ -62,14 +62,14 @@ STEP = "max by (run) (training_step{@run})"
 LAST_STEPS = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
 UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEPS}))) - 1))"
 STRIDE = f"scalar(ceil(max({LAST_STEPS}) / 10 / {UNIT}) * {UNIT})"
-"""A tenth of the way, of two digits."""
+"""A tenth of the largest step, rounded up to two digits."""
 THESE, THAT = "@run", 'cluster=~"$cluster", run="$baseline"'
 
 
 def _compared(
     of: Callable[[str], str], title: str, unit: str, decimals: int, better: Json
 ) -> tuple[Column, Column]:
-    """Give a number of each run, and how far it is from the baseline's."""
+    """Return the columns of a number of each run, and of the relative difference to the baseline."""
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
         Column(of(THESE), title, unit, 100, decimals=decimals),
@@ -78,7 +78,7 @@ def _compared(
 
 
 def _at_common_step(value: str) -> str:
-    """Give a number of each run as it was at the last step that all of them have reached."""
+    """Return PromQL for a number of each run at the last step that all runs have reached."""
     return f"last_over_time(({value} and on (run) {STEP} <= scalar(min({LAST_STEPS})))[$__range:$__interval])"
 
 

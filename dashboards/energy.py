@@ -1,4 +1,4 @@
-"""The dashboard *Energy, carbon, cost*: what runs and machines draw, what it buys, what is measured and what is a model."""
+"""Dashboard *Energy and cost*: power, joules per unit of work, waste, carbon, money, and the source of each number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dashboards.palette import (
     shades,
 )
 from dashboards.panels import Panel, bars, below, lines, stat, steps, words
-from dashboards.queries import Query, now
+from dashboards.queries import Query, complete, now
 from dashboards.tables import Column, table
 
 UID = "training-energy"
@@ -89,7 +89,7 @@ def _power() -> tuple[Panel, ...]:
         f'sum by (instance) (rate({family}_energy_joules_total{{instance=~"$node"}}[$__rate_interval]))'
         for family in ("gpu", "host_cpu")
     )
-    # Of a card that was never at rest, the least that was seen is a part of its work.
+    # The smallest power of a card that was never idle includes power of its work.
     resting = (
         'max by (instance, gpu) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})'
         ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{instance=~"$node", limit="enforced"})'
@@ -98,12 +98,15 @@ def _power() -> tuple[Panel, ...]:
         lines(
             "Power of runs by component",
             Query(
-                "sum by (component) (rate(training_energy_joules_total{@run}[$__rate_interval]))",
-                "{{component}}",
+                complete(
+                    "sum by (run, component) (rate(training_energy_joules_total{@run}[$__rate_interval]))",
+                    "run",
+                ),
+                "{{component}} of {{run}}",
             ),
             unit="watt",
             stacked=True,
-            overrides=named(COMPONENTS),
+            overrides=by_first_word(COMPONENTS),
         ),
         lines(
             "Power of machines",

@@ -1,22 +1,34 @@
-"""The dashboard *Fleet*: all runs and nodes of a cluster, from recording rules only.
+"""Dashboard *Fleet*: all runs and nodes of a cluster, from recording rules only.
 
-A query here reads one series for each run or node, however many ranks and GPUs they have.
+A query reads one series for each run or node, regardless of the number of ranks and GPUs.
 """
 
 from __future__ import annotations
 
-from dashboards.board import Board, Mark, Row
+from dashboards.board import RUNBOOK, Board, Mark, Row
 from dashboards.compare import BASELINE, RUNS, TAG, comparison
-from dashboards.palette import BAD, BLUE, CAUSES, ORANGE, PLAIN, PURPLE, VERMILION, WARNING, named, shades
-from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, steps, to, words
+from dashboards.palette import (
+    BAD,
+    BLUE,
+    CAUSES,
+    GOOD,
+    ORANGE,
+    PLAIN,
+    PURPLE,
+    VERMILION,
+    WARNING,
+    named,
+    shades,
+)
+from dashboards.panels import Panel, above, below, lines, stat, steps, to, words
 from dashboards.queries import Query, now
-from dashboards.tables import Column, percent, table
+from dashboards.tables import Column, firing_alerts, percent, table
 
 UID = "training-fleet"
 
 
 def _troubles() -> str:
-    """How many things are wrong with a node."""
+    """Return PromQL for the number of problems of a node."""
     wrong = (
         ("exporter", "instance:exporter:up{@cluster} == bool 0"),
         ("missing", "instance:gpu_missing:sum{@cluster} > bool 0"),
@@ -37,7 +49,7 @@ def board() -> Board:
         uid=UID,
         title="Training / Fleet",
         what="All runs and nodes of a cluster on one page, from recording rules only.",
-        variables=(TAG, BASELINE, RUNS),
+        variables=(TAG, BASELINE, RUNS, RUNBOOK),
         rows=(
             Row("At a glance", _glance()),
             Row("Alerts", _alerts()),
@@ -111,29 +123,37 @@ def _glance() -> tuple[Panel, ...]:
 
 
 def _alerts() -> tuple[Panel, ...]:
-    of = "alertname, severity, run, instance, rank, gpu"
     return (
-        table(
-            "Firing alerts",
-            Column("severity", "Severity", width=100, mappings=SEVERITIES),
-            Column("alertname", "Alert"),
-            Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
-            Column("rank", "Rank", width=80),
-            Column("instance", "Node", links=(to("training-node", "Node", node="${__value.raw}"),)),
-            Column("gpu", "GPU", width=80),
-            Column(
-                f"time() - max by ({of}) (ALERTS_FOR_STATE{{@cluster}})"
-                f' and on ({of}) max by ({of}) (ALERTS{{@cluster, alertstate="firing"}})',
-                "For",
-                unit="s",
-                decimals=0,
-                width=100,
+        firing_alerts(
+            "@cluster",
+            (
+                Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+                Column("rank", "Rank", width=80),
+                Column("instance", "Node", links=(to("training-node", "Node", node="${__value.raw}"),)),
+                Column("gpu", "GPU", width=80),
             ),
-            sort="Severity",
-            descending=False,
+            w=24,
             h=6,
         ),
     )
+
+
+STATES = words(
+    {
+        "starting": ("starting", PLAIN),
+        "running": ("running", GOOD),
+        "stalled": ("stalled", WARNING),
+        "hung": ("hung", BAD),
+        "ending": ("ending", WARNING),
+        "stopped": ("stopped", WARNING),
+        "finished": ("finished", GOOD),
+        "failed": ("failed", BAD),
+        "lost": ("lost", BAD),
+    }
+)
+RUNS_OF = "max by (run, user, model) (run:training_run:info{@cluster})"
+RUNS_WITH_STATE = f"{RUNS_OF} * on (run) group_left (state) max by (run, state) (run:training_run_state:info{{@cluster}}) or on (run) {RUNS_OF}"
+ALERTS_OF_RUNS = f'count by (run) (ALERTS{{@cluster, alertstate="firing", run!=""}}) or on (run) max by (run) ({RUNS_OF}) * 0'
 
 
 def _runs() -> tuple[Panel, ...]:
@@ -149,9 +169,25 @@ def _runs() -> tuple[Panel, ...]:
                     to("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
             ),
-            Column("user", "Owner", width=90),
-            Column("model", "Model", width=110),
-            Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", width=70),
+            Column("state", "State", width=90, mappings=STATES),
+            Column(
+                "max by (run) (run:training_run_state:age_seconds{@cluster})",
+                "Since",
+                unit="s",
+                decimals=0,
+                width=90,
+            ),
+            Column(ALERTS_OF_RUNS, "Alerts", decimals=0, width=90, thresholds=above(1, 1)),
+            Column("user", "Owner", width=80),
+            Column("model", "Model", width=100),
+            Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", decimals=0, width=70),
+            Column(
+                "max by (run) (run:training_ranks_missing:sum{@cluster})",
+                "Missing",
+                decimals=0,
+                width=80,
+                thresholds=above(1, 1),
+            ),
             Column(
                 "max by (run) (run:training_last_progress:age_seconds{@cluster})",
                 "Last step",
@@ -160,28 +196,27 @@ def _runs() -> tuple[Panel, ...]:
                 width=90,
                 thresholds=above(120, 300),
             ),
-            percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 140, bar=(0, 1)),
-            Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=110),
+            percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 100, bar=(0, 1)),
+            Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=100),
             Column(
                 "max by (run) (run:training_tokens:rate5m{@cluster})",
                 "Tokens/s",
                 unit="locale",
                 decimals=0,
-                width=100,
+                width=90,
             ),
-            Column(
-                "max by (run) (run:training_step_seconds:mean5m{@cluster})",
-                "Step",
-                unit="s",
-                decimals=2,
-                width=95,
-            ),
-            percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 70),
+            percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 65),
             percent(
                 "max by (run) (run:training_straggler_score:min{@cluster})",
                 "Slowest rank",
-                110,
+                100,
                 steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
+            ),
+            percent(
+                "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
+                "Waits for data",
+                110,
+                above(0.05, 0.2),
             ),
             percent(
                 "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",
@@ -189,24 +224,17 @@ def _runs() -> tuple[Panel, ...]:
                 90,
                 below(0.9, 0.7),
             ),
-            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=90),
             Column(
                 "max by (run) (run:training_restarts:increase1d{@cluster})",
                 "Restarts, 1 d",
                 decimals=0,
-                width=110,
+                width=100,
                 thresholds=above(1, 4),
             ),
-            Column("max by (run) (run:training_power:watts5m{@cluster})", "Power", unit="watt", width=90),
-            Column(
-                "max by (run) (run:training_energy_per_token:joules15m{@cluster})",
-                "J/token",
-                decimals=2,
-                width=80,
-            ),
-            of="max by (run, user, model) (run:training_run:info{@cluster})",
-            sort="Last step",
-            h=7,
+            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=80),
+            of=RUNS_WITH_STATE,
+            sort="Alerts",
+            h=8,
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The dashboard *GPUs*: are they there, is their time well used, what holds them back, what is wrong with them."""
+"""Dashboard *GPUs*: presence, health, use, memory, power, heat, clocks and links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD = (
     ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range]) > 0,'
     ' "uuid", "$1", "device", "(.+)")'
 )
-"""The cards of the run, as the rules `run_gpu:…` find them."""
+"""PromQL for the cards of a run, as in the rules `run_gpu:…`."""
 RUNS = Variable(RUN.name, RUN.label, RUN.query, every=".*", what="Its GPUs; All is every GPU of the nodes.")
 NODES = Variable(
     NODE.name,

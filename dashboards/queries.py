@@ -111,6 +111,21 @@ def events(counter: str, by: str = "", *, born: bool = False) -> str:
     return f"clamp_min({here} - {before}, 0)"
 
 
+_REPORTING = (
+    "count by ({by}) (group by ({labels}) (training_process_up{{@run}}"
+    " and count_over_time(training_process_up{{@run}}[$__rate_interval]) > 1))"
+)
+
+
+def complete(expression: str, by: str = "") -> str:
+    """Return PromQL for a sum over the ranks of a run that is blank while ranks are missing; `by` is `run` or empty.
+
+    A rank is missing while its exporter does not answer, and until the counters of the rank have a rate again.
+    """
+    reporting = _REPORTING.format(by=by, labels="run, rank")
+    return f"({expression}) unless on ({by}) ({reporting} < max by ({by}) (training_world_size{{@run}}))"
+
+
 def now(expression: str, legend: str = "__auto", color: str | None = None) -> Query:
     """Return an instant query."""
     return Query(expression, legend, color, instant=True)

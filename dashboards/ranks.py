@@ -1,4 +1,4 @@
-"""The dashboard *Ranks and stragglers*: every rank on one page, up to a thousand of them."""
+"""Dashboard *Ranks*: the ranks of a run, up to a thousand."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ def board() -> Board:
 
 
 def _glance() -> tuple[Panel, ...]:
+    hangs = "max by (instance, rank, function, location) (training_hang_info{@run})"
+    odd = (
+        f"bottomk(1, {hangs} * on (function, location) group_left () count by (function, location) ({hangs}))"
+    )
     return (
         stat(
             "Ranks alive",
             now("sum(max by (rank) (training_process_up{@run}))", "alive"),
-            now("count(max by (rank) (training_process_up{@run}))", "of"),
+            now("max(training_world_size{@run})", "of"),
             now("count(max by (rank) (training_process_up{@run}) == 0)", "ended", BAD),
             unit="none",
-            w=6,
             text="value_and_name",
         ),
         stat(
@@ -65,7 +68,6 @@ def _glance() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             text="value_and_name",
-            w=6,
             thresholds=steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
         ),
         stat(
@@ -74,7 +76,6 @@ def _glance() -> tuple[Panel, ...]:
             unit="percentunit",
             decimals=0,
             thresholds=above(0.1, 0.25),
-            w=6,
         ),
         stat(
             "Waiting for data, slowest rank",
@@ -86,7 +87,15 @@ def _glance() -> tuple[Panel, ...]:
             decimals=0,
             text="value_and_name",
             thresholds=above(0.05, 0.2),
-            w=6,
+        ),
+        stat(
+            "Rank that holds up a hang",
+            now(f"{odd} * 0 + 1", "rank {{rank}} on {{instance}}: {{function}}, {{location}}"),
+            now(f"absent({hangs}) * 0", "no rank hangs"),
+            unit="none",
+            text="name",
+            thresholds=steps((None, PLAIN), (1, BAD)),
+            w=8,
         ),
     )
 
@@ -98,8 +107,8 @@ def _slow() -> tuple[Panel, ...]:
             Query(f"{COMPUTE} / scalar(min({COMPUTE})) - 1", "{{rank}}"),
             unit="percentunit",
             between=(0, 0.5),
-            w=14,
-            h=16,
+            w=10,
+            h=9,
         ),
         heatmap(
             "Slowness of each node's slowest rank",
@@ -110,8 +119,8 @@ def _slow() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             between=(0, 0.5),
-            w=10,
-            h=8,
+            w=7,
+            h=9,
         ),
         lines(
             "Spread of compute time",
@@ -120,8 +129,8 @@ def _slow() -> tuple[Panel, ...]:
             Query(f"quantile(0.5, {COMPUTE})", "median", BLUE),
             Query(f"min({COMPUTE})", "fastest", GREEN),
             unit="s",
-            w=10,
-            h=8,
+            w=7,
+            h=9,
         ),
         table(
             "Every rank with its machine, the slowest first",
@@ -172,7 +181,7 @@ def _slow() -> tuple[Panel, ...]:
             sort="Speed",
             descending=False,
             points=100,
-            h=11,
+            h=9,
         ),
     )
 

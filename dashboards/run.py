@@ -1,18 +1,18 @@
-"""The dashboard *Run*: its state on the first screen; below, folded, what its time went into and what failures cost."""
+"""Dashboard *Run*: the state of a run, then phases, learning, checkpoints, goodput and failures."""
 
 from __future__ import annotations
 
-from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, ONE_RUN, RANK, RESTARTS, Board, Row
+from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, ONE_RUN, RANK, RESTARTS, RUNBOOK, Board, Row
 from dashboards.palette import (
     BAD,
     BLUE,
     CAUSES,
+    GOOD,
     GREEN,
     GREY,
     ORANGE,
     PALE,
     PHASES,
-    PLAIN,
     PURPLE,
     VERMILION,
     WARNING,
@@ -22,9 +22,9 @@ from dashboards.palette import (
     of_series,
     shades,
 )
-from dashboards.panels import SEVERITIES, Panel, above, below, lines, stat, steps, to
-from dashboards.queries import UUID_OF, Query, events, now
-from dashboards.tables import Column, hanging_ranks, table
+from dashboards.panels import Panel, above, below, lines, stat, steps, to
+from dashboards.queries import UUID_OF, Query, complete, events, now
+from dashboards.tables import Column, firing_alerts, hanging_ranks, table
 from exporter.training import phases
 
 UID = "training-run"
@@ -34,12 +34,14 @@ MFU = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
     " / sum(training_peak_flops_per_second{{@run}})"
 )
-"""Of the ranks whose peak is known: totals of dead ones linger, their peak does not."""
+"""Ranks with a known peak only; an ended rank keeps the totals and loses the peak."""
 COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
 MEAN = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{past}))'
 )
+OBSERVED = "clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1)"
+"""Share of the last five minutes that the counters cover: below 1 for a younger run. Ends with the run."""
 WALL = "max by (run) (training_wall_seconds_total{@run})"
 
 
@@ -49,7 +51,7 @@ def board() -> Board:
         uid=UID,
         title="Training / Run",
         what="Is this run progressing, how fast, what is it waiting for, and what did its failures cost?",
-        variables=(ONE_RUN, RANK),
+        variables=(ONE_RUN, RANK, RUNBOOK),
         rows=(
             Row("At a glance", _glance()),
             Row("Progress", _progress(), collapsed=True),
@@ -77,14 +79,18 @@ def _glance() -> tuple[Panel, ...]:
             "matcher": {"id": "byFrameRefID", "options": "B"},
             "properties": [
                 {"id": "color", "value": fixed(BAD)},
-                {"id": "custom.drawStyle", "value": "points"},
-                {"id": "custom.showPoints", "value": "always"},
-                {"id": "custom.pointSize", "value": 9},
+                {"id": "custom.drawStyle", "value": "bars"},
+                {"id": "custom.fillOpacity", "value": 35},
+                {"id": "custom.lineWidth", "value": 0},
                 {"id": "custom.axisPlacement", "value": "hidden"},
-                {"id": "unit", "value": "none"},
+                {"id": "unit", "value": "bool"},
+                {"id": "min", "value": 0},
+                {"id": "max", "value": 1},
             ],
         }
     ]
+    alive = "count(max by (rank) (training_process_up{@run}) == 1)"
+    ended = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
     return (
         stat(
             "State",
@@ -93,7 +99,7 @@ def _glance() -> tuple[Panel, ...]:
             now(f"{_state('hung|failed|lost')} * 2", "{{state}} {{reason}}"),
             unit="none",
             text="name",
-            thresholds=steps((None, PLAIN), (1, WARNING), (2, BAD)),
+            thresholds=steps((None, GOOD), (1, WARNING), (2, BAD)),
             w=8,
         ),
         stat(
@@ -101,22 +107,24 @@ def _glance() -> tuple[Panel, ...]:
             now("max(training_run_state_since_timestamp_seconds{@run}) * 1000"),
             unit="dateTimeFromNow",
         ),
-        stat(
-            "Waiting for data",
-            now(
-                'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))',
-                "slowest rank",
+        firing_alerts(
+            "@run",
+            (
+                Column("instance", "Node", width=90),
+                Column("rank", "Rank", width=70),
+                Column("gpu", "GPU", width=70),
             ),
-            unit="percentunit",
-            decimals=0,
-            thresholds=above(0.05, 0.2),
+            w=12,
+            h=8,
         ),
         stat(
-            "Failed saves",
-            now('sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'),
+            "Ranks",
+            now(f"{alive} or vector(0)", "alive"),
+            now("max(training_world_size{@run})", "of"),
+            now(f"max(training_world_size{{@run}}) - {alive} > 0 unless on () {ended}", "missing", BAD),
             unit="none",
-            decimals=0,
-            thresholds=above(1, 1),
+            text="value_and_name",
+            w=4,
         ),
         stat(
             "Slowest rank",
@@ -127,12 +135,16 @@ def _glance() -> tuple[Panel, ...]:
             thresholds=below(0.9, 0.75),
         ),
         stat(
-            "Cost so far",
-            now("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
-            now("sum(training_energy_joules_total{@run}) / 3.6e6", "kWh"),
-            unit="none",
-            decimals=2,
+            "Waiting for data",
+            now(
+                'topk(1, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[5m])))'
+                f" / on () group_left () {OBSERVED}",
+                "rank {{rank}}",
+            ),
+            unit="percentunit",
+            decimals=0,
             text="value_and_name",
+            thresholds=above(0.05, 0.2),
         ),
         stat(
             "Last step",
@@ -152,9 +164,16 @@ def _glance() -> tuple[Panel, ...]:
             "Time left",
             now(
                 "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
-                ' / (max(rate(training_steps_total{@run, mode="train"}[5m])) > 0)'
+                f' / (max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED} > 0)'
             ),
             unit="dthms",
+        ),
+        stat(
+            "Failed saves",
+            now('sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'),
+            unit="none",
+            decimals=0,
+            thresholds=above(1, 1),
         ),
         stat(
             "Goodput, committed",
@@ -163,17 +182,25 @@ def _glance() -> tuple[Panel, ...]:
             decimals=1,
             thresholds=below(0.9, 0.7),
         ),
+        stat(
+            "Cost so far",
+            now("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
+            now("sum(training_energy_joules_total{@run}) / 3.6e6", "kWh"),
+            unit="none",
+            decimals=2,
+            text="value_and_name",
+        ),
         lines(
             "Loss",
             Query("max by (mode) (training_loss{@run})", "{{mode}}"),
             Query(
-                events("training_nonfinite_total{@run}", "kind, value", born=True) + " > 0",
+                f"max by (kind, value) ({events('training_nonfinite_total{@run}', 'kind, value', born=True)}) > bool 0 == 1",
                 "{{kind}} was {{value}}",
             ),
             unit="none",
             least=None,
             overrides=[*named({"train": BLUE, "validation": ORANGE, "test": GREEN}), *marks],
-            w=8,
+            w=6,
             h=8,
         ),
         lines(
@@ -182,26 +209,48 @@ def _glance() -> tuple[Panel, ...]:
             Query(MEAN.replace("{past}", " offset 1h"), "an hour before", bound=True),
             Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE),
             unit="s",
-            w=8,
+            w=6,
             log_scale=True,
             links=(TO_RANKS,),
+        ),
+        lines(
+            "Throughput",
+            Query(
+                complete('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))'),
+                "tokens",
+                BLUE,
+            ),
+            Query(
+                complete('sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'),
+                "samples (right)",
+                ORANGE,
+                right=True,
+            ),
+            unit="si:tokens/s",
+            overrides=[
+                {
+                    "matcher": {"id": "byName", "options": "samples (right)"},
+                    "properties": [{"id": "unit", "value": "si:samples/s"}],
+                }
+            ],
+            w=6,
         ),
         lines(
             "GPUs of the run",
             Query(f"avg(max by (uuid) (gpu_sm_activity_ratio) and on (uuid) {UUID_OF})", "SM activity", BLUE),
             Query(
-                f"sum(max by (uuid) (gpu_power_watts) and on (uuid) {UUID_OF})",
-                "power, W (right)",
+                complete(f"sum(max by (uuid) (gpu_power_watts) and on (uuid) {UUID_OF})"),
+                "power (right)",
                 ORANGE,
                 right=True,
             ),
             unit="percentunit",
             most=1,
-            w=8,
+            w=6,
             links=(TO_GPUS,),
             overrides=[
                 {
-                    "matcher": {"id": "byName", "options": "power, W (right)"},
+                    "matcher": {"id": "byName", "options": "power (right)"},
                     "properties": [
                         {"id": "unit", "value": "watt"},
                         {"id": "custom.axisSoftMax", "value": 100},
@@ -209,53 +258,17 @@ def _glance() -> tuple[Panel, ...]:
                 }
             ],
         ),
-        table(
-            "Firing alerts",
-            Column("severity", "Severity", width=110, mappings=SEVERITIES),
-            Column("alertname", "Alert"),
-            Column("rank", "Rank", width=90),
-            Column("gpu", "GPU", width=90),
-            Column(
-                "time() - max by (alertname, severity, rank, gpu) (ALERTS_FOR_STATE{@run})"
-                " and on (alertname, severity, rank, gpu)"
-                ' max by (alertname, severity, rank, gpu) (ALERTS{alertstate="firing", @run})',
-                "For",
-                unit="s",
-                decimals=0,
-                width=110,
-            ),
-            sort="Severity",
-            descending=False,
-            h=4,
-        ),
     )
 
 
 def _progress() -> tuple[Panel, ...]:
     return (
         lines(
-            "Throughput",
-            Query('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))', "tokens", BLUE),
-            Query(
-                'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))',
-                "samples",
-                ORANGE,
-                right=True,
-            ),
-            unit="si:tokens/s",
-            overrides=[
-                {
-                    "matcher": {"id": "byName", "options": "samples"},
-                    "properties": [{"id": "unit", "value": "si:samples/s"}],
-                }
-            ],
-            w=8,
-        ),
-        lines(
             "MFU and HFU",
-            Query(MFU.format(work="model"), "MFU: the model's own", BLUE),
-            Query(MFU.format(work="hardware"), "HFU: with recomputation", ORANGE),
+            Query(complete(MFU.format(work="model")), "MFU: operations of the model", BLUE),
+            Query(complete(MFU.format(work="hardware")), "HFU: with recomputation", ORANGE),
             unit="percentunit",
+            w=24,
         ),
         hanging_ranks(),
     )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.palette import BLUE, Override, fixed
-from dashboards.panels import NEUTRAL, NOTHING, Json, Panel, assembled, defaults_of
+from dashboards.palette import BLUE, PLAIN, Override, fixed
+from dashboards.panels import NEUTRAL, NOTHING, SEVERITIES, Json, Panel, assembled, defaults_of, link, words
 from dashboards.queries import Query, rows
 
 HEADING_EDGE, HEADING_LETTER, HEADING_ARROW = 44, 7.5, 20
@@ -97,6 +97,36 @@ def table(
     if points:
         made.body["maxDataPoints"] = points
     return made
+
+
+RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
+"""Link of an alert's name; the variable `runbook` holds the address from the rules."""
+
+
+def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> Panel:
+    """Return the table of the firing alerts of a selector, critical alerts first; one row says that none fires."""
+    labels = ", ".join(["alertname", "severity", *(column.source for column in columns)])
+    none = f'absent(ALERTS{{alertstate="firing", {selector}}}) * 0'
+    return table(
+        "Firing alerts",
+        Column("severity", "Severity", width=90, mappings=SEVERITIES),
+        Column("alertname", "Alert", links=(RUNBOOK,)),
+        *columns,
+        Column(
+            f"time() - max by ({labels}) (ALERTS_FOR_STATE{{{selector}}})"
+            f' and on ({labels}) max by ({labels}) (ALERTS{{alertstate="firing", {selector}}})'
+            f' or max by (alertname) (label_replace({none}, "alertname", "no alert fires", "", ""))',
+            "For",
+            unit="s",
+            decimals=0,
+            width=100,
+            mappings=words({0: (NOTHING, PLAIN)}),
+        ),
+        sort="Severity",
+        descending=False,
+        w=w,
+        h=h,
+    )
 
 
 def hanging_ranks(w: int = 24) -> Panel:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,9 +26,8 @@ import yaml
 from typing_extensions import Self
 
 from dashboards.scenario import Timeline, machine
+from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
 
-ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "deploy" / "prometheus" / "rules"
 SCRAPE_SECONDS = 1.0
 RULES_SECONDS = 3.0
 RUN, BASELINE = "llama-7b-b", "llama-7b-a"
@@ -95,7 +92,7 @@ class Cluster:
         self._ports: dict[str, int] = {}
         self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        self._prometheus: subprocess.Popen[bytes] | None = None
+        self._prometheus: Server | None = None
         self._stopping = threading.Event()
         self._director = threading.Thread(target=self._direct, name="scenario", daemon=True)
 
@@ -108,7 +105,9 @@ class Cluster:
             for node in self._nodes:
                 for run, rank, local in node.ranks:
                     self._start_rank(node, run, rank, local, attempt=0)
-            self._start_prometheus()
+            intervals = Intervals(SCRAPE_SECONDS, RULES_SECONDS)
+            self._prometheus = start_prometheus(self._work / "prometheus", JOB, self._ports, intervals)
+            self.url = self._prometheus.url
             self._director.start()
         except BaseException:
             self._end()
@@ -158,7 +157,7 @@ class Cluster:
                 "energy": ENERGY | {"lock_dir": str(directory / "lock")},
             }
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
-            self._ports[node.name] = _free_port()
+            self._ports[node.name] = free_port()
 
     def _start_sidecar(self, node: Node) -> None:
         directory = self._work / node.name
@@ -206,53 +205,6 @@ class Cluster:
                 cwd=ROOT,
                 env=environment,
             )
-
-    def _start_prometheus(self) -> None:
-        program = shutil.which("prometheus")
-        if program is None:
-            raise FileNotFoundError("the scenario needs Prometheus: apt-get install prometheus")
-        directory = self._work / "prometheus"
-        directory.mkdir()
-        for path in RULES.glob("*.yml"):
-            rules = yaml.safe_load(path.read_text(encoding="utf-8"))
-            for group in rules["groups"]:
-                group["interval"] = f"{int(RULES_SECONDS)}s"
-            (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
-        interval = f"{int(SCRAPE_SECONDS * 1000)}ms"
-        configuration = {
-            "global": {"scrape_interval": interval, "scrape_timeout": interval},
-            "rule_files": [str(directory / "*.yml")],
-            "scrape_configs": [
-                {
-                    "job_name": JOB,
-                    "static_configs": [
-                        {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}}
-                        for name, port in self._ports.items()
-                    ],
-                }
-            ],
-        }
-        (directory / "prometheus.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
-        port = _free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        with (directory / "prometheus.log").open("ab") as log:
-            self._prometheus = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={directory / 'prometheus.yaml'}",
-                    f"--storage.tsdb.path={directory / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                    "--log.level=warn",
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        end = time.monotonic() + 30
-        while not _ready(self.url):
-            if time.monotonic() > end or self._prometheus.poll() is not None:
-                raise TimeoutError(f"Prometheus is not ready: see {directory / 'prometheus.log'}")
-            time.sleep(0.1)
 
     # ------------------------------------------------------------ what happens
 
@@ -304,7 +256,7 @@ class Cluster:
             _close(process)
         everything = [*self._ranks.values(), *self._sidecars.values()]
         if self._prometheus is not None:
-            everything.append(self._prometheus)
+            everything.append(self._prometheus.process)
         for process in everything:
             process.terminate()
         for process in everything:
@@ -317,20 +269,6 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as answer:  # noqa: S310  # ours
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

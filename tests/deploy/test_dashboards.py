@@ -75,6 +75,25 @@ def test_an_incomplete_panel_text_is_refused(tmp_path: Path) -> None:
         texts_of("a", tmp_path)
 
 
+def names_on_boards() -> set[str]:
+    """Names that a description may mention: boards, rows, panels, columns, legends and texts of values."""
+    found = {model["title"].removeprefix("Training / ") for model in MODELS.values()}
+    for model in MODELS.values():
+        found |= {panel["title"] for panel in model["panels"]}
+        for panel in panels_of(model):
+            found |= {panel["title"], *(target["legendFormat"] for target in panel["targets"])}
+            found |= set(re.findall(r'"(?:text|[^"]*)": "([^"]*)"', json.dumps(panel)))
+    return found
+
+
+@every_board
+def test_a_panel_that_a_description_names_exists(uid: str) -> None:
+    names = names_on_boards() | {"unattributed", "failed", "lost", "hung", "stalled"}
+    for panel in panels_of(MODELS[uid]):
+        for name in re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", panel["description"]):
+            assert name in names, f"{panel['title']}: there is no {name}"
+
+
 @every_board
 def test_every_name_and_label_in_a_query_exists(uid: str) -> None:
     names = known() | {name: frozenset(labels) for name, labels in OF_PROMETHEUS.items()}
