@@ -143,7 +143,7 @@ ALERTS_OF_RUN = Mark(
     "Alerts", 'ALERTS{alertstate="firing", @run}', "{{alertname}} {{rank}}", BLUE, at_value=False
 )
 ALERTS_OF_NODE = Mark(
-    "Alerts", 'ALERTS{alertstate="firing", @node}', "{{alertname}} {{gpu}}", BLUE, at_value=False
+    "Alerts", 'ALERTS{alertstate="firing", @machine}', "{{alertname}} {{gpu}}", BLUE, at_value=False
 )
 
 

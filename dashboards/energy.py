@@ -18,7 +18,7 @@ from dashboards.palette import (
     named,
     shades,
 )
-from dashboards.panels import Panel, bars, below, lines, stat, steps, words
+from dashboards.panels import Panel, above, bars, below, lines, stat, steps, words
 from dashboards.queries import Query, complete, now
 from dashboards.tables import Column, table
 
@@ -53,7 +53,7 @@ def board() -> Board:
 
 def _glance() -> tuple[Panel, ...]:
     return (
-        stat("Energy so far", now("sum(training_energy_joules_total{@run}) / 3.6e6"), unit="kwatth"),
+        stat("Energy so far", now("sum(training_energy_joules_total{@run}) / 3.6e6"), unit="kwatth", w=3),
         stat(
             "Energy per token",
             now(
@@ -61,7 +61,6 @@ def _glance() -> tuple[Panel, ...]:
                 ' / (sum(rate(training_tokens_total{@run, mode="train"}[5m])) > 0)'
             ),
             unit="joule",
-            w=5,
         ),
         stat(
             "Energy goodput",
@@ -69,17 +68,33 @@ def _glance() -> tuple[Panel, ...]:
                 "sum(training_productive_energy_joules_total{@run}) / sum(training_energy_joules_total{@run})"
             ),
             unit="percentunit",
-            w=5,
             decimals=1,
             thresholds=below(0.9, 0.7),
         ),
-        stat("CO2 so far", now("sum(training_carbon_grams_total{@run})"), unit="massg", decimals=1),
+        stat(
+            "Largest waste",
+            now(
+                "topk(1, sum by (cause) (training_wasted_energy_joules_total{@run}))"
+                " / on () group_left () sum(training_energy_joules_total{@run})",
+                "{{cause}}",
+            ),
+            unit="percentunit",
+            decimals=1,
+            text="value_and_name",
+            thresholds=above(0.05, 0.2),
+        ),
+        stat("CO2 so far", now("sum(training_carbon_grams_total{@run})"), unit="massg", decimals=1, w=3),
         stat(
             "Money so far",
             now("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
+            now(
+                "sum by (currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
+                "{{currency}} per hour",
+            ),
             unit="none",
             decimals=2,
             text="value_and_name",
+            w=6,
         ),
     )
 
@@ -175,7 +190,7 @@ def waste() -> tuple[Panel, ...]:
         lines(
             "Wasted power by cause",
             Query(
-                "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval]))",
+                "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval])) > 0",
                 "{{cause}}",
             ),
             unit="watt",
@@ -245,6 +260,7 @@ def carbon() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             sort="Energy",
+            w=14,
             h=6,
         ),
         table(
@@ -263,8 +279,9 @@ def carbon() -> tuple[Panel, ...]:
                 width=90,
             ),
             Column("currency", "Currency", width=90),
-            Column("zone", "Zone"),
+            Column("zone", "Zone", width=70),
             Column("source", "From"),
+            w=10,
             h=6,
         ),
     )
@@ -290,7 +307,7 @@ def sources() -> tuple[Panel, ...]:
                 "Counter / power",
                 decimals=2,
                 width=140,
-                thresholds=steps((None, BAD), (0.8, PLAIN), (1.25, BAD)),
+                thresholds=steps((None, PLAIN), (0.001, BAD), (0.8, PLAIN), (1.25, BAD)),
             ),
             Column(
                 'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})',

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL, RUN, Board, Row, Variable
 from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, PLAIN, PURPLE, THROTTLES, WARNING, fixed, named
-from dashboards.panels import YES_NO, Panel, above, bars, below, lines, stat, states, to, words
+from dashboards.panels import Panel, above, bars, below, lines, stat, states, to, words
 from dashboards.queries import Query, events, now
-from dashboards.tables import Column, table
+from dashboards.tables import Column, percent, table
 
 UID = "training-gpus"
 HELD = (
@@ -65,6 +65,12 @@ def _problems() -> str:
 
 
 PROBLEMS = _problems()
+CARDS_WITH_RANK = (
+    "max by (instance, gpu, run, rank) (gpu_up{@gpu} * 0 + on (uuid) group_left (run, rank)"
+    ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
+    " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)"
+)
+"""PromQL for each card, with the run and rank that hold or last held the card."""
 TO_RANKS = to("training-ranks", "Ranks on this node")
 LEGEND = "{{instance}} GPU {{gpu}}"
 
@@ -101,13 +107,13 @@ def _glance() -> tuple[Panel, ...]:
                 "{{instance}} driver",
             ),
             Query("gpu_up{@gpu}", LEGEND),
-            mappings=words({1: ("answers", GOOD), 0: ("down", BAD), 2: ("no driver here", ABSENT)}),
+            mappings=words({1: ("up", GOOD), 0: ("down", BAD), 2: ("no driver here", ABSENT)}),
             w=14,
             h=10,
         ),
         stat(
             "GPUs",
-            now("sum(gpu_devices{@node})", "answer"),
+            now("sum(gpu_devices{@node})", "up"),
             now("sum(gpu_devices_expected{@node})", "expected"),
             now(
                 "sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}) > 0",
@@ -128,9 +134,13 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Held back by heat or power",
-            now("max(rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]))"),
+            now(
+                "topk(1, max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval])))",
+                LEGEND,
+            ),
             unit="percentunit",
             decimals=0,
+            text="value_and_name",
             thresholds=above(0.01, 0.1),
             w=5,
             h=3,
@@ -141,7 +151,7 @@ def _glance() -> tuple[Panel, ...]:
                 "max by (instance, reason) (gpu_nvml_error_info{@node}) unless on (instance) gpu_nvml_up{@node} == 1"
                 " or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu})"
                 ' and on (instance) gpu_nvml_up{@node} == 1, "what", "GPU $1: ", "gpu", "(.+)")'
-                ' or label_replace(min(gpu_up{@gpu}) == 1, "reason", "all GPUs answer", "", "")'
+                ' or label_replace(min(gpu_up{@gpu}) == 1, "reason", "all GPUs respond", "", "")'
                 ' or label_replace(max(up{@node}) == 0, "reason", "exporter down", "", "")',
                 "{{instance}} {{what}}{{reason}}",
             ),
@@ -161,6 +171,7 @@ def _use() -> tuple[Panel, ...]:
             Query("gpu_sm_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
             most=1,
+            w=6,
             links=(TO_RANKS,),
         ),
         lines(
@@ -168,18 +179,21 @@ def _use() -> tuple[Panel, ...]:
             Query("gpu_tensor_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
             most=1,
+            w=6,
         ),
         lines(
             "Memory bandwidth in use",
             Query("gpu_dram_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
             most=1,
+            w=6,
         ),
         lines(
             "Utilisation (a kernel runs)",
-            Query("rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval])", LEGEND),
+            Query("clamp_max(rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval]), 1)", LEGEND),
             unit="percentunit",
             most=1,
+            w=6,
         ),
     )
 
@@ -197,7 +211,7 @@ def _memory() -> tuple[Panel, ...]:
             "GPU memory by rank",
             now(
                 "sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@here})",
-                "{{run}} rank {{rank}} on {{gpu}}",
+                "rank {{rank}} of {{run}}, GPU {{gpu}}",
             ),
             unit="bytes",
             w=7,
@@ -216,14 +230,16 @@ def _power() -> tuple[Panel, ...]:
                 bound=True,
             ),
             unit="watt",
+            w=8,
         ),
         lines(
             "Temperature of each GPU",
             Query('gpu_temperature_celsius{@gpu, sensor="gpu"}', LEGEND),
             unit="celsius",
             least=None,
+            w=8,
         ),
-        lines("SM clock", Query('gpu_clock_hertz{@gpu, clock="sm"}', LEGEND), unit="hertz"),
+        lines("SM clock", Query('gpu_clock_hertz{@gpu, clock="sm"}', LEGEND), unit="hertz", w=8),
         lines(
             "Clock limits by reason",
             Query(
@@ -269,8 +285,28 @@ def health() -> tuple[Panel, ...]:
             "Health of each GPU",
             Column("instance", "Node"),
             Column("gpu", "GPU", width=60),
+            Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+            Column("rank", "Rank", width=70),
             Column(PROBLEMS, "Problems", width=90, thresholds=above(1, 1)),
-            Column("min by (instance, gpu) (gpu_up{@gpu})", "Answers", width=90, mappings=YES_NO),
+            Column(
+                "min by (instance, gpu) (gpu_up{@gpu})",
+                "State",
+                width=80,
+                mappings=words({1: ("up", GOOD), 0: ("lost", BAD)}),
+            ),
+            Column(
+                "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)",
+                "Xids, 1 h",
+                decimals=0,
+                width=80,
+                thresholds=above(1, 1),
+            ),
+            percent(
+                "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]))",
+                "Held back",
+                90,
+                above(0.01, 0.1),
+            ),
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
                 "Driver asks for",
@@ -313,6 +349,7 @@ def health() -> tuple[Panel, ...]:
                 "Lanes missing",
                 thresholds=above(1),
             ),
+            of=CARDS_WITH_RANK,
             sort="Problems",
             h=8,
         ),
@@ -327,9 +364,11 @@ def health() -> tuple[Panel, ...]:
             Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}", KHAKI),
             Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays", GREY),
             Query(events("gpu_nvlink_errors_total{@gpu}", "kind") + " > 0", "NVLink {{kind}}", PURPLE),
+            Query("0 * max(gpu_up{@gpu})", "no error", GREY),
             unit="none",
             bars=True,
             w=10,
+            h=6,
         ),
         table(
             "Xid errors",
@@ -345,7 +384,7 @@ def health() -> tuple[Panel, ...]:
             ),
             sort="Last",
             w=14,
-            h=8,
+            h=6,
         ),
     )
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, Board, Row
+from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, RUNBOOK, Board, Row
 from dashboards.node_io import disks, network, processes, shared
-from dashboards.palette import BLUE, BROWN, GREEN, GREY, KHAKI, ORANGE, PALE, PURPLE, SKY, VERMILION, named
-from dashboards.panels import YES_NO, Panel, above, lines, stat
+from dashboards.palette import (
+    BAD,
+    BLUE,
+    BROWN,
+    GREEN,
+    GREY,
+    KHAKI,
+    ORANGE,
+    PALE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    named,
+)
+from dashboards.panels import YES_NO, Panel, above, lines, stat, to
 from dashboards.queries import Query, events, now
-from dashboards.tables import Column, table
+from dashboards.tables import Column, firing_alerts, table
 
 UID = "training-node"
 MODES = {
@@ -31,7 +44,7 @@ def board() -> Board:
         uid=UID,
         title="Training / Node",
         what="CPU, memory, pressure, limits, disks and network of one machine, and the processes of jobs on the machine.",
-        variables=(JOB, ONE_NODE, RUN),
+        variables=(JOB, ONE_NODE, RUN, RUNBOOK),
         rows=(
             Row("At a glance", _glance()),
             Row("CPU", _cpu()),
@@ -53,7 +66,6 @@ def _glance() -> tuple[Panel, ...]:
             now("max(host_cpu_utilization_ratio{@node})"),
             unit="percentunit",
             decimals=0,
-            w=6,
             thresholds=above(0.9, 0.97),
         ),
         stat(
@@ -63,7 +75,23 @@ def _glance() -> tuple[Panel, ...]:
                 " or on (instance) host_memory_available_bytes{@node})"
             ),
             unit="bytes",
-            w=6,
+        ),
+        stat(
+            "Shared memory",
+            now("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
+            unit="percentunit",
+            decimals=0,
+            thresholds=above(0.7, 0.9),
+        ),
+        firing_alerts(
+            "@machine",
+            (
+                Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+                Column("rank", "Rank", width=70),
+                Column("gpu", "GPU", width=70),
+            ),
+            w=12,
+            h=8,
         ),
         stat(
             "OOM kills",
@@ -73,16 +101,25 @@ def _glance() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=0,
-            w=6,
             thresholds=above(1, 1),
         ),
         stat(
-            "Shared memory",
-            now("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
+            "Fullest filesystem",
+            now(
+                "topk(1, max by (mountpoint) (1 - host_filesystem_avail_bytes{@node} / (host_filesystem_size_bytes{@node} > 0)))",
+                "{{mountpoint}}",
+            ),
             unit="percentunit",
             decimals=0,
-            w=6,
-            thresholds=above(0.7, 0.9),
+            text="value_and_name",
+            thresholds=above(0.8, 0.95),
+        ),
+        stat(
+            "Working collectors",
+            now("count(exporter_collector_success{@node} == 1)", "up"),
+            now("count(exporter_collector_success{@node} == 0)", "failed", BAD),
+            unit="none",
+            text="value_and_name",
         ),
     )
 
@@ -100,6 +137,7 @@ def _cpu() -> tuple[Panel, ...]:
             decimals=1,
             stacked=True,
             overrides=named(MODES),
+            w=8,
         ),
         lines(
             "CPU of the container, and its limit",
@@ -109,7 +147,7 @@ def _cpu() -> tuple[Panel, ...]:
             Query("max(cgroup_cpu_limit_cpus{@node})", "limit", bound=True),
             Query(
                 "max(rate(cgroup_cpu_throttled_seconds_total{@node}[$__rate_interval]))",
-                "standing still",
+                "throttled",
                 VERMILION,
                 bound=True,
             ),
@@ -117,8 +155,9 @@ def _cpu() -> tuple[Panel, ...]:
             decimals=1,
             stacked=True,
             overrides=named({"user": BLUE, "system": ORANGE}),
+            w=8,
         ),
-        lines("Pressure", *_waits(), unit="percentunit", most=1, w=24),
+        lines("Pressure", *_waits(), unit="percentunit", most=1, w=8),
     )
 
 
@@ -149,6 +188,7 @@ def _memory() -> tuple[Panel, ...]:
             Query("host_memory_total_bytes{@node}", "size", GREY, bound=True),
             unit="bytes",
             stacked=True,
+            w=8,
         ),
         lines(
             "Memory of the container, and its limit",
@@ -157,6 +197,7 @@ def _memory() -> tuple[Panel, ...]:
             Query("cgroup_memory_limit_bytes{@node}", "limit", VERMILION, bound=True),
             Query("cgroup_memory_high_bytes{@node}", "slowed down from", ORANGE, bound=True),
             unit="bytes",
+            w=8,
         ),
         lines(
             "Swap and page faults",
@@ -219,7 +260,7 @@ def itself() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            thresholds=above(10),
+            thresholds=above(30),
             legend="hidden",
             w=12,
         ),

@@ -20,7 +20,7 @@ def disks() -> tuple[Panel, ...]:
                 "rate(host_disk_written_bytes_total{@node}[$__rate_interval])", "{{device}} written", ORANGE
             ),
             unit="Bps",
-            w=8,
+            w=6,
         ),
         lines(
             "Disk latency",
@@ -37,7 +37,7 @@ def disks() -> tuple[Panel, ...]:
                 ORANGE,
             ),
             unit="s",
-            w=8,
+            w=6,
         ),
         bars(
             "Filesystems",
@@ -49,7 +49,7 @@ def disks() -> tuple[Panel, ...]:
             most=1,
             decimals=0,
             thresholds=steps((None, BLUE), (0.8, ORANGE), (0.95, VERMILION)),
-            w=12,
+            w=6,
         ),
         table(
             "Mounts",
@@ -57,7 +57,7 @@ def disks() -> tuple[Panel, ...]:
             Column("fstype", "Kind", width=90),
             Column(
                 "max by (mountpoint, fstype) (host_filesystem_device_error{@node})",
-                "Answers",
+                "Responds",
                 width=90,
                 mappings=words({0: ("yes", "text"), 1: ("no", BAD)}),
             ),
@@ -67,8 +67,8 @@ def disks() -> tuple[Panel, ...]:
                 width=100,
                 mappings=words({0: ("no", "text"), 1: ("yes", ORANGE)}),
             ),
-            sort="Answers",
-            w=12,
+            sort="Responds",
+            w=6,
             h=8,
         ),
     )

@@ -12,6 +12,8 @@ from typing import Any
 
 SELECTORS = {
     "cluster": 'cluster=~"$cluster"',
+    # Without `job`, which alerts about sums lack.
+    "machine": 'cluster=~"$cluster", instance=~"$node"',
     "node": 'cluster=~"$cluster", job=~"$job", instance=~"$node"',
     "gpu": 'cluster=~"$cluster", job=~"$job", instance=~"$node", uuid=~"$uuid", gpu=~"$gpu"',
     "run": 'cluster=~"$cluster", run=~"$run"',

@@ -25,8 +25,11 @@ FEED_AGE = (
     " - training_feed_last_update_timestamp_seconds{@run})"
 )
 """Age of the feed at the scrape: the time since the scrape is no age of the feed."""
-SILENT = f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE} > 10) * 0 + 1"
-"""0 for ranks that have ended, 1 for living ranks whose feed is older than 10 s."""
+SILENT_SECONDS = 30
+SILENT = (
+    f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE} > {SILENT_SECONDS}) * 0 + 1"
+)
+"""0 for ended ranks, 1 for live ranks with a feed older than SILENT_SECONDS."""
 TO_GPUS = to("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
 TO_NODE = to("training-node", "Node", node="${__data.fields.Node}")
 
@@ -41,6 +44,7 @@ def board() -> Board:
         rows=(
             Row("At a glance", _glance()),
             Row("Stragglers", _slow()),
+            Row("Hanging, ended and silent ranks", stopped()),
             Row("Ranks together", together()),
             Row("Chosen ranks", chosen()),
         ),
@@ -49,9 +53,12 @@ def board() -> Board:
 
 
 def _glance() -> tuple[Panel, ...]:
-    hangs = "max by (instance, rank, function, location) (training_hang_info{@run})"
+    hangs = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
+    alike = f"count by (function, location, phase) ({hangs})"
+    # The odd rank is in the minority; of two equal groups neither is odd.
     odd = (
-        f"bottomk(1, {hangs} * on (function, location) group_left () count by (function, location) ({hangs}))"
+        f"bottomk(1, {hangs} * on (function, location, phase) group_left () {alike} * 2"
+        f" < on () group_left () count({hangs}))"
     )
     return (
         stat(
@@ -91,6 +98,10 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "Rank that holds up a hang",
             now(f"{odd} * 0 + 1", "rank {{rank}} on {{instance}}: {{function}}, {{location}}"),
+            now(
+                f"topk(1, {alike}) * 0 + 1 unless on () {odd}",
+                "no odd rank; ranks wait in {{phase}}, {{location}}",
+            ),
             now(f"absent({hangs}) * 0", "no rank hangs"),
             unit="none",
             text="name",
@@ -175,7 +186,7 @@ def _slow() -> tuple[Panel, ...]:
                 unit="s",
                 decimals=0,
                 width=100,
-                thresholds=above(10),
+                thresholds=above(SILENT_SECONDS),
             ),
             of=f"max by (instance, rank, gpu) ({GPU_OF})",
             sort="Speed",
@@ -186,19 +197,33 @@ def _slow() -> tuple[Panel, ...]:
     )
 
 
-def together() -> tuple[Panel, ...]:
-    """Return the panels about phases, waiting and missing ranks."""
+def stopped() -> tuple[Panel, ...]:
+    """Return the panels about ranks that hang, ended or write no feed."""
     return (
-        lines(
-            "Ranks by phase",
-            Query("sum by (phase) (training_phase_active{@run})", "{{phase}}"),
-            unit="none",
-            stacked=True,
-            overrides=named(PHASES),
-            legend="right",
-            w=12,
-            h=12,
+        hanging_ranks(w=14),
+        table(
+            "Ended and silent ranks",
+            Column("rank", "Rank", width=70),
+            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
+            Column(SILENT, "Process", width=80, mappings=words({0: ("ended", BAD), 1: ("silent", WARNING)})),
+            Column(
+                f"{FEED_AGE} and on (instance, rank) ({SILENT})",
+                "Last news",
+                unit="s",
+                decimals=0,
+                width=110,
+            ),
+            sort="Process",
+            descending=False,
+            w=10,
+            h=5,
         ),
+    )
+
+
+def together() -> tuple[Panel, ...]:
+    """Return the panels about waiting and phases."""
+    return (
         lines(
             "Waiting for data and for each other",
             Query(
@@ -218,24 +243,17 @@ def together() -> tuple[Panel, ...]:
             ),
             unit="percentunit",
             w=12,
-            h=12,
+            h=9,
         ),
-        hanging_ranks(),
-        table(
-            "Ended and silent ranks",
-            Column("rank", "Rank", width=70),
-            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-            Column(SILENT, "Process", width=80, mappings=words({0: ("ended", BAD), 1: ("silent", WARNING)})),
-            Column(
-                f"{FEED_AGE} and on (instance, rank) ({SILENT})",
-                "Last news",
-                unit="s",
-                decimals=0,
-                width=110,
-            ),
-            sort="Process",
-            descending=False,
-            h=6,
+        lines(
+            "Ranks by phase",
+            Query("sum by (phase) (training_phase_active{@run})", "{{phase}}"),
+            unit="none",
+            stacked=True,
+            overrides=named(PHASES),
+            legend="right",
+            w=12,
+            h=9,
         ),
     )
 

@@ -40,8 +40,9 @@ MEAN = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{past}))'
 )
-OBSERVED = "clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1)"
+OBSERVED = "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0)"
 """Share of the last five minutes that the counters cover: below 1 for a younger run. Ends with the run."""
+POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {UUID_OF})"
 WALL = "max by (run) (training_wall_seconds_total{@run})"
 
 
@@ -169,11 +170,21 @@ def _glance() -> tuple[Panel, ...]:
             unit="dthms",
         ),
         stat(
-            "Failed saves",
-            now('sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'),
+            "Failures",
+            now('sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))', "failed saves"),
+            now(
+                "sum(increase(training_restarts_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
+                "restarts",
+            ),
+            now(
+                "sum(increase(training_nonfinite_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
+                "NaN",
+            ),
             unit="none",
             decimals=0,
+            text="value_and_name",
             thresholds=above(1, 1),
+            w=5,
         ),
         stat(
             "Goodput, committed",
@@ -189,6 +200,7 @@ def _glance() -> tuple[Panel, ...]:
             unit="none",
             decimals=2,
             text="value_and_name",
+            w=3,
         ),
         lines(
             "Loss",
@@ -239,7 +251,9 @@ def _glance() -> tuple[Panel, ...]:
             "GPUs of the run",
             Query(f"avg(max by (uuid) (gpu_sm_activity_ratio) and on (uuid) {UUID_OF})", "SM activity", BLUE),
             Query(
-                complete(f"sum(max by (uuid) (gpu_power_watts) and on (uuid) {UUID_OF})"),
+                complete(
+                    f"sum({POWERS}) unless on () (count({POWERS}) < count(group by (uuid) ({UUID_OF})))"
+                ),
                 "power (right)",
                 ORANGE,
                 right=True,
@@ -303,6 +317,7 @@ def _phases() -> tuple[Panel, ...]:
                 {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "max", "value": 1}]},
             ],
             legend="right",
+            decimals=1,
             w=24,
             h=10,
             links=(TO_RANKS,),

@@ -136,10 +136,10 @@ def hanging_ranks(w: int = 24) -> Panel:
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),
-        Column("instance", "Node", width=160),
+        Column("instance", "Node", width=120),
         Column("function", "Function"),
         Column("location", "Line"),
-        Column("phase", "Phase", width=140),
+        Column("phase", "Phase", width=120),
         Column(
             f'({of}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})',
             "Collectives",
@@ -156,7 +156,7 @@ def hanging_ranks(w: int = 24) -> Panel:
         sort="Ranks at this line",
         descending=False,
         w=w,
-        h=7,
+        h=5,
     )
 
 
