@@ -79,6 +79,12 @@ def _glance() -> tuple[Panel, ...]:
             "Runs that progress",
             now("count(run:training_last_progress:age_seconds{@cluster} < 300)", "progress"),
             now("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
+            now(
+                "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"
+                " run:training_ranks_up:sum{@cluster} > 0)",
+                "stand still",
+                BAD,
+            ),
             unit="none",
             text="value_and_name",
             w=5,
@@ -92,15 +98,15 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "GPUs",
-            now("sum(cluster:gpu_devices:sum{@cluster})", "answer"),
+            now("sum(cluster:gpu_devices:sum{@cluster})", "up"),
             now("sum(cluster:gpu_missing:sum{@cluster}) > 0", "missing", BAD),
             unit="none",
             text="value_and_name",
-            w=5,
+            w=4,
         ),
         stat(
             "Exporters",
-            now("sum(cluster:exporter_up:sum{@cluster})", "answer"),
+            now("sum(cluster:exporter_up:sum{@cluster})", "up"),
             now("sum(cluster:exporter_up:count{@cluster})", "of"),
             now(
                 "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster}) > 0",
@@ -109,15 +115,24 @@ def _glance() -> tuple[Panel, ...]:
             ),
             unit="none",
             text="value_and_name",
-            w=5,
+            w=4,
         ),
         stat(
             "Mean SM activity",
             now("cluster:gpu_sm_activity:avg{@cluster}"),
             unit="percentunit",
-            w=5,
+            w=3,
             decimals=0,
             thresholds=below(0.5, 0.2),
+        ),
+        stat(
+            "Cost of all runs",
+            now("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}} so far"),
+            now("sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}} per hour"),
+            unit="none",
+            decimals=0,
+            text="value_and_name",
+            w=4,
         ),
     )
 
@@ -133,7 +148,7 @@ def _alerts() -> tuple[Panel, ...]:
                 Column("gpu", "GPU", width=80),
             ),
             w=24,
-            h=6,
+            h=7,
         ),
     )
 
@@ -152,7 +167,7 @@ STATES = words(
     }
 )
 RUNS_OF = "max by (run, user, model) (run:training_run:info{@cluster})"
-RUNS_WITH_STATE = f"{RUNS_OF} * on (run) group_left (state) max by (run, state) (run:training_run_state:info{{@cluster}}) or on (run) {RUNS_OF}"
+RUNS_WITH_STATE = f"{RUNS_OF} * on (run) group_left (state) (topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{{@cluster}}))) * 0 + 1) or on (run) {RUNS_OF}"
 ALERTS_OF_RUNS = f'count by (run) (ALERTS{{@cluster, alertstate="firing", run!=""}}) or on (run) max by (run) ({RUNS_OF}) * 0'
 
 
@@ -175,11 +190,12 @@ def _runs() -> tuple[Panel, ...]:
                 "Since",
                 unit="s",
                 decimals=0,
-                width=90,
+                width=70,
             ),
             Column(ALERTS_OF_RUNS, "Alerts", decimals=0, width=90, thresholds=above(1, 1)),
             Column("user", "Owner", width=80),
-            Column("model", "Model", width=100),
+            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
+            Column("model", "Model", width=90),
             Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", decimals=0, width=70),
             Column(
                 "max by (run) (run:training_ranks_missing:sum{@cluster})",
@@ -196,8 +212,8 @@ def _runs() -> tuple[Panel, ...]:
                 width=90,
                 thresholds=above(120, 300),
             ),
-            percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 100, bar=(0, 1)),
-            Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=100),
+            percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 80, bar=(0, 1)),
+            Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=85),
             Column(
                 "max by (run) (run:training_tokens:rate5m{@cluster})",
                 "Tokens/s",
@@ -205,17 +221,16 @@ def _runs() -> tuple[Panel, ...]:
                 decimals=0,
                 width=90,
             ),
-            percent("max by (run) (run:training_mfu:ratio5m{@cluster})", "MFU", 65),
             percent(
                 "max by (run) (run:training_straggler_score:min{@cluster})",
-                "Slowest rank",
-                100,
+                "Slowest",
+                80,
                 steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
             ),
             percent(
                 "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
-                "Waits for data",
-                110,
+                "Data wait",
+                90,
                 above(0.05, 0.2),
             ),
             percent(
@@ -226,12 +241,11 @@ def _runs() -> tuple[Panel, ...]:
             ),
             Column(
                 "max by (run) (run:training_restarts:increase1d{@cluster})",
-                "Restarts, 1 d",
+                "Restarts",
                 decimals=0,
-                width=100,
+                width=80,
                 thresholds=above(1, 4),
             ),
-            Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=80),
             of=RUNS_WITH_STATE,
             sort="Alerts",
             h=8,
@@ -284,7 +298,7 @@ def _nodes() -> tuple[Panel, ...]:
                 "min by (instance) (instance:exporter:up{@cluster})",
                 "Exporter",
                 width=100,
-                mappings=words({1: ("answers", PLAIN), 0: ("down", BAD)}),
+                mappings=words({1: ("up", PLAIN), 0: ("down", BAD)}),
             ),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=70),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=70),

@@ -283,7 +283,7 @@ def health() -> tuple[Panel, ...]:
     return (
         table(
             "Health of each GPU",
-            Column("instance", "Node"),
+            Column("instance", "Node", width=110),
             Column("gpu", "GPU", width=60),
             Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
             Column("rank", "Rank", width=70),
@@ -310,6 +310,7 @@ def health() -> tuple[Panel, ...]:
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
                 "Driver asks for",
+                width=130,
                 mappings=words(
                     {
                         0: ("nothing", PLAIN),
@@ -326,27 +327,32 @@ def health() -> tuple[Panel, ...]:
             Column(
                 'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
                 "Uncorrected ECC",
+                width=100,
                 thresholds=above(1, 1),
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
                 "Row waits",
+                width=100,
                 mappings=words({0: ("no", PLAIN), 1: ("yes", WARNING)}),
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
                 "Row lost",
+                width=120,
                 mappings=words({0: ("no", PLAIN), 1: ("replace the card", BAD)}),
             ),
             Column(
                 'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
                 "NVLinks down",
+                width=100,
                 thresholds=above(1),
             ),
             Column(
                 'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
                 ' gpu_pcie_link_width{@gpu, kind="current"})',
                 "Lanes missing",
+                width=100,
                 thresholds=above(1),
             ),
             of=CARDS_WITH_RANK,

@@ -10,8 +10,8 @@ from dashboards.palette import BLUE, PLAIN, Override, fixed
 from dashboards.panels import NEUTRAL, NOTHING, SEVERITIES, Json, Panel, assembled, defaults_of, link, words
 from dashboards.queries import Query, rows
 
-HEADING_EDGE, HEADING_LETTER, HEADING_ARROW = 44, 7.5, 20
-"""Width of a heading in pixels: padding with the filter icon, each letter, the sort arrow."""
+HEADING_EDGE, HEADING_FILTER, HEADING_LETTER, HEADING_ARROW = 28, 22, 7.5, 20
+"""Width of a heading in pixels: padding, the filter icon of a label, each letter, the sort arrow."""
 LEAST_WIDTH = 100
 """Smallest width of a column without a fixed width."""
 
@@ -221,11 +221,11 @@ def _assembled(
     overrides: Sequence[Override],
     order: Sequence[Json] | None = None,
 ) -> Panel:
-    """Return a table panel; without an `order` the table has no filters."""
+    """Return a table panel."""
     defaults["custom"] = {
         "align": "auto",
         "cellOptions": {"type": "auto"},
-        "filterable": order is not None,
+        "filterable": False,
         "inspect": False,
         "minWidth": LEAST_WIDTH,
     }
@@ -243,7 +243,10 @@ def _column_properties(column: Column, ordered: bool) -> list[Json]:
     unit = column.unit or ("none" if column.is_value and not column.mappings else None)
     if unit:
         properties.append({"id": "unit", "value": unit})
-    heading = HEADING_EDGE + math.ceil(HEADING_LETTER * len(column.title)) + HEADING_ARROW * ordered
+    filtered = not column.is_value
+    heading = HEADING_EDGE + HEADING_FILTER * filtered + math.ceil(HEADING_LETTER * len(column.title))
+    heading += HEADING_ARROW * ordered
+    properties.append({"id": "custom.filterable", "value": filtered})
     if column.width:
         properties.append({"id": "custom.width", "value": max(column.width, heading)})
     else:
