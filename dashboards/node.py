@@ -60,6 +60,7 @@ def board() -> Board:
 
 
 def _glance() -> tuple[Panel, ...]:
+    collectors = "min by (instance, collector) (exporter_collector_success{@node})"
     return (
         stat(
             "CPU in use",
@@ -116,8 +117,8 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Working collectors",
-            now("count(exporter_collector_success{@node} == 1)", "up"),
-            now("count(exporter_collector_success{@node} == 0)", "failed", BAD),
+            now(f"count({collectors} == 1)", "up"),
+            now(f"count({collectors} == 0)", "failed", BAD),
             unit="none",
             text="value_and_name",
         ),

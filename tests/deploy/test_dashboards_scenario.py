@@ -50,8 +50,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", VIRTUAL): {"Power of machines": "B"},
     ("training-energy", LATER): {"Source of each number": "B"},
     ("training-energy", NO_FAULT): {"Source of each number": "CD"},
-    ("training-fleet", NO_FAULT): {"GPUs": "B", "Exporters": "C"},
-    ("training-fleet", PASSES): {"Firing alerts": "A"},
+    ("training-fleet", NO_FAULT): {"GPUs": "B", "Exporters": "C", "Runs that progress": "C"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", NO_FAULT): {"GPUs": "C", "New errors": "CDE"},
     ("training-gpus", WHOLE): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
@@ -64,15 +63,17 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_FAULT): {
         "Samples and files lost": "AB",
         "Collectors": "DE",
+        "Working collectors": "B",
         "Errors of NVIDIA's library": "A",
     },
     ("training-node", PASSES): {"Processes of the job": "G"},
     ("training-ranks", NO_FAULT): {
         "Ranks alive": "C",
+        "Rank that holds up a hang": "AB",
         "Ended and silent ranks": "AB",
         "Where hanging ranks wait": "ABC",
     },
-    ("training-run", NO_FAULT): {"Where hanging ranks wait": "ABC", "State": "BC"},
+    ("training-run", NO_FAULT): {"Where hanging ranks wait": "ABC", "State": "BC", "Ranks": "C"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"Every rank with its machine, the slowest first": "G"},
     ("training-run", NO_TORCH): {
@@ -80,7 +81,6 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
         "Allocation retries and failures": "AB",
         "GPU time of a step": "AB",
     },
-    ("training-run", PASSES): {"Firing alerts": "A"},
     ("training-run", LATER): {"Step time": "B"},
 }
 """(dashboard, reason) → panel → letters of the queries that can be empty."""
@@ -103,6 +103,7 @@ OF_A_MOMENT = {
     "Mean SM activity",
     "Ranks by phase",
     "Slowest rank",
+    "Waiting for data",
     "Waiting for data, slowest rank",
     "Swap and page faults",  # this machine has one or two
 }
