@@ -7,7 +7,7 @@ import sys
 
 if __name__ == "__main__":
     if not sys.argv[1:] or sys.argv[1].startswith("-"):
-        # A SIGHUP before the sidecar can hear it would end it; it is heard as soon as it can.
+        # SIGHUP is blocked until the sidecar has a handler; without one, the signal ends the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         from exporter.cli.main import main

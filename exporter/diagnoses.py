@@ -119,7 +119,7 @@ SECOND_SIDECAR = Diagnosis(
 NOT_READY = Diagnosis(
     condition="/-/ready returns 503",
     sentence="not ready: {reason}",
-    remedy="wait a moment; if this stays, see the exporter's log",
+    remedy="wait a minute; if the problem persists, read the exporter's log",
 )
 CERTIFICATE_REQUIRED = Diagnosis(
     condition="the TLS handshake without a client certificate fails, and the configuration requires one",

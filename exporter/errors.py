@@ -12,7 +12,7 @@ In the job, only the construction of a Stat, `configure` (`DefinitionError`) and
     ├── CollectError                      a collection that failed; `reason` is a label value
     ├── OneLoggerError(ValueError)        invalid training telemetry; misuse, if the job chose exceptions
     │   └── ExportError                   a record that an exporter of spans did not export
-    ├── StartError                        the system lacks a resource of the sidecar, such as threads
+    ├── StartError                        a resource of the sidecar is missing, such as threads
     ├── StateError                        the ledger's state file cannot be read or written
     └── ListenError                       an address that cannot be listened on
 """
@@ -56,7 +56,7 @@ class FeedFormatError(FeedError):
 
 
 class FeedDirectoryError(FeedError):
-    """Unusable feed directory; `remedy` tells the user how to repair the situation."""
+    """Unusable feed directory; `remedy` is an instruction for the user."""
 
     def __init__(self, message: str, *, path: str, remedy: str) -> None:
         super().__init__(f"{message}: {path}; {remedy}")

@@ -185,7 +185,7 @@ def loops(prelude: str, text: str) -> Any:
     """
 
     @pytest.fixture(scope="module")
-    def told(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    def recorded(tmp_path_factory: pytest.TempPathFactory) -> Job:
         calls = [
             f"begin({name!r})\n{name}()\nprint({name!r}, json.dumps(gauges()))\n"
             for name in re.findall(r"^def (\w+)\(\):$", text, re.MULTILINE)
@@ -196,4 +196,4 @@ def loops(prelude: str, text: str) -> Any:
         assert "exporter" not in found.done.stderr
         return found
 
-    return told
+    return recorded

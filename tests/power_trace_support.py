@@ -131,8 +131,8 @@ class Node(SidecarNode):
         self.job.publish(MONOTONIC + self.now)
         self.sequence += 1
         snapshot = a_snapshot(self.process, sequence=self.sequence, written=self.clock.wall)
-        told = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
-        self.sidecar.feed.put(told, pid=7)
+        received = snapshot.replace(recording=snapshot.recording.replace(training=self.job.reading()))
+        self.sidecar.feed.put(received, pid=7)
         self.sidecar.collect()
 
     def play(self) -> Page:

@@ -171,9 +171,9 @@ def fill_annotations(path: Path) -> None:
         if not re.match(r" *exp_annotations:| {14,}\w+: \"", line)
     ]
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    told = promtool("test", "rules", path)
+    formatted = promtool("test", "rules", path)
     annotations: dict[tuple[str, str, frozenset[tuple[str, str]]], list[tuple[str, str]]] = {}
-    for failure in re.split(r"\n(?= +name: )", told.stdout + told.stderr):
+    for failure in re.split(r"\n(?= +name: )", formatted.stdout + formatted.stderr):
         where = re.search(r"name: (.*),\n\s*alertname: (\w+), time: (\w+)", failure)
         if where is None:
             continue
@@ -206,8 +206,8 @@ def duration(text: str) -> str:
     """Format a duration as Prometheus does: 90m is 1h30m."""
     units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     left = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
-    told = ""
+    formatted = ""
     for unit, seconds in units.items():
         number, left = divmod(left, seconds)
-        told += f"{number}{unit}" if number else ""
-    return told
+        formatted += f"{number}{unit}" if number else ""
+    return formatted

@@ -25,8 +25,8 @@ def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path
     found = "\n".join([done.stdout, records, page_of(tmp_path / "feed")])
     missing = {
         (feature, each)
-        for feature, _, told in ROWS
-        for each in re.findall("`(.*?)`", told)
+        for feature, _, outcome in ROWS
+        for each in re.findall("`(.*?)`", outcome)
         if each not in found
     }
     assert missing == set(), found
@@ -34,10 +34,10 @@ def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path
 
 
 def test_every_row_has_code_and_every_span_a_row() -> None:
-    told = "\n".join(feature for feature, _, _ in ROWS)
+    outcome = "\n".join(feature for feature, _, _ in ROWS)
 
     assert len(ROWS) == len([line for line in DOCUMENT.splitlines() if re.match(r"\| (?!feature)", line)])
-    assert {each for each in StandardTrainingJobSpanName.__members__ if each not in told} == {
+    assert {each for each in StandardTrainingJobSpanName.__members__ if each not in outcome} == {
         "CHECKPOINT_SAVE_FINALIZATION",  # declared by one-logger, but never created
         "ZERO_GRAD",  # not in its README
     }

@@ -35,10 +35,10 @@ def test_the_plain_loop_is_the_tested_example() -> None:
 
 
 def test_the_statistics_are_recorded(tmp_path: Path) -> None:
-    told = job(tmp_path, program("from exporter import Stat"))
+    received = job(tmp_path, program("from exporter import Stat"))
 
-    assert told.value("train_reward_count") == 600
-    assert told.value("training_events_total", type="rollout.done") == 1
+    assert received.value("train_reward_count") == 600
+    assert received.value("training_events_total", type="rollout.done") == 1
 
 
 ELSEWHERE = """

@@ -48,7 +48,7 @@ class CudaMemory:
             for name, family in COUNTS.items():
                 now = stats.get(name)
                 if now is not None:
-                    # Totals of the process; a reset of the job's begins them anew.
+                    # Totals of the process; a reset by the job restarts them.
                     before = self._before.get((device, name), 0)
                     self._before[device, name] = now
                     metric("counter", family, labels=labels)(now - before if now >= before else now)

@@ -130,8 +130,8 @@ class Registries(Periodic):
     def _leave(self, collector: int) -> None:
         self._hung.add(collector)
         self._asked = None
-        told = f"has not answered within {HANGS_SECONDS:g} s and is not asked any more"
-        log_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {told}")
+        message = f"has not answered within {HANGS_SECONDS:g} s and is not asked any more"
+        log_once(f"prometheus_client hangs {collector}", f"a collector of prometheus_client {message}")
         self._hide(self._gauges.pop(collector, set()))
         self.restart()
 
@@ -179,8 +179,8 @@ class Registries(Periodic):
         """Return a series, created on first use; None if the name or labels are invalid."""
         if key not in self._series:
             if len(self._series) >= MOST_SERIES:
-                told = f"only {MOST_SERIES} series of prometheus_client are exported"
-                log_once("prometheus_client most", told)
+                message = f"only {MOST_SERIES} series of prometheus_client are exported"
+                log_once("prometheus_client most", message)
                 return None
             self._series[key] = self._make(key, clean_text(text)[:LONGEST_HELP], tuple(bounds))
         return self._series[key]

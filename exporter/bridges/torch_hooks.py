@@ -49,7 +49,7 @@ def install() -> None:
 
     Raises:
         ImportError: torch is not installed.
-        AttributeError: This version of torch lacks a patched function.
+        AttributeError: A patched function does not exist in this version of torch.
     """
     if _Seen.installed:
         return

@@ -112,7 +112,7 @@ class _Callback(Source):
         training.record(epoch=int((state.epoch or 0.0) + 0.001))  # tolerance for rounding
 
     def on_epoch_end(self, state: Any) -> None:
-        self.tracker.discard_iteration()  # perhaps amid a turn
+        self.tracker.discard_iteration()  # the step is possibly incomplete
         self._record_epoch(state)
 
     on_epoch_begin = _record_epoch

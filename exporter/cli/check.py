@@ -300,7 +300,7 @@ def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
     configurations: list[Configuration] = []
     yield from ask({"configuration": partial(_configuration, given, environ, configurations)})
     if (disabled := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
-        effect = "is set here" if disabled == "1" else "turns nothing off: only 1 does"
+        effect = "is set here" if disabled == "1" else "has no effect: only 1 disables the exporter"
         yield Finding("warn", "environment", f"EXPORTER_DISABLED={disabled} {effect}", "unset it for the job")
     probes: dict[str, Probe] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(given, "--check.python")))):

@@ -129,7 +129,7 @@ class BoundedQueueHandler(logging.handlers.QueueHandler):
         self.dropped = 0  # written under the handler's lock
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Return a record with the formatted line only: arguments may change before the listener's turn."""
+        """Return a record with the formatted line only: arguments can change before the listener formats them."""
         return logging.makeLogRecord({"msg": self.format(record), "levelno": record.levelno})
 
     def enqueue(self, record: logging.LogRecord) -> None:

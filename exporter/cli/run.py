@@ -208,7 +208,7 @@ class Supervision:
             return error.status << 8
         self._job = Job(pid, plan.run, started, launch=plan.environment.get(LAUNCH_ID, ""))
         if registration is not None:
-            registration.tell_job(self._job)
+            registration.write_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar, plan.feed_directory, mask=self._mask)
             self._ask_at = time.monotonic() + runs.SILENT_SECONDS
             say(f"run {plan.run}" + (f", see {plan.page}" if plan.page and not foreign else ""))
@@ -216,7 +216,7 @@ class Supervision:
                 say(NODES_SHARE_THE_NAME if plan.derived else NODES_NEED_A_NAME)
         wait_status = self._wait_for_job()
         if registration is not None and self._sidecar is not None:
-            registration.tell_end(self._job, wait_status)
+            registration.write_end(self._job, wait_status)
             registration.release()
             self._wait_for_sidecar(self._sidecar)
         return wait_status
@@ -250,7 +250,7 @@ class Supervision:
         began = time.monotonic()
         most = max(self._plan.linger_seconds, KILL_SECONDS)
         kill = began + (min(most, ASKED_TO_END_SECONDS) if self._asked_to_end else most + KILL_SECONDS)
-        asked = told = killed = False
+        asked = logged = killed = False
         joined = None if sidecar.pid is not None else runs.attached_owner(self._plan.feed_directory)
         while self._lives(sidecar, joined) and not runs.any_active(self._plan.feed_directory):
             now = time.monotonic()
@@ -266,9 +266,9 @@ class Supervision:
             elif now >= kill - KILL_SECONDS and not asked:
                 sidecar.send(signal.SIGTERM)
                 asked = True
-            elif now >= began + QUIET_SECONDS and not told and not asked:
+            elif now >= began + QUIET_SECONDS and not logged and not asked:
                 say(f"the job has ended; waiting up to {most:.0f} s for a final scrape (Ctrl-C to stop)")
-                told = True
+                logged = True
             info = signal.sigtimedwait(TAKEN, POLL_SECONDS)
             if info is not None and info.si_signo in ENDING:
                 kill = min(kill, now + KILL_SECONDS)

@@ -188,7 +188,7 @@ def _of_interpreter(process: JobProcess, python: str) -> Silence:
     first, environment, directory = process.import_directory, process.environment, process.directory
     seen = look(python, first=first, environment=environment, directory=directory)
     if seen.ours and not seen.error:
-        return _silence("nothing_told", diagnoses.NOTHING_RECORDED.describe(python=python, calls=CALLS))
+        return _silence("nothing_recorded", diagnoses.NOTHING_RECORDED.describe(python=python, calls=CALLS))
     if seen.path and not seen.ours:
         return _silence("shadowed", diagnoses.SHADOWED.describe(python=python, path=seen.path))
     error = f": {seen.error}" if seen.error else ""

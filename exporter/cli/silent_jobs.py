@@ -18,7 +18,7 @@ RUN_SILENT = FamilySpec(
     labels=("run", "reason"),
     help=(
         f"1 for a run whose Python job has recorded nothing {runs.SILENT_SECONDS:.0f} s after its start. Reasons: "
-        "not_installed, shadowed, turned_off, environment, feed_directory, nothing_told. Absent once the job records."
+        "not_installed, shadowed, turned_off, environment, feed_directory, nothing_recorded. Absent once the job records."
     ),
     source="`training-exporter run`, which inspects the job's interpreter",
 )

@@ -180,8 +180,8 @@ class Launcher:
             dead = next((each for each in ranks if each.poll() is not None), None)
             if dead is not None:
                 delay = RESTART_SECONDS / self._given.speed
-                told = f"exporter: rank {ranks.index(dead)} has died; all ranks start again in {delay:g} s"
-                print(told, file=sys.stderr, flush=True)
+                message = f"exporter: rank {ranks.index(dead)} has died; all ranks start again in {delay:g} s"
+                print(message, file=sys.stderr, flush=True)
                 self._stop(ranks, 0.0)
                 again = time.monotonic() + delay
                 while not self._ended and time.monotonic() < again:

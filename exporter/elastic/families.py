@@ -125,8 +125,8 @@ class MetricStats:
             try:
                 record = self._recorder(named, pair)
             except DefinitionError as error:  # its family is another pair's, another Stat's or the exporter's
-                told = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
-                log_once(told, f"{told}: {error}")
+                message = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
+                log_once(message, f"{message}: {error}")
                 record = refuse("collision")
         self._records[pair] = record
         return record

@@ -194,14 +194,16 @@ class Page:
             # The first publisher of a name keeps the name, and watched blocks precede all others.
             offers, before = {**own, **published}, self._blocks
             quotas = self._share(own.values(), published.values())
-            anew = quotas != self._quotas or list(offers) != list(before)
+            changed = quotas != self._quotas or list(offers) != list(before)
             self._quotas, self._blocks = quotas, {}
             taken: set[str] = set()
             for name, offer in offers.items():
                 block = before.get(name)
-                if anew or block is None or block.block is not offer:
+                if changed or block is None or block.block is not offer:
                     block = self._write_block(offer, taken, quotas, block)
-                    anew = anew or block.names != before[name].names  # later blocks may lose or gain names
+                    changed = (
+                        changed or block.names != before[name].names
+                    )  # later blocks may lose or gain names
                 taken |= block.names
                 self._blocks[name] = block
             self._series = sum(each.text.series for block in self._blocks.values() for each in block.shown)

@@ -75,8 +75,8 @@ def check_directory(path: str | os.PathLike[str]) -> None:
     if not trusted and found.st_uid != own_uid():
         raise refusal(f"the feed directory belongs to uid {found.st_uid}, not to uid {own_uid()}", path)
     if not trusted and found.st_mode & 0o022:
-        told = f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})"
-        raise refusal(told, path, f"take that from them: chmod 0700 {path}")
+        problem = f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})"
+        raise refusal(problem, path, f"take that from them: chmod 0700 {path}")
 
 
 def refusal(

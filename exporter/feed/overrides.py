@@ -107,5 +107,5 @@ def _read(path: str) -> tuple[Rule, ...] | None:
 
 
 def _unusable(message: str, path: str) -> FeedDirectoryError:
-    remedy = f"remove {os.path.basename(path)} there; the sidecar writes it anew"
+    remedy = f"remove {os.path.basename(path)} there; the sidecar writes it again"
     return refusal(message, os.path.dirname(path), remedy)

@@ -36,7 +36,7 @@ LEAST_ROOM_BYTES = 1 << 20
 """Room of each further file, for the exporter's own families, up to `MOST_DECODED_BYTES`."""
 MOST_DECODED_BYTES = 64 << 20
 """Cost of all files together from which on further files are refused."""
-SETTLE_SECONDS = 5.0
+REMOVAL_DELAY_SECONDS = 5.0
 """Time without a change after which `remove` treats a process without a lock as dead; a job that closed all descriptors
 has lost the lock until the next write. A final snapshot needs no wait."""
 LEFTOVER_SECONDS = 60.0
@@ -214,12 +214,12 @@ class FeedReader:
             os.close(descriptor)
 
     def _is_over(self, known: _Known) -> bool:
-        settle = SETTLE_SECONDS
+        wait_seconds = REMOVAL_DELAY_SECONDS
         if isinstance(known.outcome, Snapshot):
             if known.outcome.recording.final:
                 return True
-            settle = max(settle, 3 * known.outcome.flush_seconds)
-        return self._monotonic() - known.changed >= settle
+            wait_seconds = max(wait_seconds, 3 * known.outcome.flush_seconds)
+        return self._monotonic() - known.changed >= wait_seconds
 
     def _scan_files(self, directory: int, names: list[str]) -> Scan:
         self._decoded = sum(each.decoder.cost for name, each in self._known.items() if name in names)

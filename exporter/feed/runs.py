@@ -105,7 +105,7 @@ class Registration:
 
     @property
     def job_file(self) -> str:
-        """Path that `tell_job` writes."""
+        """Path that `write_job` writes."""
         return os.fspath(self._path.with_suffix(JOB))
 
     def keep(self) -> None:
@@ -115,14 +115,14 @@ class Registration:
                 self._lock.release()
                 self._begin()
                 if self._job is not None:
-                    self.tell_job(self._job)
+                    self.write_job(self._job)
 
-    def tell_job(self, job: Job) -> None:
+    def write_job(self, job: Job) -> None:
         """Write the description of the job; never raises."""
         self._job = job
         self._write(JOB, dataclasses.asdict(job))
 
-    def tell_end(self, job: Job, wait_status: int) -> None:
+    def write_end(self, job: Job, wait_status: int) -> None:
         """Write the exit status of the job, from a wait status of `os.waitpid`; never raises."""
         self.keep()
         status = os.waitstatus_to_exitcode(wait_status)
@@ -180,8 +180,8 @@ def jobs(feed_directory: Path) -> list[Job]:
     found = []
     for path, body in _documents(feed_directory, JOB):
         with contextlib.suppress(LookupError, TypeError, ValueError):
-            told = body.get("silence")
-            silence = None if told is None else Silence(*(str(told[each]) for each in Silence.__slots__))
+            stored = body.get("silence")
+            silence = None if stored is None else Silence(*(str(stored[each]) for each in Silence.__slots__))
             launch = str(body.get("launch", ""))
             job = Job(int(body["pid"]), str(body["run"]), float(body["started"]), silence, launch)
             if _holder(path.with_suffix(LOCK)) is not None:

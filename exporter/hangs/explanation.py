@@ -75,7 +75,7 @@ class Explanation:
     """Why a run hangs, as far as its stacks show."""
 
     groups: tuple[RankGroup, ...]  # the odd group first
-    tie: bool  # True if no rule tells the first group from the second
+    tie: bool  # True if no rule separates the first two groups
     silent: Mapping[int, str]  # ranks without an answer, with the reason
 
     def sentence(self) -> str:

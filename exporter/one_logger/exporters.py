@@ -89,7 +89,7 @@ METHODS = (
 
 
 def missing_methods(exporter: object) -> list[str]:
-    """Return the methods that an object lacks to be used as an exporter; one-logger's exporters have all."""
+    """Return the exporter methods that are missing in an object."""
     return [name for name in METHODS if not callable(getattr(exporter, name, None))]
 
 

@@ -230,7 +230,7 @@ class KindTable:
         return counts, last, suppressed
 
     def _refuse(self, type: str, what: str) -> None:
-        """Count a part that an event lacks, and log it once for each type."""
+        """Count a dropped part of an event, and log it once for each type."""
         self.kind(type or OTHER, "info").suppressed["payload"].bump()
         log_once(
             f"event {type[:LONGEST_TYPE]}",

@@ -145,9 +145,9 @@ class StatTable:
             reserved = not state.own and (name in RESERVED or name.startswith(RESERVED_PREFIXES))
             if reserved or owner != definition.name:
                 whose = "reserved for the exporter" if reserved else f"already a family of the Stat {owner!r}"
-                told = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
+                message = f"the Stat {definition.name!r} would publish {name!r}, which is {whose}; choose another name"
                 allowed = "a name whose families are free"
-                raise DefinitionError(told, field="name", found=definition.name, allowed=allowed)
+                raise DefinitionError(message, field="name", found=definition.name, allowed=allowed)
         self._owners.update(dict.fromkeys(names, definition.name))
         self._firsts[definition.name] = state
 
@@ -162,9 +162,9 @@ def _differs(known: StatState, second: StatDefinition) -> None:
     first = known.definition
     names = [each.name for each in dataclasses.fields(first) if each.name != "labels"]
     found = [name for name in names if getattr(first, name) != getattr(second, name)]
-    told = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
+    changes = [f"{name} {getattr(first, name)!r} and now {getattr(second, name)!r}" for name in found]
     raise DefinitionError(
-        f"the Stat {first.name!r} was first made at {known.origin} with another definition: {', '.join(told)}",
+        f"the Stat {first.name!r} was first made at {known.origin} with another definition: {', '.join(changes)}",
         field=found[0],
         found=getattr(second, found[0]),
         allowed="the same definition, or another name or labels",

@@ -47,7 +47,7 @@ class WindowClock:
         return 0.0 if self._stepped(wall, monotonic) else None
 
     def advance(self, *, wall: float, monotonic: float) -> tuple[float, float]:
-        """Begin the next window, aligned anew; gives start and end of the one that is over, which a step has ended now."""
+        """Start the next window, realigned, and return start and end of the window that a clock step has closed."""
         stepped = self._stepped(wall, monotonic)
         over = (self.started, min(wall, self.ended) if stepped else self.ended)
         self._align(wall, monotonic)

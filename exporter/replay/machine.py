@@ -206,7 +206,7 @@ class ReplayedEvents:
     def __init__(self, machine: ReplayedMachine) -> None:
         self._machine = machine
         self._registered: dict[int, list[tuple[ReplayedGpu, float]]] = {}  # by set, since when
-        self._told: set[tuple[int, int, int]] = set()
+        self._reported: set[tuple[int, int, int]] = set()
 
     def register(self, gpu: ReplayedGpu, moment: float, *, event_set: int) -> None:
         """Register for the Xids of a GPU from now on."""
@@ -220,8 +220,8 @@ class ReplayedEvents:
             for place, fault in enumerate(gpu.faults):
                 for which, xid in enumerate(fault.xids if since <= fault.at <= end else ()):
                     key = (gpu.index, place, which)
-                    if key not in self._told:
-                        self._told.add(key)
+                    if key not in self._reported:
+                        self._reported.add(key)
                         return gpu, xid
         return None
 

@@ -149,8 +149,8 @@ class WebConfig:
         """(field, message) of names that cannot log in."""
         for name in self.basic_auth_users:
             if ":" in name or not name.isprintable():
-                told = f"{name!r} can never log in: no colon or control character in a name"
-                yield "basic_auth_users", told
+                problem = f"{name!r} can never log in: no colon or control character in a name"
+                yield "basic_auth_users", problem
 
 
 def load_web_config(path: Path) -> WebConfig:

@@ -238,7 +238,7 @@ import exporter
 import exporter_auto
 from exporter import bridges
 bridges.install("monitor")
-exporter.events.register(lambda event: None, types="built", name="told")
+exporter.events.register(lambda event: None, types="built", name="delivered")
 prebuilt = monitor.Event("prebuilt", datetime.datetime.now(), {"a": 1})
 stat = monitor.Stat("flood", [monitor.Aggregation.COUNT], 0.01)
 stop, counts = time.monotonic() + 2, []
@@ -266,10 +266,10 @@ def test_threads_that_flood_torch_monitor_end_in_order_with_exact_counts(tmp_pat
     assert prebuilt > 1000
     assert labelled(page, "training_events_total", type="prebuilt") == prebuilt
     assert labelled(page, "training_events_total", type="built") == built
-    told = labelled(page, "training_event_handler_events_total", handler="told")
-    dropped = labelled(page, "training_event_handler_dropped_total", handler="told")
+    delivered = labelled(page, "training_event_handler_events_total", handler="delivered")
+    dropped = labelled(page, "training_event_handler_dropped_total", handler="delivered")
     suppressed = labelled(page, "training_events_suppressed_total", type="built", reason="rate_limit")
-    assert told + dropped + suppressed == built
+    assert delivered + dropped + suppressed == built
     assert labelled(page, "training_torch_monitor_overflows_total") == 0
     assert labelled(page, "flood_samples_total") >= 1
 
@@ -282,9 +282,9 @@ def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None
         data = timestamp = property(lambda _self: 1 // 0)
         __hash__ = None  # type: ignore[assignment]  # as a class of the job's may have it
 
-    now, told = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), list[int]()
+    now, numbers = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), list[int]()
     windows = [torch.Event(torch.STAT_EVENT, now, {"part.sum": 1.0})] * 7
-    handle = exporter.events.register(lambda event: told.append(event.data["number"]), types="part.each")
+    handle = exporter.events.register(lambda event: numbers.append(event.data["number"]), types="part.each")
     bridge = MonitorBridge(torch.Event, torch.STAT_EVENT)
     bridge.queue.extend(torch.Event("part.each", now, {"number": number}) for number in range(500))
     bridge.queue.extend([*windows, Unreadable("part.odd", now, {})])
@@ -293,7 +293,7 @@ def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None
 
     assert EVENTS.reading().counts["part.each", "info"] == 500
     assert EVENTS.reading().counts["part.odd", "info"] == 1
-    assert told == list(range(500))
+    assert numbers == list(range(500))
     assert total("part.added") == 7
 
 

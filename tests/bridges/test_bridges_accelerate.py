@@ -69,7 +69,7 @@ def failing():
         print("raised", error)
     train()
 """
-told = loops(ACCELERATE, LOOPS)
+recording = loops(ACCELERATE, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # Accumulated batches are one step; logged values are recorded.
@@ -91,24 +91,26 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 @wanted("accelerate")
 @pytest.mark.parametrize("run", EXPECTED)
-def test_an_accelerate_loop_is_recorded(told: Job, run: str) -> None:
-    assert told.unlike(EXPECTED[run], run) == {}
+def test_an_accelerate_loop_is_recorded(recording: Job, run: str) -> None:
+    assert recording.unlike(EXPECTED[run], run) == {}
 
 
 @wanted("accelerate")
-def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(told: Job) -> None:
-    gauges = told.gauges("tracked")
+def test_the_loss_is_recorded_before_its_division_and_exceptions_propagate(recording: Job) -> None:
+    gauges = recording.gauges("tracked")
 
     assert 0 < gauges["loss,mode=train"] < 50
     assert gauges["grad_norm"] > 0
-    assert "raised amid an iteration" in told.done.stdout
+    assert "raised amid an iteration" in recording.done.stdout
 
 
 @wanted("accelerate")
 def test_an_unchanged_accelerate_job_is_recorded(tmp_path: Path) -> None:
-    told = job(tmp_path, ACCELERATE + "train(gradient_accumulation_steps=2)[0].save_state('state')", AUTO)
+    recording = job(
+        tmp_path, ACCELERATE + "train(gradient_accumulation_steps=2)[0].save_state('state')", AUTO
+    )
 
-    assert told.unlike({STEPS: 2, SAVED: 1, "run_info framework=accelerate": 1}) == {}
+    assert recording.unlike({STEPS: 2, SAVED: 1, "run_info framework=accelerate": 1}) == {}
 
 
 # Fabric -------------------------------------------------------------------------------------------------------
@@ -142,11 +144,11 @@ fabric.load("whole.ckpt", {{"model": model, "optimizer": optimizer}})
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = PRELUDE + FABRIC.format(package=package, explicit=explicit)
-    told = job(tmp_path, program, {} if explicit else AUTO)
+    recording = job(tmp_path, program, {} if explicit else AUTO)
 
     steps = {STEPS: 4, "phase backward": 4, "phase optimizer": 4, "run_info framework=fabric": 1}
     assert (
-        told.unlike(
+        recording.unlike(
             {**steps, SAVED: 1, FAILED: 1, "phase checkpoint_save_sync": 3, "phase checkpoint_load": 1}
         )
         == {}

@@ -29,10 +29,10 @@ def library() -> type[Library]:
     return type("Copy", (), dict(vars(Library)))  # the same method in a separate class
 
 
-def bracket(told: list[Any]) -> Hook:
+def bracket(recorded: list[Any]) -> Hook:
     def hook(_self: object, number: int, **_rest: object) -> Around:
-        told.append(number)
-        told.append((yield))
+        recorded.append(number)
+        recorded.append((yield))
 
     return hook
 
@@ -47,15 +47,15 @@ def broken_after(*_args: Any, **_kwargs: Any) -> Around:
 
 
 def test_a_patched_method_returns_and_raises_as_before(library: type[Library]) -> None:
-    told: list[Any] = []
+    recorded: list[Any] = []
     for _ in range(2):  # once only
-        patch(library, "work", bracket(told))
+        patch(library, "work", bracket(recorded))
 
     assert library().work(1) == 2
     with pytest.raises(KeyError, match="the job's own") as raised:
         library().work(3, fail=True)
-    assert told[:3] == [1, (2, None), 3]
-    assert isinstance(told[3][1], KeyError)
+    assert recorded[:3] == [1, (2, None), 3]
+    assert isinstance(recorded[3][1], KeyError)
     if sys.version_info >= (3, 11):  # before 3.11, a bare raise repeats the frame
         files = {Path(frame.filename).name for frame in traceback.extract_tb(raised.value.__traceback__)}
         assert files == {Path(__file__).name}
@@ -148,11 +148,11 @@ print(tracker.completed)
 
 
 def test_in_any_order_of_hooks_no_block_stays_open_and_every_step_is_counted(tmp_path: Path) -> None:
-    told = job(tmp_path, ANY_ORDER)
-    completed = int(told.done.stdout)
+    recorded = job(tmp_path, ANY_ORDER)
+    completed = int(recorded.done.stdout)
 
     assert completed > 50
-    assert told.unlike({STEPS: completed, "misuse_total": None}) == {}
+    assert recorded.unlike({STEPS: completed, "misuse_total": None}) == {}
 
 
 # Batches ------------------------------------------------------------------------------------------------------

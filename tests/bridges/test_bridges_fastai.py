@@ -50,10 +50,10 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '2.8'\n")
     (package / "optimizer.py").write_text(OPTIMIZER)
-    told = job(tmp_path, LEARNER, AUTO)
+    recorded = job(tmp_path, LEARNER, AUTO)
 
-    found = told.gauges("gauges")
+    found = recorded.gauges("gauges")
     expected = {STEPS: 20, SAMPLES: 80, VALIDATED: 6, "epochs_total": 2, "run_info framework=fastai": 1}
-    assert told.unlike(expected) == {}
+    assert recorded.unlike(expected) == {}
     assert found["loss,mode=train"] == pytest.approx(found["own loss"], rel=1e-5)
     assert found["learning_rate"] == 0.125

@@ -46,26 +46,26 @@ trainer.run(data, max_epochs=2)
 """
 
 
-def own_loss(told: Job) -> float:
-    return next(float(line.split()[2]) for line in told.done.stdout.splitlines() if "own loss" in line)
+def own_loss(recorded: Job) -> float:
+    return next(float(line.split()[2]) for line in recorded.done.stdout.splitlines() if "own loss" in line)
 
 
 def test_steps_samples_epochs_and_validations_match_the_log_of_the_job(tmp_path: Path) -> None:
-    told = job(tmp_path, IGNITE + SUPERVISED, AUTO)
+    recorded = job(tmp_path, IGNITE + SUPERVISED, AUTO)
 
     expected = {STEPS: 60, SAMPLES: 1200, VALIDATED: 21, "epochs_total": 3, "phase validation": 3, SAVED: 1}
-    assert told.unlike({**expected, "run_info framework=ignite": 1}) == {}
-    assert told.gauges("gauges")["epoch"] == 3
-    assert told.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(told), rel=1e-5)
+    assert recorded.unlike({**expected, "run_info framework=ignite": 1}) == {}
+    assert recorded.gauges("gauges")["epoch"] == 3
+    assert recorded.gauges("gauges")["loss,mode=train"] == pytest.approx(own_loss(recorded), rel=1e-5)
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
-    told = job(tmp_path, IGNITE + ACCUMULATING, AUTO)
+    recorded = job(tmp_path, IGNITE + ACCUMULATING, AUTO)
 
-    assert told.unlike({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATED: 21}) == {}
+    assert recorded.unlike({STEPS: 15, "microbatches_total": 60, SAMPLES: 1200, VALIDATED: 21}) == {}
 
 
 def test_batches_of_a_list_are_counted_like_those_of_a_loader(tmp_path: Path) -> None:
-    told = job(tmp_path, IGNITE + ITERABLE, AUTO)
+    recorded = job(tmp_path, IGNITE + ITERABLE, AUTO)
 
-    assert told.unlike({STEPS: 10, SAMPLES: 200, VALIDATED: 4, "epochs_total": 2}) == {}
+    assert recorded.unlike({STEPS: 10, SAMPLES: 200, VALIDATED: 4, "epochs_total": 2}) == {}

@@ -34,22 +34,22 @@ x = numpy.random.rand(12, 4)
 LOOPS = """
 import copy, pickle
 from exporter.bridges import keras as bridge
-told = pickle.loads(pickle.dumps(copy.deepcopy(bridge.callback())))
+recorded = pickle.loads(pickle.dumps(copy.deepcopy(bridge.callback())))
 
 def ordinary():
-    fit([told, keras.callbacks.ModelCheckpoint("model.keras")], epochs=2, validation_data=(x, x[:, :1]))
+    fit([recorded, keras.callbacks.ModelCheckpoint("model.keras")], epochs=2, validation_data=(x, x[:, :1]))
 
 def several_loops():
-    model = fit([told], epochs=1)
-    fit([told], model=model, initial_epoch=1, epochs=3)
-    model.evaluate(x, x[:, :1], batch_size=4, verbose=0, callbacks=[told])
+    model = fit([recorded], epochs=1)
+    fit([recorded], model=model, initial_epoch=1, epochs=3)
+    model.evaluate(x, x[:, :1], batch_size=4, verbose=0, callbacks=[recorded])
 
 def failing():
     try:
-        fit([Failing(), told])
+        fit([Failing(), recorded])
     except ZeroDivisionError as error:
         print("raised", error)
-    fit([told])
+    fit([recorded])
 
 def failed_save():
     class Saving(keras.callbacks.Callback):
@@ -59,19 +59,19 @@ def failed_save():
             except OSError:
                 pass
             self.model.save_weights("model.weights.h5")
-    fit([told, Saving()], epochs=2)
+    fit([recorded, Saving()], epochs=2)
 
 def not_finite():
-    fit([told], y=x[:, :1] * float("nan"))
+    fit([recorded], y=x[:, :1] * float("nan"))
 
 def left_as_it_was():
     model = fit()
     model.make_train_function()
     before = model.train_function
-    fit([told], model=model)
+    fit([recorded], model=model)
     assert model.train_function is before
 """
-told = loops(PRELUDE, LOOPS)
+recorded = loops(PRELUDE, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "ordinary": {
@@ -94,15 +94,15 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_training_and_evaluation_of_a_model_are_recorded(told: Job, run: str) -> None:
-    assert told.unlike(EXPECTED[run], run) == {}
+def test_training_and_evaluation_of_a_model_are_recorded(recorded: Job, run: str) -> None:
+    assert recorded.unlike(EXPECTED[run], run) == {}
 
 
-def test_losses_match_keras_and_exceptions_propagate(told: Job) -> None:
-    assert told.gauges("ordinary")["loss,mode=train"] > 0
-    assert told.gauges("ordinary")["loss,mode=validation"] > 0
-    assert (told.number("phase data_loading", "ordinary") or 0) >= 6
-    assert "raised amid an epoch" in told.done.stdout
+def test_losses_match_keras_and_exceptions_propagate(recorded: Job) -> None:
+    assert recorded.gauges("ordinary")["loss,mode=train"] > 0
+    assert recorded.gauges("ordinary")["loss,mode=validation"] > 0
+    assert (recorded.number("phase data_loading", "ordinary") or 0) >= 6
+    assert "raised amid an epoch" in recorded.done.stdout
 
 
 def test_an_unchanged_job_that_continues_after_an_exception_is_recorded_as_finished(
@@ -115,8 +115,8 @@ except ZeroDivisionError:
     model = fit([keras.callbacks.ModelCheckpoint("model.keras")], epochs=2)
 print("asynchronous", keras.callbacks.CallbackList([], model=model)._async_train)
 """
-    told = job(tmp_path, PRELUDE + program, AUTO)
+    recorded = job(tmp_path, PRELUDE + program, AUTO)
 
-    assert told.unlike({STEPS: 2 + 6, SAVED: 2, "uncommitted_seconds": 0}) == {}
-    assert (told.value("training_productive_seconds_total") or 0) > 0
-    assert "asynchronous True" in told.done.stdout
+    assert recorded.unlike({STEPS: 2 + 6, SAVED: 2, "uncommitted_seconds": 0}) == {}
+    assert (recorded.value("training_productive_seconds_total") or 0) > 0
+    assert "asynchronous True" in recorded.done.stdout

@@ -167,7 +167,7 @@ def given_up():
 def pickled():
     trainer([Sending()]).fit(Module(), loader(8))
 """
-told = loops(LIGHTNING, LOOPS)
+recorded = loops(LIGHTNING, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A step is an optimizer step; the sanity check adds validation time but no validation.
@@ -220,19 +220,19 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_training_validation_and_saves_of_a_trainer_are_recorded(told: Job, run: str) -> None:
-    assert told.unlike(EXPECTED[run], run) == {}
+def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, run: str) -> None:
+    assert recorded.unlike(EXPECTED[run], run) == {}
 
 
-def test_loops_without_a_fixed_number_of_steps_are_recorded(told: Job) -> None:
-    assert told.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
-    assert told.gauges("resumed")["loss,mode=train"] > 0
-    assert (told.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
+def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> None:
+    assert recorded.value("training_background_seconds_total", "asynchronous", task="checkpoint_finalize")
+    assert recorded.gauges("resumed")["loss,mode=train"] > 0
+    assert (recorded.value("training_nonfinite_total", "not_finite", kind="grad") or 0) >= 1
 
 
-def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(told: Job) -> None:
-    assert "raised amid an iteration" in told.done.stdout
-    assert told.done.stdout.count("pickled ['Sending', 'ExporterCallback']") == 2
+def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(recorded: Job) -> None:
+    assert "raised amid an iteration" in recorded.done.stdout
+    assert recorded.done.stdout.count("pickled ['Sending', 'ExporterCallback']") == 2
 
 
 # Without a line of code ---------------------------------------------------------------------------------------
@@ -251,9 +251,9 @@ def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explici
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
     program = LIGHTNING.replace("lightning.pytorch", package) + UNCHANGED.format(explicit=explicit)
-    told = job(tmp_path, program, AUTO)
+    recorded = job(tmp_path, program, AUTO)
 
-    assert told.unlike({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVED: 2}) == {}
+    assert recorded.unlike({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVED: 2}) == {}
 
 
 @pytest.mark.parametrize("name", ["EXPORTER_AUTO", "EXPORTER_DISABLED"])
@@ -288,8 +288,8 @@ STARTED = {
 def test_ranks_started_by_lightning_are_distinct_and_count_their_own_samples(
     tmp_path: Path, strategy: str
 ) -> None:
-    told = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), STARTED[strategy])
+    recorded = script(tmp_path, LIGHTNING + TWO_RANKS.format(strategy=strategy), STARTED[strategy])
 
     for rank, samples in (("0", 12), ("1", 6)):
-        assert told.unlike({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}
-    assert told.number("step_duration_seconds_count mode=train") == 3
+        assert recorded.unlike({f"{STEPS} rank={rank}": 3, f"{SAMPLES} rank={rank}": samples}) == {}
+    assert recorded.number("step_duration_seconds_count mode=train") == 3

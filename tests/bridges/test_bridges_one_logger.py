@@ -70,7 +70,7 @@ EXPORTER = "exporter.bridges.one_logger.OneLoggerExporter"
 GIVEN = "from exporter.bridges.one_logger import OneLoggerExporter as Ours\n"
 WAYS: dict[str, tuple[str, dict[str, str]]] = {
     "by the import, in a job of `run` with custom exporters": (
-        "configure().with_exporter(FileExporter(pathlib.Path('told.json')))",
+        "configure().with_exporter(FileExporter(pathlib.Path('recorded.json')))",
         {"EXPORTER_AUTO": "1", "PYTHONPATH": f"{AUTOLOAD}:{REPOSITORY}"},
     ),
     "by the entry point": (
@@ -86,7 +86,7 @@ WAYS: dict[str, tuple[str, dict[str, str]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path, way: str) -> None:
     program, environment = WAYS[way]
-    told = job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
+    recorded = job(tmp_path, f"{PRELUDE}{program}.configure_provider(){WORK}", environment)
 
     expected: dict[str, float | None] = {
         STEPS: 4,
@@ -102,11 +102,11 @@ def test_calls_of_one_logger_are_recorded_with_its_configuration(tmp_path: Path,
     }
     phases = {"iteration": 5, "forward": 4, "backward": 4, "model_init": 1, "checkpoint_load": 1, "test": 1}
     expected.update({f"phase {phase}": times for phase, times in phases.items()})
-    assert told.unlike(expected) == {}
-    assert "raised amid an iteration" in told.done.stdout
-    assert "training_misuse_total" not in told.page
-    assert "exporter:" not in told.done.stderr
-    assert "a bridge" not in told.done.stderr
+    assert recorded.unlike(expected) == {}
+    assert "raised amid an iteration" in recorded.done.stdout
+    assert "training_misuse_total" not in recorded.page
+    assert "exporter:" not in recorded.done.stderr
+    assert "a bridge" not in recorded.done.stderr
 
 
 def ran(tmp_path: Path, program: str, *, check: bool = True, **options: str) -> Job:
@@ -131,10 +131,10 @@ with timed_span(Name.OPTIMIZER_UPDATE):
 callbacks.on_train_end()
 callbacks.on_app_end()
 """
-    told = ran(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
+    recorded = ran(tmp_path, program, strategy="CheckPointStrategy.ASYNC")
 
     saved = {"checkpoints_total kind=async result=ok": 2, "phase checkpoint_save_async": 3}
-    assert told.unlike({STEPS: 3, **saved, "misuse_total": None}) == {}
+    assert recorded.unlike({STEPS: 3, **saved, "misuse_total": None}) == {}
 
 
 def test_exceptions_of_one_logger_reach_the_job_unchanged(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ with application():
         for _ in range(2):
             callbacks.on_training_single_iteration_start()
 """
-    told = ran(tmp_path, program, check=False)
+    recorded = ran(tmp_path, program, check=False)
 
-    assert told.done.returncode == 1
-    assert "OneLoggerError" in told.done.stderr
-    assert "exporter/bridges" not in told.done.stderr.splitlines()[-1]
+    assert recorded.done.returncode == 1
+    assert "OneLoggerError" in recorded.done.stderr
+    assert "exporter/bridges" not in recorded.done.stderr.splitlines()[-1]
 
 
 def test_a_rank_that_one_logger_disables_is_not_recorded(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ with training_loop(train_iterations_start=0):
     with training_iteration():
         pass
 """
-    told = ran(tmp_path, program, enable_for_current_rank="False")
+    recorded = ran(tmp_path, program, enable_for_current_rank="False")
 
-    assert "training_steps_total" not in told.page
+    assert "training_steps_total" not in recorded.page
 
 
 INSTRUMENTED = """
@@ -185,7 +185,7 @@ with application():
 
 @wanted("lightning")
 def test_a_lightning_job_with_own_instrumentation_counts_each_step_once(tmp_path: Path) -> None:
-    told = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
+    recorded = job(tmp_path, PRELUDE + LIGHTNING + INSTRUMENTED, AUTO)
 
     known = {"run_info framework=lightning session_tag=tag": 1, "misuse_total": None}
-    assert told.unlike({STEPS: 4, "microbatches_total": 8, "phase model_init": 1, **known}) == {}
+    assert recorded.unlike({STEPS: 4, "microbatches_total": 8, "phase model_init": 1, **known}) == {}

@@ -372,7 +372,7 @@ def pickled():
     functions = torch.save, torch.autograd.backward, nn.utils.clip_grad_norm_
     assert pickle.loads(pickle.dumps(functions)) == functions
 """
-told = loops(PRELUDE, LOOPS)
+recorded = loops(PRELUDE, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A look at the data is no training.
@@ -436,33 +436,33 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_a_loop_is_recorded(told: Job, run: str) -> None:
-    assert told.unlike(EXPECTED[run], run) == {}
+def test_a_loop_is_recorded(recorded: Job, run: str) -> None:
+    assert recorded.unlike(EXPECTED[run], run) == {}
 
 
 @pytest.mark.parametrize(
     "line",
     ["raised amid an iteration", "torch raised grad can be implici", "save raised", "later failed True"],
 )
-def test_exceptions_reach_the_job_unchanged(told: Job, line: str) -> None:
-    assert line in told.done.stdout
+def test_exceptions_reach_the_job_unchanged(recorded: Job, line: str) -> None:
+    assert line in recorded.done.stdout
 
 
-def test_values_and_times_match_the_log_of_the_job(told: Job) -> None:
-    assert told.gauges("ordinary")["grad_norm"] > 0
-    assert 0 < told.gauges("scaled")["loss,mode=train"] < 100  # not the scaled loss
-    assert (told.number("phase backward", "closure") or 0) >= 4
-    seconds = told.value("training_phase_seconds_total", "estimated", phase="validation")
+def test_values_and_times_match_the_log_of_the_job(recorded: Job) -> None:
+    assert recorded.gauges("ordinary")["grad_norm"] > 0
+    assert 0 < recorded.gauges("scaled")["loss,mode=train"] < 100  # not the scaled loss
+    assert (recorded.number("phase backward", "closure") or 0) >= 4
+    seconds = recorded.value("training_phase_seconds_total", "estimated", phase="validation")
     assert 0.15 <= (seconds or 0) < 0.15 + 5
 
 
-def test_the_epoch_is_absent_until_a_loader_is_exhausted(told: Job) -> None:
-    assert told.gauges("without_loader").get("epoch") is None
-    assert told.gauges("ordinary")["epoch"] == 2
+def test_the_epoch_is_absent_until_a_loader_is_exhausted(recorded: Job) -> None:
+    assert recorded.gauges("without_loader").get("epoch") is None
+    assert recorded.gauges("ordinary")["epoch"] == 2
 
 
-def test_the_loss_matches_the_log_of_the_job_or_is_absent(told: Job) -> None:
-    lines = [line.split() for line in told.done.stdout.splitlines() if line.startswith("loss ")]
+def test_the_loss_matches_the_log_of_the_job_or_is_absent(recorded: Job) -> None:
+    lines = [line.split() for line in recorded.done.stdout.splitlines() if line.startswith("loss ")]
     expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
 
     assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
@@ -489,15 +489,15 @@ print("loss is", float(model.weight.sum()) < 1e9, file=sys.stderr)
 sys.exit(3)
 """
     plain = job(tmp_path / "without", PRELUDE + program, check=False)
-    told = job(tmp_path / "with", PRELUDE + program, AUTO, check=False)
+    recorded = job(tmp_path / "with", PRELUDE + program, AUTO, check=False)
 
-    assert plain.done.returncode == told.done.returncode == 3
-    assert told.done.stdout == plain.done.stdout
-    assert re.sub(r"[\d.:]+", "", told.done.stderr) == re.sub(r"[\d.:]+", "", plain.done.stderr)
+    assert plain.done.returncode == recorded.done.returncode == 3
+    assert recorded.done.stdout == plain.done.stdout
+    assert re.sub(r"[\d.:]+", "", recorded.done.stderr) == re.sub(r"[\d.:]+", "", plain.done.stderr)
     assert "training_steps_total" not in plain.page
-    assert told.number(STEPS) == 3
-    assert (told.number("phase compile") or 0) >= 2
-    assert (told.value("training_badput_seconds_total", cause="compile") or 0) > 0
+    assert recorded.number(STEPS) == 3
+    assert (recorded.number("phase compile") or 0) >= 2
+    assert (recorded.value("training_badput_seconds_total", cause="compile") or 0) > 0
 
 
 TRAINING = """
@@ -540,19 +540,19 @@ if __name__ == "__main__":
 def test_a_loop_has_done_its_work_unless_its_process_fails(
     tmp_path: Path, call: str, is_finished: bool
 ) -> None:
-    told = script(tmp_path, f"{PRELUDE}{TRAINING}    {call}\n")
+    recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    {call}\n")
 
-    assert told.number(STEPS) == 3
-    assert (told.number("uncommitted_seconds") == 0) is is_finished
-    assert (told.number("productive_seconds_total") != 0) is is_finished
+    assert recorded.number(STEPS) == 3
+    assert (recorded.number("uncommitted_seconds") == 0) is is_finished
+    assert (recorded.number("productive_seconds_total") != 0) is is_finished
 
 
 def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:
     launch = "subprocess.run([sys.executable, '-i', 'train.py'], input=b'1 / 0')"
-    told = script(tmp_path, f"{PRELUDE}{TRAINING}    train()\n", launch)
+    recorded = script(tmp_path, f"{PRELUDE}{TRAINING}    train()\n", launch)
 
-    assert "ZeroDivisionError" in told.done.stderr
-    assert told.unlike({STEPS: 3, "uncommitted_seconds": 0}) == {}
+    assert "ZeroDivisionError" in recorded.done.stderr
+    assert recorded.unlike({STEPS: 3, "uncommitted_seconds": 0}) == {}
 
 
 ITERATIONS = """
@@ -600,9 +600,9 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
 @pytest.mark.parametrize("name", JOBS)
 def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
     program, expected = JOBS[name]
-    told = job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
+    recorded = job(tmp_path, f"{PRELUDE}from exporter import training\n{program}", AUTO)
 
-    assert told.unlike(expected) == {}
+    assert recorded.unlike(expected) == {}
 
 
 OWN_OPTIMIZER = """
@@ -622,11 +622,11 @@ for _ in range(5):
 def test_steps_of_an_optimizer_that_is_not_torchs_are_missed_with_the_lines_that_add_them(
     tmp_path: Path,
 ) -> None:
-    told = job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)
+    recorded = job(tmp_path, PRELUDE + OWN_OPTIMIZER, AUTO)
 
-    assert told.done.stderr.count("no step of a torch optimizer") == 1
-    assert "training.step()" in told.done.stderr
-    assert told.number(STEPS) is None
+    assert recorded.done.stderr.count("no step of a torch optimizer") == 1
+    assert "training.step()" in recorded.done.stderr
+    assert recorded.number(STEPS) is None
 
 
 def test_values_that_need_a_device_synchronisation_are_absent(tmp_path: Path) -> None:
@@ -639,6 +639,6 @@ tracker.record("loss", torch.ones(2))
 tracker.record("grad_norm", torch.tensor([2.5]))
 print("values", json.dumps(gauges()))
 """
-    told = job(tmp_path, PRELUDE + program)
+    recorded = job(tmp_path, PRELUDE + program)
 
-    assert told.unlike({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None}) == {}
+    assert recorded.unlike({"gauge loss,mode=train": 1.5, "gauge grad_norm": 2.5, "misuse_total": None}) == {}

@@ -103,9 +103,9 @@ time.sleep(1)
 print(hanging.calls)
 os.kill(os.getpid(), 9)
 """
-    told = job(tmp_path, PRELUDE + program, check=False)
+    recorded = job(tmp_path, PRELUDE + program, check=False)
 
-    assert told.done.stdout == "2\n"
-    assert "the collector Raising of prometheus_client has raised" in told.done.stderr
-    assert "has not answered" in told.done.stderr
-    assert labelled(told.page, "app_steps_total") == 9
+    assert recorded.done.stdout == "2\n"
+    assert "the collector Raising of prometheus_client has raised" in recorded.done.stderr
+    assert "has not answered" in recorded.done.stderr
+    assert labelled(recorded.page, "app_steps_total") == 9

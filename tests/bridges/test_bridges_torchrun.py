@@ -115,10 +115,10 @@ def test_a_restarted_job_behaves_as_without_the_exporter_and_is_recorded_complet
     script.write_text(TRAIN)
     env = job_environment(tmp_path, ENDS_WITH=str(ends_with))
     plain = ran(tmp_path, torchrun(2, script, tmp_path / "plain"), env, watched=False)
-    told = ran(tmp_path, torchrun(2, script, tmp_path / "watched"), env, watched=True)
-    page = told.page
+    recorded = ran(tmp_path, torchrun(2, script, tmp_path / "watched"), env, watched=True)
+    page = recorded.page
 
-    assert (told.status, told.out, told.err) == (plain.status, plain.out, plain.err)
+    assert (recorded.status, recorded.out, recorded.err) == (plain.status, plain.out, plain.err)
     assert (plain.status == 0) is (ends_with == 0)
     assert labelled(page, "torchelastic_train_step_seconds_count", rank="0") == 6
     assert labelled(page, "torchelastic_train_step_seconds_count", rank="1") == 6
@@ -145,14 +145,14 @@ WAITING = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sl
 def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interrupted(tmp_path: Path) -> None:
     script, env = tmp_path / "worker.py", job_environment(tmp_path)
     script.write_text(WAITING)
-    plain, told = (
+    plain, recorded = (
         ran(tmp_path, torchrun(1, script, alive), env, watched=watched, sigterm_when=alive.exists)
         for watched in (False, True)
         for alive in [tmp_path / f"alive-{watched}"]
     )
-    page = told.page
+    page = recorded.page
 
-    assert (told.status, told.out, told.err) == (plain.status, plain.out, plain.err)
+    assert (recorded.status, recorded.out, recorded.err) == (plain.status, plain.out, plain.err)
     assert plain.status != 0
     assert labelled(page, "training_elastic_runs_total", outcome="interrupted", run="llama") == 1
     assert labelled(page, "training_elastic_runs_total") == 1

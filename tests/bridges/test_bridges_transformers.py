@@ -103,7 +103,7 @@ def own_steps():
             return loss.detach()
     trainer(cls=Own, max_steps=2).train()
 """
-told = loops(PRELUDE, LOOPS)
+recorded = loops(PRELUDE, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "accumulation": {
@@ -143,35 +143,35 @@ EXPECTED: dict[str, dict[str, float | None]] = {
 
 
 @pytest.mark.parametrize("run", EXPECTED)
-def test_training_validation_and_saves_of_a_trainer_are_recorded(told: Job, run: str) -> None:
-    assert told.unlike(EXPECTED[run], run) == {}
+def test_training_validation_and_saves_of_a_trainer_are_recorded(recorded: Job, run: str) -> None:
+    assert recorded.unlike(EXPECTED[run], run) == {}
 
 
 def test_flops_match_transformers_and_recomputed_flops_are_separate(
-    told: Job,
+    recorded: Job,
 ) -> None:
-    model = told.value("training_model_flops_total", "accumulation") or 0
-    hardware = told.value("training_hardware_flops_total", "accumulation") or 0
+    model = recorded.value("training_model_flops_total", "accumulation") or 0
+    hardware = recorded.value("training_hardware_flops_total", "accumulation") or 0
 
     assert model > 0
     assert hardware / model == pytest.approx(8 / 6)
 
 
-def test_loops_without_a_fixed_number_of_steps_are_recorded(told: Job) -> None:
-    gauges = told.gauges("accumulation")
+def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> None:
+    gauges = recorded.gauges("accumulation")
 
     assert 3 < gauges["loss,mode=train"] < 5
     assert 3 < gauges["loss,mode=validation"] < 5
     assert gauges["grad_norm"] > 0
     assert "learning_rate" in gauges
-    assert told.gauges("own_steps")["loss,mode=train"] > 0
+    assert recorded.gauges("own_steps")["loss,mode=train"] > 0
     for phase, run, least in (("data_loading", "accumulation", 4), ("checkpoint_load", "resumed", 1)):
-        assert (told.number(f"phase {phase}", run) or 0) >= least
+        assert (recorded.number(f"phase {phase}", run) or 0) >= least
 
 
-def test_exceptions_propagate_and_callbacks_can_be_pickled_and_copied(told: Job) -> None:
-    assert "raised amid an iteration" in told.done.stdout
-    assert "'ExporterCallback'" in told.done.stdout.partition("copied ")[2].partition("\n")[0]
+def test_exceptions_propagate_and_callbacks_can_be_pickled_and_copied(recorded: Job) -> None:
+    assert "raised amid an iteration" in recorded.done.stdout
+    assert "'ExporterCallback'" in recorded.done.stdout.partition("copied ")[2].partition("\n")[0]
 
 
 UNCHANGED = """
@@ -184,8 +184,8 @@ EXPLICIT = "from exporter.bridges import transformers as bridge\nCALLBACKS = lam
 
 @pytest.mark.parametrize("callbacks", ["CALLBACKS = list", EXPLICIT], ids=["unchanged", "explicit"])
 def test_an_unchanged_job_is_recorded_once(tmp_path: Path, callbacks: str) -> None:
-    told = job(tmp_path, PRELUDE + callbacks + UNCHANGED, AUTO)
+    recorded = job(tmp_path, PRELUDE + callbacks + UNCHANGED, AUTO)
 
-    assert "ExporterAutoCallback" in told.done.stdout
-    assert told.unlike({STEPS: 3, VALIDATED: 1, "phase forward": 3, "phase backward": 3, SAVED: 1}) == {}
-    assert "already one" not in told.done.stderr
+    assert "ExporterAutoCallback" in recorded.done.stdout
+    assert recorded.unlike({STEPS: 3, VALIDATED: 1, "phase forward": 3, "phase backward": 3, SAVED: 1}) == {}
+    assert "already one" not in recorded.done.stderr

@@ -191,7 +191,7 @@ def windows_of_a_stat_are_those_of_its_samples(truth: Truth) -> None:  # only th
         pytest.param("lightning", marks=wanted("lightning")),
         pytest.param("transformers", marks=wanted("transformers")),
         pytest.param("accelerate", marks=wanted("accelerate")),
-        "told",
+        "instrumented",
     ],
 )
 def test_every_number_matches_the_log_of_the_job(name: str, tmp_path: Path) -> None:
@@ -202,5 +202,5 @@ def test_every_number_matches_the_log_of_the_job(name: str, tmp_path: Path) -> N
     durations_are_those_of_the_job(truth)
     the_crash_costs_the_steps_since_the_last_checkpoint_and_the_end_nothing(truth)
     only_the_job_itself_is_in_its_traceback(truth)
-    if name == "told":
+    if name == "instrumented":
         windows_of_a_stat_are_those_of_its_samples(truth)

@@ -75,7 +75,7 @@ def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None
 
     assert done.returncode == 0
     assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
-    for missing in ("environment: EXPORTER_DISABLED=yes turns", "sidecar: no exporter", "writer: no process"):
+    for missing in ("environment: EXPORTER_DISABLED=yes has", "sidecar: no exporter", "writer: no process"):
         (place,) = (place for place, line in enumerate(shown) if line.startswith(f"warn {missing}"))
         assert shown[place + 1].startswith("     -> ")
 
@@ -112,9 +112,9 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
     os.utime(killed, (time.time() - 65,) * 2)
 
     found = [each["found"] for each in check(tmp_path)[1] if each["subject"] == "writer"]
-    told = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in found[:3]]
-    killed_told = "ended without a final snapshot (killed?)"
-    assert told == [("age60", "ended in order"), ("mine", killed_told), ("age70", "ended in order")]
+    received = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in found[:3]]
+    killed_text = "ended without a final snapshot (killed?)"
+    assert received == [("age60", "ended in order"), ("mine", killed_text), ("age70", "ended in order")]
     assert found[3:] == ["2 more processes ended before these"]
 
 
@@ -130,8 +130,8 @@ def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not
         assert writer.publish(new_recording())
 
     found = [each["found"] for each in check(tmp_path)[1] if each["status"] == "warn"]
-    told = 'process 8 trains as rank 0 of run "r", which process 7 is already'
-    assert (told in found, len(written)) == (warned, 2)
+    received = 'process 8 trains as rank 0 of run "r", which process 7 is already'
+    assert (received in found, len(written)) == (warned, 2)
 
 
 def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:

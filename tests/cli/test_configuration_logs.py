@@ -140,9 +140,9 @@ def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> Non
     os.close(read)
 
     assert took < 5.0 * PATIENCE
-    told = parse_logfmt(line.decode().rstrip())
-    assert told["msg"] == "log lines were dropped"
-    assert int(told["dropped"]) > 0
+    received = parse_logfmt(line.decode().rstrip())
+    assert received["msg"] == "log lines were dropped"
+    assert int(received["dropped"]) > 0
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -91,12 +91,12 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
         server.page = PAGE + OWN
         wait_until(path.exists)
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=10 * PATIENCE)
+        _, message = process.communicate(timeout=10 * PATIENCE)
 
     assert (first, mode, process.returncode) == (PAGE, 0o644, 0)
     assert list(tmp_path.iterdir()) == []
-    assert told.count("cannot be read: HTTP Error 503") == 1
-    assert told.count("works again") == 1
+    assert message.count("cannot be read: HTTP Error 503") == 1
+    assert message.count("works again") == 1
 
 
 def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> None:
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ("ftp://x/y", "metrics/job"),
         ("http://gateway:99999/metrics/job/x", "metrics/job"),
@@ -172,8 +172,8 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
         ("a b", "is not a target"),
     ],
 )
-def test_an_invalid_command_line_is_reported_at_the_start(wrong: str, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+def test_an_invalid_command_line_is_reported_at_the_start(wrong: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         main(wrong.split())
 
 
@@ -224,8 +224,8 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
     (steps,) = found["steps_total"].sum.data_points
     (step,) = found["step_seconds"].histogram.data_points
     batches = [found[f"batch_seconds_{each}"].sum.data_points[0].as_double for each in ("count", "sum")]
-    told = (labels_of(steps), steps.as_double, found["steps_total"].description)
-    assert told == ({"run": "r"}, 7, "Steps.")
+    message = (labels_of(steps), steps.as_double, found["steps_total"].description)
+    assert message == ({"run": "r"}, 7, "Steps.")
     assert found["steps_total"].sum.is_monotonic
     assert found["steps_total"].sum.aggregation_temporality == 2  # cumulative
     assert (found["loss"].gauge.data_points[0].as_double, batches) == (0.5, [1, 2.5])

@@ -160,17 +160,17 @@ def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error_text"),
     [(["--run.lingr=1s", "touch", "{}/begun"], "--run.linger"), ([], "[--] COMMAND ARG...")],
 )
 def test_an_invalid_command_line_is_refused_before_the_job_starts(
-    tmp_path: Path, arguments: list[str], told: str
+    tmp_path: Path, arguments: list[str], error_text: str
 ) -> None:
     given = [each.format(tmp_path) for each in arguments]
     ended = finished([sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *given])
 
     assert ended.returncode == 2
-    assert told in ended.stderr
+    assert error_text in ended.stderr
     assert not (tmp_path / "begun").exists()
 
 
@@ -195,17 +195,17 @@ def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path)
     script = tmp_path / "train.sh"
     script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
-    def told(*flags: str, **more: str) -> list[str]:
+    def error_text(*flags: str, **more: str) -> list[str]:
         ended = finished(run_command(tmp_path, ["bash", str(script)], *flags), env=environment(**more))
         words = ended.stdout.split()
         assert f"exporter: run {words[-1]}" in ended.stderr
         return words
 
-    (*_, launch), (*_, other) = told(), told()
+    (*_, launch), (*_, other) = error_text(), error_text()
     assert launch != other
     assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", launch)
-    assert told("--run.name=llama")[::3] == [str(tmp_path), "llama"]
-    assert told(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
+    assert error_text("--run.name=llama")[::3] == [str(tmp_path), "llama"]
+    assert error_text(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
 
 
 @pytest.mark.parametrize(("auto", "watched"), [("1", True), ("0", False)])

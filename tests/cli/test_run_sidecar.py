@@ -252,10 +252,10 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     starts.touch()
     sidecar = ["/bin/sh", "-c", f"echo x >> {starts}; [ $(wc -l < {starts}) -lt 2 ] && exit 9; exit 2"]
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
-    told = finished(supervise_command(feed, job, sidecar=sidecar)).stderr
+    received = finished(supervise_command(feed, job, sidecar=sidecar)).stderr
 
     again = "exporter: the sidecar ended with status 9; restarting in 1 s, the job is not affected\n"
-    assert told == FIRST_LINE + again
+    assert received == FIRST_LINE + again
     assert len(lines(starts)) == 2
 
 

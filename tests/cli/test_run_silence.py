@@ -86,7 +86,7 @@ def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
         ({"EXPORTER_DISABLED": "1"}, "turned_off"),
         ({"EXPORTER_AUTO": "0"}, "turned_off"),
         ({"EXPORTER_FEED_DIR": "/elsewhere"}, "environment"),
-        ({}, "nothing_told"),
+        ({}, "nothing_recorded"),
     ],
 )
 def test_a_disabling_environment_is_reported(tmp_path: Path, given: dict[str, str], reason: str) -> None:

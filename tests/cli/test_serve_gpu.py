@@ -88,11 +88,11 @@ def test_a_reload_detaches_and_reattaches_the_described_machine(tmp_path: Path) 
 def test_an_invalid_machine_description_is_reported_and_nothing_starts(tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("missing: [x]\ngpus: [{model: none}]\n")
-    told = [exporter(*flags, f"--gpu.replay={file}") for flags in ((), ("--config.check",))]
+    received = [exporter(*flags, f"--gpu.replay={file}") for flags in ((), ("--config.check",))]
     unknown = exporter("--gpu.replay=h1000", "--config.check")
 
-    assert [done.returncode for done in (*told, unknown)] == [2, 2, 2]
-    assert all(f"{file}:2:" in done.stderr for done in told)
+    assert [done.returncode for done in (*received, unknown)] == [2, 2, 2]
+    assert all(f"{file}:2:" in done.stderr for done in received)
     assert "h100-hang, h100-lost" in unknown.stderr
 
 
@@ -153,7 +153,7 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
         start = time.time()
         wait_until(lambda: prometheus.value(up) == 0, 30)
         alone = prometheus.query("gpu_power_watts")
-        told = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
+        received = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
         wait_until(lambda: prometheus.value(up) == 1, 20)
         wait_until(lambda: len(prometheus.query("gpu_power_watts")) == 8)
         time.sleep(1)
@@ -163,7 +163,7 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
         }
 
     assert {series["metric"]["gpu"] for series in alone} == set("0124567")
-    assert [series["metric"]["gpu"] for series in told] == ["3"]
+    assert [series["metric"]["gpu"] for series in received] == ["3"]
     ended = gaps.pop(3)
     assert ended > 1
     assert max(gaps.values()) < max(1, ended / 2), gaps  # a scrape or two fail where the machine is busy

@@ -204,9 +204,9 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> No
         wait_until(lambda: blocks_sighup(process.pid))
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30 * PATIENCE)
+        _, received = process.communicate(timeout=30 * PATIENCE)
 
-    assert "Traceback" not in told
+    assert "Traceback" not in received
 
 
 def blocks_sighup(pid: int) -> bool:

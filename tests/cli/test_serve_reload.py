@@ -89,8 +89,8 @@ def test_an_option_that_needs_a_restart_keeps_its_value_and_is_logged_once(
         running.reload()
         config = running.ask("/config")[1]
 
-    told = [line for line in running.log.splitlines() if "needs a restart" in line]
-    assert [line.rpartition("setting=")[2] for line in told] == ["state.dir", "exposition.max_series"]
+    received = [line for line in running.log.splitlines() if "needs a restart" in line]
+    assert [line.rpartition("setting=")[2] for line in received] == ["state.dir", "exposition.max_series"]
     assert "max_series: 15000" in config
     assert "format: json" in config
 

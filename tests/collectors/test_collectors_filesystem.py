@@ -157,8 +157,8 @@ def test_each_run_has_the_free_space_of_each_responding_checkpoint_directory(
     missing = CheckpointDirsCollector([tmp_path / "missing"], runs=lambda: {"r"}).collect()
 
     samples = [sample for metric in collected for sample in metric.samples]
-    told = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
-    assert told == {
+    received = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    assert received == {
         (f"training_checkpoint_dir_{what}_bytes", run, "/data"): size
         for what, size in (("available", 400 * 4096), ("size", 1000 * 4096))
         for run in ("a", "b")
@@ -234,10 +234,10 @@ def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
 
 @needs_fuse
 def test_a_really_hanging_filesystem_is_called_once_and_affects_only_itself(tmp_path: Path) -> None:
-    told = beside_a_dead_filesystem("collect", tmp_path)
+    received = beside_a_dead_filesystem("collect", tmp_path)
 
-    assert told["asked"] == 1
-    for each in told["passes"]:
+    assert received["asked"] == 1
+    for each in received["passes"]:
         assert each["errors"] == {"/": 0.0, str(tmp_path): 1.0}
         assert each["reasons"] == ["hanging"]
         assert each["seconds"] < 5
@@ -245,8 +245,8 @@ def test_a_really_hanging_filesystem_is_called_once_and_affects_only_itself(tmp_
 
 @needs_fuse
 def test_a_sidecar_that_no_signal_can_end_does_not_delay_the_job(tmp_path: Path) -> None:
-    told = beside_a_dead_filesystem("run", tmp_path)
+    received = beside_a_dead_filesystem("run", tmp_path)
 
-    assert told["status"] == 3, told["log"]
-    assert "the sidecar cannot be ended" in told["log"]
-    assert told["seconds"] < 10 * PATIENCE
+    assert received["status"] == 3, received["log"]
+    assert "the sidecar cannot be ended" in received["log"]
+    assert received["seconds"] < 10 * PATIENCE

@@ -104,9 +104,11 @@ def test_a_lost_switch_pages_once_for_all_its_nodes_and_a_lost_run_separately(
         urllib.request.urlopen(request, timeout=10).close()
         wait_until(lambda: len(receiver.messages) >= 3, 30)
         time.sleep(2)
-        told = [(path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages]
+        received = [
+            (path, alerts[0]["labels"]["alertname"], len(alerts)) for path, alerts in receiver.messages
+        ]
 
-    assert sorted(told) == [
+    assert sorted(received) == [
         ("/chat", "IbErrors", 64),
         ("/pager", "IbLinkDown", 64),
         ("/pager", "TrainingHang", 1),

@@ -61,27 +61,27 @@ def check(document: Any, kind: str) -> None:
 
 def test_yaml_files_pass_yamllint() -> None:
     yamllint, folders = program("yamllint", "the extra `test`"), (DEPLOY, ROOT / "dashboards/provisioning")
-    told = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
+    received = run(yamllint, "--strict", "-c", DEPLOY / ".yamllint.yaml", *folders)
 
-    assert told.returncode == 0, told.stdout
+    assert received.returncode == 0, received.stdout
 
 
 def test_shell_scripts_pass_shellcheck() -> None:
     scripts = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("systemd/*.sh")])
-    told = run(program("shellcheck", "shellcheck"), *scripts)
+    received = run(program("shellcheck", "shellcheck"), *scripts)
 
     assert len(scripts) >= 5
-    assert told.returncode == 0, told.stdout
+    assert received.returncode == 0, received.stdout
 
 
 # --- the image -----------------------------------------------------------------------------------------------
 
 
 def test_the_image_passes_hadolint_and_runs_unprivileged() -> None:
-    told = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
+    received = run(program("hadolint", "the extra `test`"), DEPLOY / "docker/Dockerfile")
     final = DOCKERFILE.rpartition("\nFROM ")[2]
 
-    assert (told.returncode, told.stdout) == (0, "")
+    assert (received.returncode, received.stdout) == (0, "")
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", final, re.MULTILINE)
     assert 'CMD ["python", "/healthcheck.py"]' in final
 
@@ -172,9 +172,9 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
     copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
 
     agent = ["--agent"] if path.name == "agent.yaml" else []
-    told = promtool("check", "config", "--syntax-only", *agent, copy)
+    received = promtool("check", "config", "--syntax-only", *agent, copy)
 
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert received.returncode == 0, received.stdout + received.stderr
 
 
 def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
@@ -205,11 +205,11 @@ def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
 
 def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() -> None:
     file = DEPLOY / "prometheus/alertmanager.yaml"
-    told = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
+    received = run(program("amtool", "prometheus-alertmanager"), "check-config", file)
     text = file.read_text(encoding="utf-8")
     named = {name for value in re.findall(r'alertname[!=~]+"([^"]+)"', text) for name in value.split("|")}
 
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert received.returncode == 0, received.stdout + received.stderr
     assert named
     assert named <= {alert.name for alert in alerts()}
 
@@ -219,9 +219,9 @@ def test_amtool_accepts_the_alertmanager_configuration_and_its_alerts_exist() ->
 
 def built(folder: Path) -> list[dict[str, Any]]:
     kubectl = program("kubectl", "kubectl 1.27 or later")
-    told = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
-    assert told.returncode == 0, told.stderr
-    return list(yaml.safe_load_all(told.stdout))
+    received = run(kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", folder)
+    assert received.returncode == 0, received.stderr
+    return list(yaml.safe_load_all(received.stdout))
 
 
 def check_manifest(document: dict[str, Any]) -> None:
@@ -251,9 +251,9 @@ def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dic
     helm = program("helm", "the extra `test`")
     crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
     settings = [word for each in values for word in ("--set", each)]
-    told = run(helm, "template", "release", folder, *crds, *settings)
-    assert told.returncode == 0, told.stderr
-    return [each for each in yaml.safe_load_all(told.stdout) if each]
+    received = run(helm, "template", "release", folder, *crds, *settings)
+    assert received.returncode == 0, received.stderr
+    return [each for each in yaml.safe_load_all(received.stdout) if each]
 
 
 POD_OF_A_CHART = {
@@ -293,9 +293,9 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
             value = str(tmp_path / "config.yaml")
         arguments.append(f"{flag}={value}")
 
-    told = exporter("--config.check", *arguments)
+    received = exporter("--config.check", *arguments)
 
-    assert told.returncode == 0, told.stderr
+    assert received.returncode == 0, received.stderr
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -441,8 +441,8 @@ def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
 
 
 def test_rules_are_available_as_a_prometheus_operator_resource() -> None:
-    told = run(sys.executable, KUBERNETES / "prometheusrule.py")
-    resource = yaml.safe_load(told.stdout)
+    received = run(sys.executable, KUBERNETES / "prometheusrule.py")
+    resource = yaml.safe_load(received.stdout)
 
     check(resource, "PrometheusRule")
     assert sum(len(group["rules"]) for group in resource["spec"]["groups"]) == len(rules())
@@ -456,10 +456,10 @@ def test_systemd_accepts_the_unit_and_rates_it_as_confined(tmp_path: Path) -> No
     copy.write_text(UNIT.replace("/opt/training-exporter/bin/python", sys.executable))
 
     analyze = program("systemd-analyze", "systemd")
-    told = run(analyze, "verify", "--man=no", copy)
+    received = run(analyze, "verify", "--man=no", copy)
     closed = run(analyze, "security", "--offline=true", "--threshold=19", copy)
 
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (received.returncode, received.stderr) == (0, "")
     assert closed.returncode == 0, closed.stdout
     assert "DeviceAllow=char-nvidia* rw" in UNIT  # the names in /proc/devices depend on the driver
 
@@ -470,9 +470,9 @@ def test_the_unit_starts_the_exporter_with_known_flags(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     flags = line[1].replace("/etc/training-exporter", str(tmp_path))
 
-    told = exporter("--config.check", *shlex.split(flags))
+    received = exporter("--config.check", *shlex.split(flags))
 
-    assert told.returncode == 0, told.stderr
+    assert received.returncode == 0, received.stderr
 
 
 # --- documents -----------------------------------------------------------------------------------------------

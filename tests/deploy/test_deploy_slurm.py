@@ -48,11 +48,11 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> None:
-    told = node.run("prolog.sh", 7)
+    received = node.run("prolog.sh", 7)
 
     (path,) = node.files()
     (group,) = json.loads(path.read_text())
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (received.returncode, received.stderr) == (0, "")
     assert group["targets"][0].endswith(":20909")
     assert group["labels"] == {"slurm_job_id": "7", "slurm_job_user": "ann", "slurm_partition": "gpu"}
     assert [each.name for each in node.targets.iterdir()] == [path.name]  # no temporary file remains
@@ -77,9 +77,9 @@ def test_the_epilog_removes_only_the_files_of_its_job(node: Node) -> None:
         node.run("prolog.sh", job)
         node.run("task-prolog.sh", job)
 
-    told = node.run("epilog.sh", 1)
+    received = node.run("epilog.sh", 1)
 
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (received.returncode, received.stderr) == (0, "")
     assert [path.name.split("-")[1] for path in node.files()] == ["11"]
     assert [path.name for path in node.ports.iterdir()] == ["20910"]
     assert [path.name for path in node.shm.iterdir()] == [f"exporter-{os.getuid()}-11"]
@@ -89,18 +89,18 @@ def test_a_task_receives_port_and_feed_directory_of_its_job(node: Node) -> None:
     for job in (1, 2):
         node.run("prolog.sh", job)
 
-    told = node.run("task-prolog.sh", 2)
+    received = node.run("task-prolog.sh", 2)
 
     feed = node.shm / f"exporter-{os.getuid()}-2"
-    assert told.stdout.splitlines() == [f"export EXPORTER_FEED_DIR={feed}", "export EXPORTER_PORT=20910"]
+    assert received.stdout.splitlines() == [f"export EXPORTER_FEED_DIR={feed}", "export EXPORTER_PORT=20910"]
     assert feed.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize(("script", "said"), [("prolog.sh", "job 3 is not monitored"), ("epilog.sh", "")])
 def test_a_failing_prolog_never_drains_the_node(script: str, said: str, node: Node) -> None:
-    told = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
+    received = node.run(script, 3, SD_DIR="/nowhere/at/all", PORT_DIR="/proc/nothing")
 
-    assert (told.returncode, said in told.stderr) == (0, True)
+    assert (received.returncode, said in received.stderr) == (0, True)
 
 
 def test_a_dead_shared_directory_does_not_delay_the_node(node: Node, tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ def test_a_feed_directory_of_another_user_is_not_used(node: Node, tmp_path: Path
     if trap == "link":
         (node.shm / f"exporter-{os.getuid()}-5").symlink_to(theirs)
 
-    told = node.run("task-prolog.sh", 5)
+    received = node.run("task-prolog.sh", 5)
 
-    assert (told.returncode, told.stdout) == (0, "")
+    assert (received.returncode, received.stdout) == (0, "")
 
 
 def test_a_node_without_a_free_port_logs_the_reason(node: Node) -> None:
     node.run("prolog.sh", 1, EXPORTER_PORTS="1")
 
-    told = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
+    received = node.run("prolog.sh", 2, EXPORTER_PORTS="1")
 
-    assert "no port left" in told.stderr
+    assert "no port left" in received.stderr
     assert len(node.files()) == 1
 
 

@@ -54,9 +54,9 @@ def test_a_rule_uses_only_existing_families_and_labels(rule: Rule) -> None:
 
 @needs_promtool
 def test_promtool_accepts_the_rules() -> None:
-    told = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
+    received = promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (received.returncode, received.stderr) == (0, "")
 
 
 @needs_promtool
@@ -66,9 +66,9 @@ def test_every_case_gives_the_expected_alerts(path: Path) -> None:
     if os.environ.get("UPDATE_GOLDEN") == "1":
         fill_annotations(path)
 
-    told = promtool("test", "rules", path)
+    received = promtool("test", "rules", path)
 
-    assert told.returncode == 0, told.stdout + told.stderr
+    assert received.returncode == 0, received.stdout + received.stderr
 
 
 @functools.cache
@@ -86,8 +86,8 @@ def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(aler
 
 
 def test_a_recording_rule_has_a_case_with_its_value() -> None:
-    told = [each["expr"] for each in checks("promql_expr_test") if each["exp_samples"]]
-    valued = {each.name for text in told for each in selectors(text)}
+    received = [each["expr"] for each in checks("promql_expr_test") if each["exp_samples"]]
+    valued = {each.name for text in received for each in selectors(text)}
 
     assert {record.name for record in records()} - valued == set()
 

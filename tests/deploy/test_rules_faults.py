@@ -114,45 +114,45 @@ class World:
             found.update(values(self.sidecar.collector.collect()))
         for name in found.keys() - self.series.keys():
             self.series[name] = ["_"] * self.scrapes
-        for name, told in self.series.items():
+        for name, published in self.series.items():
             value = found.get(name)
-            gone = "stale" if told and told[-1] not in {"_", "stale"} else "_"
-            told.append(gone if value is None else repr(value))
+            gone = "stale" if published and published[-1] not in {"_", "stale"} else "_"
+            published.append(gone if value is None else repr(value))
         self.scrapes += 1
 
     def hardware(self, node: str) -> dict[str, float]:
         """Series of a node about the link to the switch; the first node also has two cards."""
         of = f'instance="{node}",job="training"'
         port = f'{of},device="mlx5_0",port="1"'
-        told = {
+        published = {
             f"host_rdma_port_state{{{port}}}": 1.0 if self.switch_is_lost else 4.0,
             f"host_rdma_link_downed_total{{{port}}}": float(self.switch_is_lost),
         }
         if node == "n1":
-            told |= {f"gpu_nvml_up{{{of}}}": 1.0, f"gpu_devices_expected{{{of}}}": 2.0}
-            told[f"gpu_devices{{{of}}}"] = 2.0 - self.lost_cards
+            published |= {f"gpu_nvml_up{{{of}}}": 1.0, f"gpu_devices_expected{{{of}}}": 2.0}
+            published[f"gpu_devices{{{of}}}"] = 2.0 - self.lost_cards
             for card in (0, 1):
-                told[f'gpu_up{{{of},gpu="{card}",uuid="GPU-{card}"}}'] = float(card >= self.lost_cards)
+                published[f'gpu_up{{{of},gpu="{card}",uuid="GPU-{card}"}}'] = float(card >= self.lost_cards)
             if self.lost_cards:
                 xid = f'{of},gpu="0",uuid="GPU-0",xid="79"'
-                told |= {
+                published |= {
                     f"gpu_xid_errors_total{{{xid}}}": 1.0,
                     f"gpu_xid_last_timestamp_seconds{{{xid}}}": float(FAULT * INTERVAL),
                 }
-        return told
+        return published
 
     def firing(self, directory: Path) -> set[str]:
         """Every alert that fired at any time."""
         case = {
             "interval": f"{INTERVAL}s",
             "input_series": [
-                {"series": name, "values": " ".join(told)} for name, told in self.series.items()
+                {"series": name, "values": " ".join(published)} for name, published in self.series.items()
             ],
             "promql_expr_test": [
                 {
                     "expr": f'group by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}[{END}m]))',
                     "eval_time": f"{END}m",
-                    "exp_samples": [{"labels": '{alertname="told"}', "value": 0}],
+                    "exp_samples": [{"labels": '{alertname="none"}', "value": 0}],
                 }
             ],
         }
@@ -162,7 +162,7 @@ class World:
         done = promtool("test", "rules", path)
         got = (done.stdout + done.stderr).partition("got:")[2]
         assert got, done.stdout + done.stderr
-        return {word.split('"')[1] for word in got.split("alertname=")[1:]} - {"told"}
+        return {word.split('"')[1] for word in got.split("alertname=")[1:]} - {"none"}
 
 
 ASKED = {each.name for rule in rules() for each in selectors(rule.expr)}

@@ -98,14 +98,14 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
         from exporter.elastic import events
         class Printing(events.EventHandler):
             def record(self, event):
-                print("told", event.name)
+                print("received", event.name)
         events.configure(Printing())
         import torch.distributed.elastic.events as theirs
         theirs.handlers._log_handlers["mine"] = handler = logging.NullHandler()
         theirs.record(theirs.Event("of.torch", theirs.EventSource.WORKER), "mine")
         assert theirs._get_or_create_logger("mine").handlers == [handler]
     """
-    assert child(tmp_path / "feed", program).stdout == "told of.torch\n"
+    assert child(tmp_path / "feed", program).stdout == "received of.torch\n"
     assert labelled(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
 
 
@@ -256,16 +256,16 @@ STRANGE = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud
 def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
     strange: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler, told = Writing(), list[exporter.Event]()
+    handler, received = Writing(), list[exporter.Event]()
     event = events.Event(**{"name": "odd", "source": events.EventSource.WORKER, **strange})
     type_ = str(event.name)
-    handle, before = exporter.events.register(told.append, types=type_), counted(type_)
+    handle, before = exporter.events.register(received.append, types=type_), counted(type_)
 
     events.record(event, destination(events, handler, monkeypatch, "odd"))
     handle.unregister()
 
     assert counted(type_) == before + 1
-    assert [each.type for each in told] == [type_]
+    assert [each.type for each in received] == [type_]
     json.loads(handler.lines[0], parse_constant=pytest.fail)
 
 
@@ -319,15 +319,15 @@ status("SUCCEEDED", "AGENT")
 """
     child(tmp_path / "feed", program)
     page = page_of(tmp_path / "feed")
-    results, told = "training_elastic_worker_results_total", "training_events_total"
+    results, received = "training_elastic_worker_results_total", "training_events_total"
 
     assert 'role="agent",run="run7"' in page
     assert labelled(page, "training_elastic_worker_starts_total", worker_role="my.role") == 2
     assert labelled(page, results, result="failed", exit_code="-11") == 1
     assert labelled(page, results, result="failed", exit_code="unknown") == 1
     assert labelled(page, results, result="succeeded", exit_code="0") == 1
-    assert labelled(page, told, type="torchelastic.agent.status.SUCCEEDED") == 1
-    assert labelled(page, told, type="torchelastic.worker.status.FAILED", severity="error") == 2
+    assert labelled(page, received, type="torchelastic.agent.status.SUCCEEDED") == 1
+    assert labelled(page, received, type="torchelastic.worker.status.FAILED", severity="error") == 2
 
 
 def test_a_worker_that_records_such_events_stays_a_worker(tmp_path: Path) -> None:

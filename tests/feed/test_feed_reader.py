@@ -19,7 +19,7 @@ from feed_support import (
 
 from exporter.errors import FeedDirectoryError
 from exporter.feed.encoder import encode
-from exporter.feed.reader import LEFTOVER_SECONDS, SETTLE_SECONDS, FeedReader
+from exporter.feed.reader import LEFTOVER_SECONDS, REMOVAL_DELAY_SECONDS, FeedReader
 from exporter.feed.snapshot import Snapshot
 from exporter.feed.writer import FeedWriter
 
@@ -163,8 +163,8 @@ def test_a_file_name_without_a_process_id_is_refused_and_printable(tmp_path: Pat
     for name in (b"x.feed", b"\xff\n.feed", b"A" * 32 + b".feed", b".feed"):
         (tmp_path / os.fsdecode(name)).touch()
 
-    told = ("x.feed", "\\udcff\\n.feed", "A" * 32 + ".feed", ".feed")
-    assert refused(tmp_path) == dict.fromkeys(told, "name")
+    received = ("x.feed", "\\udcff\\n.feed", "A" * 32 + ".feed", ".feed")
+    assert refused(tmp_path) == dict.fromkeys(received, "name")
 
 
 @needs_root
@@ -288,7 +288,7 @@ def test_the_owner_removes_files_of_dead_processes_only(
         only_entry(owner)
         too_early.append(owner.remove(child.id))
         child.kill()
-        clock.now += SETTLE_SECONDS
+        clock.now += REMOVAL_DELAY_SECONDS
         (tmp_path / f"{child.id}.tmp").touch()  # killed while writing
         (tmp_path / "notes").touch()
         only_entry(owner)
@@ -312,7 +312,7 @@ def test_removal_waits_for_a_job_that_has_only_lost_its_lock(
         found = only_entry(owner)
         child.tell("close_all")
         only_entry(owner)
-        clock.now += SETTLE_SECONDS
+        clock.now += REMOVAL_DELAY_SECONDS
         much_later = owner.remove(child.id)
 
         assert (lost.alive, too_early) == (False, False)
@@ -395,7 +395,7 @@ def test_readers_never_disturb_a_writer_that_writes_as_fast_as_it_can(
                 entry = only_entry(reader)
                 assert entry.alive
                 sequences.append(entry.snapshot.sequence)
-        told = [int(line) for line in child.kill().split()]
+        received = [int(line) for line in child.kill().split()]
 
-    assert told == list(range(2, len(told) + 2))  # no snapshot failed
+    assert received == list(range(2, len(received) + 2))  # no snapshot failed
     assert sequences == sorted(sequences)

@@ -30,18 +30,18 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
     identity = new_identity(labels=(("team", "vision"),))
     writer = FeedWriter(tmp_path, identity, flush_seconds=0.5, clock=lambda: 12.5)
     assert not list(tmp_path.iterdir())  # construction touches no file
-    reader, told = FeedReader(tmp_path), []
+    reader, received = FeedReader(tmp_path), []
 
     for recording in (new_recording(3), new_recording(final=True)):
         assert writer.publish(recording)
-        told.append(only_entry(reader))
-        assert told[-1].snapshot.recording == recording
+        received.append(only_entry(reader))
+        assert received[-1].snapshot.recording == recording
     writer.close()
 
-    snapshot = told[0].snapshot
+    snapshot = received[0].snapshot
     assert (snapshot.process, snapshot.written, snapshot.flush_seconds) == (identity, 12.5, 0.5)
-    told.append(only_entry(reader))
-    assert [(each.alive, each.snapshot.sequence) for each in told] == [(True, 1), (True, 2), (False, 2)]
+    received.append(only_entry(reader))
+    assert [(each.alive, each.snapshot.sequence) for each in received] == [(True, 1), (True, 2), (False, 2)]
     assert not writer.publish(new_recording())
 
 
@@ -221,10 +221,10 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
         with training_process(tmp_path) as child:
             child.begin("flood")
             time.sleep(delay)
-            told = child.kill().split()
-            if told:
+            received = child.kill().split()
+            if received:
                 snapshot = decode((tmp_path / f"{child.id}.feed").read_bytes())
-                assert snapshot.sequence - int(told[-1]) in {0, 1}
+                assert snapshot.sequence - int(received[-1]) in {0, 1}
                 assert snapshot.recording.stats[-1].count - snapshot.sequence == 0
                 survived.append(snapshot.sequence)
 

@@ -200,10 +200,10 @@ def test_a_launch_is_registered_though_another_user_has_taken_the_name(
         for name in taken:
             (shared / name).mkdir(mode=0o755)
     registration = Registration(shared)
-    registration.tell_job(Job(os.getpid(), "mine", 1.0, launch="x"))
+    registration.write_job(Job(os.getpid(), "mine", 1.0, launch="x"))
     with user(FRIEND):
         seen_by_others = [job.run for job in runs.jobs(shared)]
-    registration.tell_end(Job(os.getpid(), "mine", 1.0, launch="x"), 0)
+    registration.write_end(Job(os.getpid(), "mine", 1.0, launch="x"), 0)
 
     assert [job.run for job in runs.jobs(shared)] == seen_by_others == ["mine"]
     assert [end.run for end in runs.ends(shared)] == ["mine"]

@@ -378,14 +378,14 @@ def test_the_second_exporter_of_a_machine_counts_after_the_first_ends(tmp_path: 
         assert first.stdout.readline() == "True\n"
         node = Node(tmp_path, runs={"r": Run(cpus=4.0)})
         refused = node.collect()
-        told = node.collected.unsupported
+        received = node.collected.unsupported
         node.after(5.0)
         first.kill()
     taken_over = node.after(5.0)
 
     assert refused.families.keys() == {"exporter_energy_counting"}
     assert refused.get("exporter_energy_counting") == 0
-    assert "another exporter" in told[0]
+    assert "another exporter" in received[0]
     assert taken_over.get("exporter_energy_counting") == 1
     assert cpu_energy(node.after(5.0)) == 500
 

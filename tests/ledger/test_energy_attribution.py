@@ -174,9 +174,9 @@ def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
     gpu, found = new(), list[GpuSlice]()
     for at in range(1, 13):
         life = reported(3.0, 11.5 if at > 11 else None, pid=-1, listable=False)
-        told = [life] if at > 6 else []
+        received = [life] if at > 6 else []
         listed = [listing(at, *([4242] if 3 < at < 12 else []))]  # by the pid of the host
-        found += divided(gpu, at, listed, runs={-1: "a"}, reported=told).slices
+        found += divided(gpu, at, listed, runs={-1: "a"}, reported=received).slices
     found += divided(gpu, 14, [listing(14)], runs={-1: "a"}).slices
 
     assert joules(found, "a") == pytest.approx(WATTS * 8.5)

@@ -179,8 +179,8 @@ def test_a_foreign_owner_lock_created_first_is_reported() -> None:
             collected = a_sidecar(feed).collect()
 
     assert Page(collected).get("exporter_feed_owner") == 0
-    (told,) = [each for each in collected.unsupported if "cannot own the feed directory" in each]
-    assert f"{feed}/owner.lock: Permission denied" in told
+    (received,) = [each for each in collected.unsupported if "cannot own the feed directory" in each]
+    assert f"{feed}/owner.lock: Permission denied" in received
 
 
 def test_a_missing_feed_directory_affects_only_the_feed(tmp_path: Path) -> None:

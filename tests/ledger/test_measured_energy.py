@@ -63,7 +63,7 @@ class Paper(EnergyNode):
         self.step, self.has_samples = step, has_samples
         self.samples: list[tuple[float, float]] = []
         self.joules, self.wall_offset = 0.0, EPOCH
-        self.told: tuple[PhaseInterval, ...] = ()
+        self.received: tuple[PhaseInterval, ...] = ()
         self.phases: dict[str, float] = {}
         super().__init__(directory, clock=Clock(wall=EPOCH + 100.0))
 
@@ -71,7 +71,7 @@ class Paper(EnergyNode):
         return (a_gpu(self.joules, self.clock.monotonic),)
 
     def work(self) -> WorkUse:
-        return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.told),))
+        return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.received),))
 
     def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return {"GPU-a": [each for each in self.samples if each[0] > after.get("GPU-a", 0.0)]}
@@ -98,7 +98,7 @@ class Paper(EnergyNode):
             for began, until in itertools.pairwise(edges)
             if until > began
         ]
-        self.told = tuple(intervals[-30:])
+        self.received = tuple(intervals[-30:])
         self.phases = {}
         for each in intervals:
             self.phases[each.phase] = self.phases.get(each.phase, 0.0) + each.end - each.begin

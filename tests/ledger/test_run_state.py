@@ -187,7 +187,7 @@ def test_the_exit_status_seen_by_run_survives_a_restart_of_the_sidecar(
 
 
 @pytest.mark.parametrize(
-    ("told", "final", "expected", "reason"),
+    ("own_report", "final", "expected", "reason"),
     [
         ({}, True, "finished", "inferred"),
         ({}, False, "lost", "inferred"),
@@ -197,17 +197,17 @@ def test_the_exit_status_seen_by_run_survives_a_restart_of_the_sidecar(
     ],
 )
 def test_without_run_the_end_is_inferred_and_the_reason_is_labelled(
-    sidecar: Sidecar, running: Watched, told: dict[str, Any], final: bool, expected: str, reason: str
+    sidecar: Sidecar, running: Watched, own_report: dict[str, Any], final: bool, expected: str, reason: str
 ) -> None:
-    running.job.failure = told.get("failure", "")
-    running.write(final=final, ending=told.get("ending"))
+    running.job.failure = own_report.get("failure", "")
+    running.write(final=final, ending=own_report.get("ending"))
     undecided = running.die(1.0)
     page = sidecar.after(3.0)
 
     assert state(undecided) == "ending"
     assert "training_run_outcome_info" not in undecided.families
     assert state(page) == expected
-    assert why(page)["exception"] == ("ValueError" if "ending" in told else "")
+    assert why(page)["exception"] == ("ValueError" if "ending" in own_report else "")
     assert why(page)["reason"].startswith(reason)
 
 

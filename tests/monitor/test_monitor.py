@@ -40,15 +40,15 @@ def ours() -> Any:
 @pytest.fixture
 def events(monitor: Any) -> Iterator[list[Any]]:
     """Arguments of a handler in C."""
-    told: list[Any] = []
-    handle = monitor.register_event_handler(told.append)
-    yield told
+    received: list[Any] = []
+    handle = monitor.register_event_handler(received.append)
+    yield received
     monitor.unregister_event_handler(handle)
 
 
-def of(told: list[Any], name: str) -> list[Any]:
+def of(received: list[Any], name: str) -> list[Any]:
     """Events of a single Stat."""
-    return [event for event in told if any(key.startswith(f"{name}.") for key in event.data)]
+    return [event for event in received if any(key.startswith(f"{name}.") for key in event.data)]
 
 
 # Behaviour held by the upstream tests (B1 to B8) ------------------------------------------------------------------------
@@ -267,21 +267,21 @@ def test_an_event_keeps_its_arguments_and_can_be_weakly_referenced(monitor: Any)
 def test_handlers_return_before_the_call_and_a_doubly_registered_one_is_called_twice(
     monitor: Any,
 ) -> None:
-    told: list[Any] = []
+    received: list[Any] = []
     event = monitor.Event("answered", dt.datetime.now(), {})
 
     def handler(each: Any) -> None:
-        told.append(each)
+        received.append(each)
 
     handles = [monitor.register_event_handler(handler) for _ in range(2)]
     monitor.log_event(event)
-    count = len(told)
+    count = len(received)
     for handle in handles:
         monitor.unregister_event_handler(handle)
     monitor.log_event(event)
 
-    assert (count, len(told)) == (2, 2)
-    assert told[0] is told[1] is event
+    assert (count, len(received)) == (2, 2)
+    assert received[0] is received[1] is event
 
 
 def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tmp_path: Path) -> None:

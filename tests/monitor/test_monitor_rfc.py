@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(120)  # torch is imported within
 
 
 @pytest.fixture
-def told() -> Iterator[list[Event]]:
+def delivered() -> Iterator[list[Event]]:
     events: list[Event] = []
     handle = register(events.append)
     yield events
@@ -58,14 +58,14 @@ class Saved(Event):
     step: int = 0
 
 
-def test_the_example_of_a_typed_event(told: list[Event]) -> None:
+def test_the_example_of_a_typed_event(delivered: list[Event]) -> None:
     event = RdzvEvent(run_id="1234", rank=0, message="rendezvous started")
     log(event)
 
-    assert [(type(each), each.type, each.message) for each in told] == [
+    assert [(type(each), each.type, each.message) for each in delivered] == [
         (RdzvEvent, event.type, "rendezvous started")
     ]
-    assert (told[0].metadata, event.timestamp) == (event.metadata, None)
+    assert (delivered[0].metadata, event.timestamp) == (event.metadata, None)
     assert (event.type, event.metadata) == ("torch.elastic.RdzvEvent", {"run_id": "1234", "rank": 0})
 
 
@@ -166,23 +166,23 @@ def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:
     )
 
 
-def test_a_handler_sees_time_id_and_parent_of_an_event(told: list[Event]) -> None:
+def test_a_handler_sees_time_id_and_parent_of_an_event(delivered: list[Event]) -> None:
     before = time.monotonic_ns()
     with exporter.span("outer"):
         log("inside", x=1)
-    first, second = told[-1], Event("again")
+    first, second = delivered[-1], Event("again")
     log(second)
 
-    assert before <= first.monotonic_ns <= told[-1].monotonic_ns <= time.monotonic_ns()
+    assert before <= first.monotonic_ns <= delivered[-1].monotonic_ns <= time.monotonic_ns()
     assert re.fullmatch("[0-9a-f]{16}", first.id)
-    assert first.id != told[-1].id
+    assert first.id != delivered[-1].id
     assert first.span_id
-    assert told[-1].span_id is None
+    assert delivered[-1].span_id is None
     assert first.asdict()["id"] == first.id
 
 
 def test_events_have_a_severity_a_timestamp_and_any_origin(
-    told: list[Event],
+    delivered: list[Event],
 ) -> None:
     log("short", "m", severity="warning", x=1)
     log(Event("then", timestamp=5.0, severity="warning"))
@@ -192,10 +192,13 @@ def test_events_have_a_severity_a_timestamp_and_any_origin(
     with pytest.raises(ValueError, match="loud"):
         log("short", severity="loud")
 
-    assert [(each.severity, each.metadata) for each in told[:2]] == [("warning", {"x": 1}), ("warning", {})]
-    assert abs((told[0].timestamp or 0) - time.time()) < 60
-    assert told[1].timestamp == 5.0
-    assert told[2] == Event("elsewhere", "m", 5.0, {"x": 1}, "error")
+    assert [(each.severity, each.metadata) for each in delivered[:2]] == [
+        ("warning", {"x": 1}),
+        ("warning", {}),
+    ]
+    assert abs((delivered[0].timestamp or 0) - time.time()) < 60
+    assert delivered[1].timestamp == 5.0
+    assert delivered[2] == Event("elsewhere", "m", 5.0, {"x": 1}, "error")
 
 
 @pytest.mark.parametrize(

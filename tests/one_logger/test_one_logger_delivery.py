@@ -141,9 +141,9 @@ def test_d29_a_repeatedly_refused_record_is_dropped_and_reported(
 
     assert sink.flush(SOON)
     assert exporter.names() == ["good", "better"]
-    (told,) = exporter.all_of("telemetry_data_error")
-    assert told.error_message == "1 records before this one were dropped"
-    assert told.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
+    (received,) = exporter.all_of("telemetry_data_error")
+    assert received.error_message == "1 records before this one were dropped"
+    assert received.error_type is TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA
     assert dropped("failed") == dropped_before + 1
     assert counts() == [before[0] + 2, before[1] + delivery.ATTEMPTS]
 

@@ -37,10 +37,10 @@ pytestmark = pytest.mark.usefixtures("unconfigured_process")
 SOON = 10.0
 SETTINGS = OneLoggerConfig(application_name="app", world_size_or_fn=4, session_tag_or_fn="s")
 TYPES = ["start", "complete", "event", "application_error", "stop", "telemetry_data_error"]
-"""Fields of the records of `told`."""
+"""Fields of the records of `export_sample`."""
 
 
-def told(exporter: BaseExporter) -> None:
+def export_sample(exporter: BaseExporter) -> None:
     """Export a span with a child, an event and an error, and close the exporter."""
     recorder = DefaultRecorder([exporter])
     outer = recorder.start("outer", Attributes({"size": 2**70, "bad": float("nan"), "a.b": [1, 2]}))
@@ -61,7 +61,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_records_have_the_shapes_of_one_logger_and_a_parent(tmp_path: Path) -> None:
-    told(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
+    export_sample(FileExporter(file_path=tmp_path / "deep" / "telemetry.json"))
 
     records = lines_of(tmp_path / "deep" / "telemetry.json")
     start, inner, event, error, stop, gap = records
@@ -114,7 +114,7 @@ def test_every_record_of_a_job_with_a_rank_has_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "3")
-    told(FileExporter(tmp_path / "t.json"))
+    export_sample(FileExporter(tmp_path / "t.json"))
 
     records = lines_of(tmp_path / "t.json")
     assert {(each["rank"], each["node_name"]) for each in records} == {(3, os.uname().nodename)}
@@ -122,7 +122,7 @@ def test_every_record_of_a_job_with_a_rank_has_the_rank(
 
 def test_d30_the_previous_runs_file_is_appended_to(tmp_path: Path) -> None:
     for _ in range(2):
-        told(FileExporter(tmp_path / "t.json"))
+        export_sample(FileExporter(tmp_path / "t.json"))
 
     assert len(lines_of(tmp_path / "t.json")) == 12
 
@@ -167,7 +167,7 @@ def test_an_exporter_accepts_records_only_between_initialize_and_close(tmp_path:
 
 def test_d31_any_key_survives_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "one-logger-test"):
-        told(LoggerExporter(logging.getLogger("one-logger-test")))
+        export_sample(LoggerExporter(logging.getLogger("one-logger-test")))
 
     records = [LoggerExporter.deserialize_log(line) for line in caplog.text.splitlines()]
     assert [each["type"] for each in records] == TYPES
@@ -208,7 +208,7 @@ def test_a_custom_exporter_needs_no_decorator_and_can_override_any_method() -> N
             self.records.append(json_dict)
 
     mine = Mine()
-    told(mine)
+    export_sample(mine)
 
     assert len(mine.records) == 6
 
@@ -355,7 +355,7 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
         log=lambda metrics, commit: logged.append(metrics),
         finish=lambda quiet: finished.append(quiet),  # noqa: PLW0108  # by keyword
     )
-    told(wandb.WandBExporterAsync(wandb.Config("team"), begin=lambda config: run))
+    export_sample(wandb.WandBExporterAsync(wandb.Config("team"), begin=lambda config: run))
 
     metrics = {name: value for each in logged for name, value in each.items()}
     assert metrics["outer.update.loss"] == 0.5
@@ -371,7 +371,7 @@ def test_the_names_of_metrics_are_the_jobs_choice() -> None:
     run = SimpleNamespace(log=lambda metrics, commit: logged.append(metrics), finish=lambda quiet: None)
     flat = wandb.WandBExporter({"entity": "team"}, wandb.FlatMetricNamingStrategy(), begin=lambda config: run)
     slashed = wandb.HierarchicalMetricNamingStrategy(separator="/")
-    told(flat)
+    export_sample(flat)
 
     assert any("loss" in each for each in logged)
     span, event = Span.create("s"), Event.create("e", Attributes({"a": 1}))

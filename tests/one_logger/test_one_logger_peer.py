@@ -138,18 +138,18 @@ def shapes(path: Path) -> list[tuple[str, str, list[str], set[str]]]:
 
 def test_the_same_job_with_only_its_imports_changed_writes_the_same_records(tmp_path: Path) -> None:
     """All that does not depend on the clock."""
-    told: dict[str, list[Any]] = {}
+    received: dict[str, list[Any]] = {}
     for name, imports in (("theirs", THEIRS), ("ours", OURS)):
         (tmp_path / name).mkdir()
         done = run_python(imports + JOB, tmp_path / name)
         assert done.returncode == 0, done.stderr
         lines = (tmp_path / name / "telemetry.json").read_text(encoding="ascii").splitlines()
-        told[name] = [steady(json.loads(line)) for line in lines]
+        received[name] = [steady(json.loads(line)) for line in lines]
     theirs, ours = (shapes(tmp_path / name / "telemetry.json") for name in ("theirs", "ours"))
 
     assert len(ours) == 38
     assert ours == theirs
-    assert told["ours"] == told["theirs"]
+    assert received["ours"] == received["theirs"]
 
 
 def steady(record: dict[str, Any]) -> dict[str, Any]:

@@ -131,8 +131,8 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
         getattr(provider(), call)(*arguments)
         one_logger.OneLoggerProvider.instance().configure(config, one_logger.DefaultRecorder())
 
-    told = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
-    assert [each[:2] for each in found] == told
+    received = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
+    assert [each[:2] for each in found] == received
     assert (current(), provider().config) == (before, config)
 
 
@@ -164,9 +164,9 @@ def test_d15_a_block_that_raises_on_entry_does_not_affect_outer_blocks() -> None
                 with training_iteration():
                     pass
 
-    told = exported(keeping).kept
-    assert told.count(("stop", "application")) == told.count(("stop", "training_loop")) == 2
-    assert told.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
+    received = exported(keeping).kept
+    assert received.count(("stop", "application")) == received.count(("stop", "training_loop")) == 2
+    assert received.count(("event", "training_metrics_update")) == 2  # of the one that was completed in each
 
 
 def test_a_later_training_configuration_is_merged() -> None:
@@ -304,8 +304,8 @@ def test_the_initialization_record_identifies_the_job() -> None:
     with application():
         pass
 
-    (told,) = exported(keeping).attributes("one_logger_initialization")
-    assert told["one_logger_training_telemetry_version"] == "2.3.1"
+    (received,) = exported(keeping).attributes("one_logger_initialization")
+    assert received["one_logger_training_telemetry_version"] == "2.3.1"
 
 
 def test_the_methods_of_the_recorder_are_the_callbacks() -> None:

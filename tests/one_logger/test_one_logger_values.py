@@ -136,11 +136,11 @@ class SilentError(Exception):
     [(KeyError(), "KeyError()"), (ValueError("why"), "why"), (SilentError(), "SilentError")],
 )
 def test_an_error_names_its_exception_also_without_a_message(error: Exception, message: str) -> None:
-    told = ErrorEvent.create("it failed", raised(error)).attributes.to_json()
+    received = ErrorEvent.create("it failed", raised(error)).attributes.to_json()
 
-    assert told["exception_type"] == type(error).__name__
-    assert told["exception_message"] == message
-    assert "raise error" in told["exception_traceback"]
+    assert received["exception_type"] == type(error).__name__
+    assert received["exception_message"] == message
+    assert "raise error" in received["exception_traceback"]
 
 
 def test_a_span_with_events_of_every_kind_survives_json() -> None:

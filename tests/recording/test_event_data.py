@@ -109,8 +109,8 @@ def test_log_accepts_severities_of_logging_and_torch(events: EventLog) -> None:
     for severity in severities:
         events.log("a", severity=severity)
 
-    told = [event.severity for event in events.recent()]
-    assert told == ["warning", "critical", "error", "debug", "info", "info"]
+    received = [event.severity for event in events.recent()]
+    assert received == ["warning", "critical", "error", "debug", "info", "info"]
 
 
 class Hostile:

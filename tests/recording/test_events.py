@@ -45,9 +45,9 @@ def test_enabled_answers_for_a_type_that_cannot_be_hashed(events: EventLog) -> N
 
 
 def test_an_event_has_its_data_and_times() -> None:
-    told: list[Event] = []
+    received: list[Event] = []
     events = EventLog(identify=lambda: new_identity(run="night-run", rank=3))
-    events.register(told.append)
+    events.register(received.append)
     before = time.time()
     events.log(
         "checkpoint.saved",
@@ -60,7 +60,7 @@ def test_an_event_has_its_data_and_times() -> None:
         seconds=1.5,
     )
 
-    (event,) = told
+    (event,) = received
     assert (event.type, event.message, event.severity) == ("checkpoint.saved", "step 100", "warning")
     assert event.data == {"step": 100, "ok": True, "seconds": 1.5}
     assert before <= event.timestamp == event.logged_at <= time.time()
@@ -117,44 +117,44 @@ def test_asking_whether_an_event_is_enabled_costs_the_same_with_any_number_of_ru
 
 
 def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events: EventLog) -> None:
-    told: queue.Queue[Event] = queue.Queue()
-    events.register(told.put)
+    received: queue.Queue[Event] = queue.Queue()
+    events.register(received.put)
     events.limit("step", sample=0.1)
     for number in range(100):
         events.log("step", number=number)
         events.reading()  # which consumes no number
     assert events.flush(5.0)
 
-    assert [told.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
-    assert told.empty()
+    assert [received.get_nowait().data["number"] for _ in range(10)] == list(range(0, 100, 10))
+    assert received.empty()
     reading = events.reading()
     assert reading.counts["step", "info"] == 100
     assert reading.suppressed == {("step", "sampled"): 90}
 
 
 def test_a_rate_limit_drops_and_counts_a_flood(events: EventLog) -> None:
-    told: list[str] = []
-    events.register(lambda event: told.append(event.type))
+    received: list[str] = []
+    events.register(lambda event: received.append(event.type))
     events.limit("flood", per_second=5)
     for _ in range(1000):
         events.log("flood")
     assert events.flush(5.0)
 
-    assert 5 <= len(told) <= 15
+    assert 5 <= len(received) <= 15
     reading = events.reading()
     assert reading.counts["flood", "info"] == 1000
-    assert reading.suppressed["flood", "rate_limit"] == 1000 - len(told)
+    assert reading.suppressed["flood", "rate_limit"] == 1000 - len(received)
 
 
 def test_event_kinds_beyond_a_thousand_share_one_counter(events: EventLog) -> None:
-    told: list[str] = []
-    events.register(lambda event: told.append(event.type), types=["alarm.*"])
+    received: list[str] = []
+    events.register(lambda event: received.append(event.type), types=["alarm.*"])
     for number in range(1_100):
         events.log(f"kind.{number}")
     events.log("alarm.fire", timestamp=1e10)
     assert events.flush(5.0)
 
-    assert told == ["alarm.fire"]
+    assert received == ["alarm.fire"]
     assert sum(events.reading().counts.values()) == 1_101
     assert events.reading().last["other", "info"] == 1e10
 
@@ -206,21 +206,21 @@ def test_a_payload_is_built_only_for_a_handler_and_a_failure_drops_only_the_payl
         return {"answer": 42}
 
     events.log("quiet", payload=payload)
-    told: list[Event] = []
-    events.register(told.append, types="loud")
+    received: list[Event] = []
+    events.register(received.append, types="loud")
     events.log("quiet", payload=payload)
     events.log("loud", payload=payload, step=1)
     events.log("loud", payload=lambda: {"x": 1 // 0}, step=2)
 
     assert made == [1]
-    assert [event.data for event in told] == [{"answer": 42, "step": 1}, {"step": 2}]
+    assert [event.data for event in received] == [{"answer": 42, "step": 1}, {"step": 2}]
     assert events.reading().suppressed == {("loud", "payload"): 1}
 
 
 # Handlers ----------------------------------------------------------------------------------------------------
 
 
-class Keeper:
+class Recorder:
     """A handler that is an object."""
 
     def __init__(self) -> None:
@@ -233,25 +233,25 @@ class Keeper:
 
 
 def test_a_handler_receives_events_in_order_on_its_own_thread(events: EventLog) -> None:
-    keeper = Keeper()
-    events.register(keeper, queue=10_000)
+    recorder = Recorder()
+    events.register(recorder, queue=10_000)
     for number in range(5000):
         events.log("a", number=number)
     assert events.flush(5.0)
 
-    assert [event.data["number"] for event in keeper.events] == list(range(5000))
-    assert keeper.threads == {"exporter-events-Keeper"}
-    assert events.reading().delivered == {"Keeper": 5000}
+    assert [event.data["number"] for event in recorder.events] == list(range(5000))
+    assert recorder.threads == {"exporter-events-Recorder"}
+    assert events.reading().delivered == {"Recorder": 5000}
 
 
 def test_a_handler_receives_the_selected_events(events: EventLog) -> None:
-    told: list[Event] = []
-    events.register(told.append, types=["ckpt.*", "eval"], severity="warning")
+    received: list[Event] = []
+    events.register(received.append, types=["ckpt.*", "eval"], severity="warning")
     for type_ in ("ckpt.saved", "eval", "other"):
         for severity in ("info", "warning", "critical"):
             events.log(type_, severity=severity)
 
-    assert [f"{event.type} {event.severity}" for event in told] == [
+    assert [f"{event.type} {event.severity}" for event in received] == [
         *("ckpt.saved warning", "ckpt.saved critical"),
         *("eval warning", "eval critical"),
     ]
@@ -275,14 +275,14 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
     def broken(_event: Event) -> None:
         raise error
 
-    keeper = Keeper()
+    recorder = Recorder()
     events.register(broken)
-    events.register(keeper)
+    events.register(recorder)
     for _ in range(10):
         events.log("a")
     assert events.flush(5.0)
 
-    assert len(keeper.events) == 10
+    assert len(recorder.events) == 10
     reading = events.reading()
     assert reading.dropped[name_of(broken), "error"] == 10
     assert reading.delivered[name_of(broken)] == 0
@@ -290,9 +290,9 @@ def test_a_handler_that_raises_loses_its_own_events_only(events: EventLog, error
 
 def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: EventLog) -> None:
     release = threading.Event()
-    keeper = Keeper()
+    recorder = Recorder()
     events.register(lambda _event: release.wait(30), queue=5, name="hanging")
-    events.register(keeper, queue=10_000)
+    events.register(recorder, queue=10_000)
     events.log("a")
     wait_until(lambda: events.active[0].busy_since is not None)
     began = time.monotonic()
@@ -302,7 +302,7 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     events.active[1].drain(5.0)
 
     assert took < 5
-    assert len(keeper.events) == 1001
+    assert len(recorder.events) == 1001
     assert events.reading().dropped == {("hanging", "queue_full"): 995}
     events.close(timeout_seconds=0.2)
     assert events.reading().dropped == {("hanging", "queue_full"): 995, ("hanging", "exit"): 6}
@@ -312,8 +312,8 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
 def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(events: EventLog) -> None:
     release = threading.Event()
     hanging = events.register(lambda _event: release.wait(30), name="hanging", types="b")
-    keeper = Keeper()
-    handle = events.register(keeper)
+    recorder = Recorder()
+    handle = events.register(recorder)
     for _ in range(500):
         events.log("a")
     events.unregister(handle)
@@ -325,15 +325,15 @@ def test_unregistering_waits_for_pending_events_but_not_for_a_hanging_handler(ev
     events.unregister(hanging, timeout_seconds=0.1)
     release.set()
 
-    assert len(keeper.events) == 500
-    assert events.reading().delivered["Keeper"] == 500
+    assert len(recorder.events) == 500
+    assert events.reading().delivered["Recorder"] == 500
     assert events.reading().dropped == {("hanging", "unregistered"): 3}
 
 
 def test_a_signal_handler_can_log_while_a_handler_thread_starts(
     events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, start, signals = Keeper(), threading.Thread.start, [signal.SIGUSR1]
+    recorder, start, signals = Recorder(), threading.Thread.start, [signal.SIGUSR1]
 
     def interrupted(thread: threading.Thread) -> None:
         if signals:
@@ -343,13 +343,13 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     before = signal.signal(signal.SIGUSR1, lambda *_: events.log("within"))
     try:
-        events.register(keeper)
+        events.register(recorder)
         events.log("first")
     finally:
         signal.signal(signal.SIGUSR1, before)
     events.flush(5.0)
 
-    assert [each.type for each in keeper.events] == ["within", "first"]
+    assert [each.type for each in recorder.events] == ["within", "first"]
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
         ("limit", {"severity": "bad"}, ValueError),
         ("limit", {"match": 3}, TypeError),
         ("register", {"handler": None}, TypeError),
-        ("register", {"handler": Keeper}, TypeError),
+        ("register", {"handler": Recorder}, TypeError),
         ("register", {"handler": print, "queue": 0}, ValueError),
         ("register", {"handler": print, "types": [3]}, TypeError),
         ("register", {"handler": print, "name": 3}, TypeError),

@@ -32,7 +32,7 @@ def fresh() -> str:
 
 
 @pytest.mark.parametrize(
-    ("field", "arguments", "told"),
+    ("field", "arguments", "message"),
     [
         ("name", {"name": "batch-latency"}, "'batch-latency'"),
         ("name", {"name": "a..b"}, "'a..b'"),
@@ -59,12 +59,12 @@ def fresh() -> str:
     ],
 )
 def test_an_invalid_definition_is_one_clear_error_that_names_the_value(
-    field: str, arguments: dict[str, Any], told: str
+    field: str, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DefinitionError) as caught:
         Stat(**{"name": fresh(), **arguments})
 
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.field == field
     assert caught.value.allowed is not None
 
@@ -231,8 +231,8 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
     own: list[WindowReading] = []
     all_of_them: list[str] = []
     handles = [
-        stat.on_window(lambda told, window: own.append(window) if told is stat else None),
-        registry.on_window(lambda told, _window: all_of_them.append(told.name), "handlers.*"),
+        stat.on_window(lambda message, window: own.append(window) if message is stat else None),
+        registry.on_window(lambda message, _window: all_of_them.append(message.name), "handlers.*"),
     ]
     for number in range(100):
         stat.add(float(number))
@@ -254,15 +254,15 @@ def test_each_count_window_reaches_the_handlers_of_stat_and_registry() -> None:
 
 def test_each_time_window_with_samples_reaches_the_handlers() -> None:
     stat = Stat("handlers.timed", ["sum"], window_seconds=0.1)
-    told: list[float] = []
-    handle = stat.on_window(lambda _, window: told.append(window.values[Aggregation.SUM]))
+    message: list[float] = []
+    handle = stat.on_window(lambda _, window: message.append(window.values[Aggregation.SUM]))
     stat.add(2.0)
-    wait_until(lambda: told == [2.0])
+    wait_until(lambda: message == [2.0])
     started = stat.window.started
     wait_until(lambda: stat.window.started > started)
     handle.unregister()
 
-    assert told == [2.0]
+    assert message == [2.0]
 
 
 def test_windows_of_the_last_samples_before_exit_are_delivered(tmp_path: Path) -> None:

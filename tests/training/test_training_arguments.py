@@ -86,12 +86,12 @@ def test_numbers_of_any_library_count(number: Any) -> None:
     assert not misuses()
 
 
-@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("reports", [False, True])
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
 def test_no_argument_raises_or_prevents_a_body_from_running(
-    odd: Any, tells: bool, capfd: pytest.CaptureFixture[str]
+    odd: Any, reports: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if tells:
+    if reports:
         configured(telemetry={}, export=ALL)
     entered = ran = 0
     for name in CALLS:

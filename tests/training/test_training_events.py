@@ -21,7 +21,7 @@ from exporter.training.recorder import TRAINING
 
 
 @pytest.fixture
-def told() -> Iterator[list[exporter.Event]]:
+def received() -> Iterator[list[exporter.Event]]:
     found: list[exporter.Event] = []
     handle = exporter.events.register(found.append, types="doc.*")
     yield found
@@ -29,7 +29,7 @@ def told() -> Iterator[list[exporter.Event]]:
 
 
 def test_an_event_has_the_innermost_open_span_or_the_given_one(
-    told: list[exporter.Event],
+    received: list[exporter.Event],
 ) -> None:
     before = TRAINING.current_span_id()
     with exporter.span("doc.outer") as outer:
@@ -43,10 +43,10 @@ def test_an_event_has_the_innermost_open_span_or_the_given_one(
     exporter.log("doc.fourth")
 
     ids = [str(outer.id), str(inner.id), "5b8aa5a2d2c872e8", None, before]
-    assert [event.span_id for event in told] == ids
+    assert [event.span_id for event in received] == ids
 
 
-def test_asyncio_tasks_are_told_apart(told: list[exporter.Event]) -> None:
+def test_asyncio_tasks_are_told_apart(received: list[exporter.Event]) -> None:
     ids = {}
 
     async def work(name: str) -> None:
@@ -61,7 +61,7 @@ def test_asyncio_tasks_are_told_apart(told: list[exporter.Event]) -> None:
 
     asyncio.run(main())
 
-    assert {event.type: event.span_id for event in told} == {"doc.a": ids["a"], "doc.b": ids["b"]}
+    assert {event.type: event.span_id for event in received} == {"doc.a": ids["a"], "doc.b": ids["b"]}
 
 
 def test_a_forked_child_has_no_open_span() -> None:

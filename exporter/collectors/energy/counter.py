@@ -37,7 +37,7 @@ class EnergyCounter:
     def update(self, register: float, at: float) -> float | None:
         """Add the energy since the last reading and return the seconds in between.
 
-        The last power tells how often the register wrapped. Returns None for the first reading and after a longer pause
+        The last power determines the number of wraps of the register. Returns None for the first reading and after a longer pause
         than `LONGEST_SECONDS`, when no energy is added.
         """
         seconds = at - self.at

@@ -142,7 +142,7 @@ TEMPERATURE = GpuFamily(
         type="gauge",
         unit="celsius",
         labels=(*GPU, "sensor"),
-        help="Temperature of the chip (gpu) and of its memory (memory). Absent for a sensor that the card lacks.",
+        help="Temperature of the chip (gpu) and of its memory (memory). Absent without the sensor.",
         source="nvmlDeviceGetTemperatureV, field 82",
     ),
     sources=(ReadingSource(reading="temperature_celsius"),),

@@ -106,13 +106,13 @@ def record(event: Event, destination: str = "null") -> None:
     Raises KeyError: There is no such destination.
     """
     logger = _get_or_create_logger(destination)
-    told = event
+    recorded = event
     if not event.timestamp:
-        told = copy(event)
-        told.timestamp = int(time() * 1000)
+        recorded = copy(event)
+        recorded.timestamp = int(time() * 1000)
     source = getattr(event.source, "value", event.source)
-    agent.record_event(event.name, source, event.metadata, told.timestamp, told)
-    _write(logger, told)
+    agent.record_event(event.name, source, event.metadata, recorded.timestamp, recorded)
+    _write(logger, recorded)
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
@@ -140,7 +140,7 @@ def construct_and_record_rdzv_event(
 ) -> None:
     """Make an event of a rendezvous and record it, unless the handler of `dynamic_rendezvous` is a NullHandler.
 
-    Name, host and process are by default those of the caller; with FAILED, the exception being handled is told too.
+    Name, host and process are by default those of the caller; with FAILED, the exception being handled is added.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return

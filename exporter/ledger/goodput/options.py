@@ -31,7 +31,7 @@ class GoodputOptions:
     )
     hang_steps: Annotated[float, Range(1, 1000)] = option(HANG_STEPS, "See hang_after.", example=20.0)
     peak_flops: tuple[PeakFlops, ...] = option(
-        (), "Peak performance of devices that the built-in table lacks."
+        (), "Peak performance of devices missing in the built-in table."
     )
 
     @property

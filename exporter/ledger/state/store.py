@@ -214,7 +214,10 @@ class StateStore:
         aside = path.rename(path.with_name(f"{path.name}{ASIDE}{int(self._clock())}"))
         self.damaged += 1
         _log.error(
-            "state file %s is unusable: %s; moved aside to %s, its totals start anew", path, error, aside.name
+            "state file %s is unusable: %s; moved aside to %s, its totals restart at zero",
+            path,
+            error,
+            aside.name,
         )
 
     def _move_aside_unlocked(self, path: Path, error: Exception) -> None:

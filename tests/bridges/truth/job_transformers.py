@@ -33,8 +33,8 @@ class Model(PreTrainedModel):
         loss = torch.nn.functional.mse_loss(self.layers(inputs), labels)
         if self.training:
             diary.write("batch", samples=len(inputs))
-            keeper.losses.append(loss.item())
-            if len(keeper.losses) == diary.ACCUMULATED:
+            recorder.losses.append(loss.item())
+            if len(recorder.losses) == diary.ACCUMULATED:
                 diary.crash_if_due(trainer.state.global_step)
         else:
             diary.write("validation", seconds=time.monotonic() - began)
@@ -68,7 +68,7 @@ class Diary(TrainerCallback):
         diary.write("save", step=state.global_step)
 
 
-keeper = Diary()
+recorder = Diary()
 trainer = Trainer(
     Model(PretrainedConfig()),
     TrainingArguments(
@@ -90,7 +90,7 @@ trainer = Trainer(
     ),
     train_dataset=Examples(),
     eval_dataset=Examples(),
-    callbacks=[keeper],
+    callbacks=[recorder],
 )
 trainer.train(resume_from_checkpoint=diary.attempt > 1)
 diary.wait_for_the_end()

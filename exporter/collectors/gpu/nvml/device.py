@@ -137,7 +137,7 @@ class NvmlDevice:
         if self._avoided:  # the first pass, which has the first valid time
             self._avoided = False
             self._paused = dict.fromkeys(self._paused, self.now + LONGEST_PAUSE_SECONDS)
-        return self.now >= self._paused.get(call, 0.0) and not self.lacks(item)
+        return self.now >= self._paused.get(call, 0.0) and not self.is_unsupported(item)
 
     def read_fields(self, wanted: Mapping[Field, Convert]) -> dict[Field, Any]:
         """Read field values in a single call, at the cost of all members; return the fields with a value."""
@@ -173,7 +173,7 @@ class NvmlDevice:
         found = self.counts(kinds)
         return {kind: found[field] for field, kind in kinds.items() if field in found}
 
-    def lacks(self, item: str) -> bool:
+    def is_unsupported(self, item: str) -> bool:
         """Return True if a recent attempt showed that the GPU does not support or refuses a query."""
         again = self._again.get(item)
         if again is None:

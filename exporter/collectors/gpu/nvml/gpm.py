@@ -131,7 +131,7 @@ class GpmMetrics:
     def _between(self, numbers: list[int]) -> dict[int, float]:
         """Return metrics between the samples, without NaN and unsupported metrics."""
         device = self._device
-        asked = [number for number in numbers if not device.lacks(f"{self._item}.{number}")]
+        asked = [number for number in numbers if not device.is_unsupported(f"{self._item}.{number}")]
         if not asked:
             return {}
         request = device.library.binding.c_nvmlGpmMetricsGet_t()

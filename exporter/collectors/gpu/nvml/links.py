@@ -95,7 +95,7 @@ class NvLinks:
             {("active",): active, ("inactive",): len(known) - active} if known else {}
         )
         out.replace("nvlink_links", ports)
-        there = [link for link in links if not device.lacks(f"nvlink.{link}")]
+        there = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
         out.replace("nvlink_errors", self._errors(there) if there else {})
 
     def _errors(self, links: list[int]) -> dict[Labels, float]:
@@ -119,7 +119,7 @@ class NvLinks:
         total = self._device.counts((together,)).get(together)
         if total is not None:
             return {("",): total}
-        if not self._device.lacks(f"field.{field}.{ALL_LINKS}"):
+        if not self._device.is_unsupported(f"field.{field}.{ALL_LINKS}"):
             return {}  # failed in this pass; values by link would create a different series
         return self._by_link(field, self._active)
 

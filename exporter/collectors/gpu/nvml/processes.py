@@ -32,7 +32,7 @@ class GpuProcesses:
     def read(self, device: NvmlDevice, *, wall: float, out: PassReadings) -> None:
         """Read the processes, and their use of the SMs since the last time."""
         running: dict[int, int | None] | None = device.query(_RUNNING, _RUNNING, convert=_memories)
-        if running is None and device.lacks(_RUNNING):
+        if running is None and device.is_unsupported(_RUNNING):
             running = device.query(_RUNNING_OLDER, _RUNNING_OLDER, convert=_memories)
         out.read_processes = True
         out.put("processes", None if running is None else len(running))

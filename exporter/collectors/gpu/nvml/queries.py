@@ -291,7 +291,7 @@ def make(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:
     item = f"{query.call}{query.arguments or ''}"
     answer: Sequence[float] | None = device.query(item, query.call, *query.arguments, convert=query.convert)
     older = query.older
-    if answer is None and older is not None and device.lacks(item):
+    if answer is None and older is not None and device.is_unsupported(item):
         item = f"{older.call}{older.arguments or ''}"
         answer = device.query(item, older.call, *older.arguments, convert=query.convert)
     return answer

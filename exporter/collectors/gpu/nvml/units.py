@@ -49,7 +49,7 @@ byte_rate = bounded(0, 1e8, lambda mebibytes: mebibytes * (1 << 20))
 
 
 def temperature(degrees: float) -> float:
-    """Return a temperature; -1 is all ones, which NVML returns for a sensor that the card lacks."""
+    """Return a temperature; -1 is all ones, which NVML returns without the sensor."""
     if degrees == -1:
         raise GarbageError(degrees)
     return float(celsius(degrees))
