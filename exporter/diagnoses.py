@@ -179,6 +179,11 @@ DRIVER_NOT_LOADED = Diagnosis(
     sentence="NVIDIA's library {library} is installed, but the driver is not loaded",
     remedy="run nvidia-smi, or modprobe nvidia; without a GPU remove the library or set gpu.enabled: false",
 )
+NVML_MISMATCH = Diagnosis(
+    condition="gpu_nvml_error_info has the reason lib_rm_version_mismatch",
+    sentence="NVIDIA's library and the loaded driver have different versions: the library refuses to work",
+    remedy="reboot, or load the kernel module of the library's version",
+)
 NVML_DOWN = Diagnosis(
     condition="gpu_nvml_up is 0",
     sentence="NVIDIA's library does not answer: {reason}",

@@ -281,7 +281,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     own.add_argument("--check.format", choices=("text", "json"), default="text", help=text)
     own.add_argument("--check.python", metavar="PATH", help="also check this Python, the job's")
     given = parser.parse_flags(arguments)
-    findings = list(_examine(given, environ))
+    findings = _consistent(_examine(given, environ))
     failed = any(finding.status == "FAIL" for finding in findings)
     if value_of(given, "--check.format") == "json":
         rows = [dataclasses.asdict(finding) for finding in findings]
@@ -293,6 +293,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             text = f"-> {finding.remedy}"
             print(textwrap.fill(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT + " " * 3))
     return 1 if failed else 0
+
+
+def _consistent(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings without an "ok" on the driver's files if the running exporter cannot use the driver."""
+    found = list(findings)
+    broken = any(each.subject == "nvidia" and each.status == "FAIL" for each in found)
+    return [each for each in found if not (broken and each.subject == "nvidia" and each.status == "ok")]
 
 
 def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:

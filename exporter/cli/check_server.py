@@ -121,7 +121,9 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Finding]
             nvml_down = float(value) == 0
         elif name == "gpu_nvml_error_info":
             nvml_reason = labels.get("reason", "")
-    if nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
+    if nvml_down and nvml_reason == "lib_rm_version_mismatch":
+        yield fail("nvidia", diagnoses.NVML_MISMATCH.describe())
+    elif nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
         yield fail("nvidia", diagnoses.NVML_DOWN.describe(reason=nvml_reason))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_nvml_support import FakeNvml, needs_fake_nvml
 from feed_support import new_identity, new_recording
 from run_support import answers, environment, finished, free_port, started
 from waiting import wait_until
@@ -275,6 +276,32 @@ def test_the_metrics_of_a_running_exporter_show_what_fails(tmp_path: Path) -> No
     found = [(each.status, each.subject) for each in own_metrics(page, "http://localhost:1", tmp_path)]
 
     assert found == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
+
+
+@needs_fake_nvml
+def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeNvml(tmp_path / "nvml")
+    fake.fail(*(f"{name} -1 18 0 1e12" for name in ("nvmlInit_v2", "nvmlInitWithFlags")))
+    config = tmp_path / "c.yaml"
+    config.write_text(f"gpu: {{mode: required}}\nenergy: {{lock_dir: {tmp_path}}}\n")
+    for name, text in fake.environment.items():
+        monkeypatch.setenv(name, text)
+    port = free_port()
+    flags = [f"--feed.dir={tmp_path}", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}"]
+    found: list[dict[str, str]] = []
+
+    def fails() -> bool:
+        found[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
+        return any((each["subject"], each["status"]) == ("nvidia", "FAIL") for each in found)
+
+    with started([sys.executable, "-m", "exporter", *flags], tmp_path):
+        wait_until(fails)
+
+    assert [each["status"] for each in found if each["subject"] == "nvidia"] == ["FAIL"]
+    assert "different versions" in about(found, "nvidia")["found"]
+    assert "collector gpu fails" in about(found, "collector gpu")["found"]
 
 
 def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from exporter.collectors.job import EnergyPoint, EnergyReading, GpuListing, GpuProcessUse, ProcessLife
+from exporter.collectors.job import (
+    EnergyPoint,
+    EnergyReading,
+    GpuListing,
+    GpuProcessUse,
+    JobProcess,
+    ProcessLife,
+)
+from exporter.ledger.energy.devices import DeviceEnergy
 from exporter.ledger.energy.gpu_attribution import (
     NOT_LISTED,
     SHARE_UNKNOWN,
@@ -15,7 +23,9 @@ from exporter.ledger.energy.gpu_attribution import (
     GpuSlice,
     ReportedProcess,
 )
+from exporter.ledger.energy.gpu_division import GpuDivision, GpuSnapshot
 from exporter.ledger.families.run_info import Gpus, RankDevices
+from exporter.recording.values import GpuUse, ProcessIdentity
 
 WATTS = 500.0
 Lives = Mapping[int, ProcessLife]
@@ -208,6 +218,32 @@ def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None
     found = gpu.divide(history(100)[50:], [listing(100, 7)], lives, lambda _pid: "a")
 
     assert joules(found.slices, "a") == pytest.approx(WATTS * 90)
+
+
+def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() -> None:
+    cards = [
+        DeviceEnergy(
+            EnergyReading(
+                "gpu", uuid, "nvml_counter", measured=True, joules=2500.0, watts=WATTS, at=5.0,
+                history=tuple(history(5)),
+            )
+        )
+        for uuid in ("GPU-b", "GPU-a")
+    ]  # fmt: skip
+    identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
+    job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended=4.9)]
+    lists = [*(listing(at, 7) for at in (2.0, 3.0, 4.0)), listing(5.0)]
+    others = [GpuListing("GPU-b", each.at, ()) for each in lists]
+    seen = GpuSnapshot(
+        job,
+        listings=[*lists, *others],
+        lives={7: ProcessLife(7, 1.0, 4.9)},
+        uuids={0: "GPU-b", 1: "GPU-a"},
+    )
+    parts = list(GpuDivision().divide(cards, seen, wall=5.0, now=5.0))
+
+    assert joules([each.slice for each in parts], "a") == pytest.approx(WATTS * 3.9)
+    assert [card.gaps for card in cards] == [{}, {}]
 
 
 @pytest.mark.parametrize(("is_divided", "name"), [(False, "NVIDIA A100"), (True, "")])

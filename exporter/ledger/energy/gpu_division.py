@@ -59,6 +59,8 @@ class GpuDivision:
         listings: dict[str, list[GpuListing]] = {}
         for listing in seen.listings:
             listings.setdefault(listing.uuid, []).append(listing)
+        # The driver's list names the GPUs of a process better than the environment does.
+        listed = {use.pid for listing in seen.listings for use in listing.processes}
         for device in devices:
             uuid, history = device.reading.device, device.reading.history
             if device.reading.component != "gpu" or not history:
@@ -73,7 +75,9 @@ class GpuDivision:
                 listings.get(uuid, ()),
                 holders.lives,
                 holders.run_of,
-                reported=reported.get(uuid, ()),
+                reported=[
+                    each for each in reported.get(uuid, ()) if each.used or each.life.pid not in listed
+                ],
                 until=holders.known_until(gpu.pids, now=now),
             )
             for reason, joules in division.gaps.items():
