@@ -1,10 +1,10 @@
-"""Writes config.schema.json and config.example.yaml from the definitions in exporter/cli/configuration.py.
+"""Generator of config.schema.json and config.example.yaml from the options in exporter/cli/configuration.py.
 
     python docs/generate_configuration.py [DIRECTORY]   # `make docs`
 
-What JSON Schema cannot say (the range of a duration) is in the descriptions.
+Constraints that JSON Schema cannot express (the range of a duration) are in the descriptions.
 """
-# ruff: noqa: INP001 - a script beside what it writes about, not a package
+# ruff: noqa: INP001 - a script, not a package
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WIDTH = 110
 
 
 def schema() -> dict[str, Any]:
-    """The configuration as JSON Schema, draft 2020-12."""
+    """Return the JSON Schema (draft 2020-12) of the configuration."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of training-exporter",
@@ -54,7 +54,7 @@ def schema() -> dict[str, Any]:
 
 
 def example() -> str:
-    """A configuration with every option at its default, each with its help as a comment."""
+    """Return a configuration with every option at its default, and the help of each option as a comment."""
     head = (
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
         "#",
@@ -65,14 +65,14 @@ def example() -> str:
 
 
 def _options_under(option: Option) -> tuple[Option, ...] | None:
-    """The keys of the mapping that an option is, with their values; None where it is none."""
+    """Return the options of a nested mapping; None if the option is not a mapping."""
     base, _ = unwrap(option.hint)
     made = isinstance(base, type) and dataclasses.is_dataclass(base)
     return options_of(base, option.default) if made else None
 
 
 def _described(option: Option) -> str:
-    """The help, with what is allowed where type and default leave a question."""
+    """Return the help of an option with its allowed values, unless type and default make them obvious."""
     text = option.help
     base, _ = unwrap(option.hint)
     for member in get_args(base) if is_union(base) else (option.hint,):
@@ -130,37 +130,37 @@ def _type_schema(hint: Any) -> dict[str, Any]:
 # YAML --------------------------------------------------------------------------------------------------
 
 
-def _lines(options: Iterable[Option], indent: str, told: set[str]) -> Iterator[str]:
-    """Lines of a mapping's entries; `told` are the comments so far, since all collectors share three."""
+def _lines(options: Iterable[Option], indent: str, written: set[str]) -> Iterator[str]:
+    """Return the lines of a mapping. A comment in `written` is not repeated: all collectors share three options."""
     for option in options:
         if not indent:
             yield ""
-        yield from _comment(_described(option), indent, told)
+        yield from _comment(_described(option), indent, written)
         under, item = _options_under(option), _item_class(option.hint)
         if under is not None:
             yield f"{indent}{option.key}:"
-            yield from _lines(under, f"{indent}  ", told)
+            yield from _lines(under, f"{indent}  ", written)
         elif item is not None:
             shown = [dataclasses.replace(entry, default=entry.example) for entry in options_of(item)]
             yield f"{indent}{option.key}: []"
             yield f"{indent}# {option.key}:"
-            for line in _as_item(_lines(shown, "\t", told), f"{indent}  "):
+            for line in _as_item(_lines(shown, "\t", written), f"{indent}  "):
                 yield f"{indent}# {line}"
         else:
             flow = yaml.safe_dump([plain(option.hint, option.default)], default_flow_style=True, width=10_000)
             yield f"{indent}{option.key}: {flow.strip()[1:-1]}"
 
 
-def _comment(text: str, indent: str, told: set[str]) -> Iterator[str]:
-    if text not in told:
-        told.add(text)
+def _comment(text: str, indent: str, written: set[str]) -> Iterator[str]:
+    if text not in written:
+        written.add(text)
         width = _WIDTH - len(indent) - 2
         for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
             yield f"{indent}# {line}"
 
 
 def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
-    """A mapping's lines as an entry of a list; the dash stands before the first key, not before its comment."""
+    """Return the lines of a mapping as an entry of a list, with the dash before the first key instead of its comment."""
     lead = "- "
     for line in lines:
         text = line.lstrip("\t")
@@ -172,7 +172,7 @@ def _as_item(lines: Iterable[str], indent: str) -> Iterator[str]:
 
 
 def _item_class(hint: Any) -> type | None:
-    """The dataclass of a list's entries; None for lists of scalars, and for what is no list."""
+    """Return the dataclass of the entries of a list; None for a list of scalars and for any other type."""
     base, _ = unwrap(hint)
     item = get_args(base)[0] if get_origin(base) is tuple else None
     return item if dataclasses.is_dataclass(item) and isinstance(item, type) else None

@@ -1,4 +1,4 @@
-"""`python -m dashboards.scenario [--seconds S] [--stay]`: run the scenario and say where its Prometheus is."""
+"""Command `python -m dashboards.scenario [--seconds S] [--stay]`: run the scenario and print the address of its Prometheus."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until it is over, or until a signal.
+    """Run the scenario until its end or a signal.
 
     Returns:
         0.
     """
     parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
     parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length (default %(default)s)")
-    parser.add_argument("--stay", action="store_true", help="go on until Ctrl-C after its end")
+    parser.add_argument("--stay", action="store_true", help="keep serving after the end, until Ctrl-C")
     given = parser.parse_args(arguments)
     enough = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,7 +1,7 @@
-"""Starts the scenario's processes, makes things happen to them at their time, and ends them.
+"""Processes of the scenario: start, timed faults, and end.
 
-The parent of all: the exporters of six machines, the ranks of two runs, and one Prometheus. One thread of its own
-follows the timeline. Everything lives in one directory, which the caller removes.
+Parent of all processes: the exporters of six machines, the ranks of two runs, and one Prometheus. A separate thread
+follows the timeline. All files are in one directory, which the caller removes.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ ENERGY = {
 class Node:
     """A machine."""
 
-    name: str  # what Prometheus calls it
-    replay: str | dict[str, Any]  # its GPUs: a machine of the package, or a description
-    ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank) of the processes on it
+    name: str  # instance label in Prometheus
+    replay: str | dict[str, Any]  # described machine with its GPUs: a packaged one, or a file
+    ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank) of its processes
 
 
 def nodes(timeline: Timeline) -> tuple[Node, ...]:
@@ -76,7 +76,7 @@ def nodes(timeline: Timeline) -> tuple[Node, ...]:
 
 
 class Cluster:
-    """The scenario as processes, in an empty directory; use it as a context manager."""
+    """Processes of the scenario in an empty directory; a context manager."""
 
     def __init__(self, work: Path, timeline: Timeline, environ: Mapping[str, str] = os.environ) -> None:
         self.timeline = timeline
@@ -199,14 +199,14 @@ class Cluster:
         with (directory / f"{run}-{rank}.log").open("ab") as log:
             self._ranks[(run, rank)] = subprocess.Popen(
                 [sys.executable, "-m", "dashboards.scenario.job", json.dumps(plan)],
-                stdin=subprocess.PIPE,  # its life line
+                stdin=subprocess.PIPE,  # closed at the end of the scenario
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
                 env=environment,
             )
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _direct(self) -> None:
         """Follow the timeline."""
@@ -231,7 +231,7 @@ class Cluster:
         self._start_sidecar(node)
 
     def _crash(self) -> None:
-        """One rank is killed; the launcher ends the others, as torchrun does."""
+        """Kill one rank and terminate the remaining ranks, as torchrun does."""
         ranks = {rank: process for (run, rank), process in self._ranks.items() if run == RUN}
         victim = ranks.pop(len(ranks) - 2)
         victim.send_signal(signal.SIGKILL)

@@ -1,9 +1,9 @@
 """A rank of the scenario's job: `python -m dashboards.scenario.job PLAN`, a training loop that only waits.
 
-Started by `cluster` for each rank, with the launcher's environment; it uses the public API as training code would.
-What it does follows from the wall clock and the plan, so that the ranks are as synchronous as collectives would make
-them without talking to each other: a rank that computes faster waits in its `grad_sync` for the slowest. Standard
-input is its life line: it ends when that closes.
+`cluster` starts this program for each rank with the environment of a launcher. The program uses the public API.
+All ranks follow the wall clock and the plan, so that they are as synchronous as with collectives, without
+communication: a faster rank waits in its `grad_sync` for the slowest rank. The process exits
+when its standard input closes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class LifeEnded(Exception):  # noqa: N818  # an end in order, no error
 
 
 class Rank:
-    """The training of one rank.
+    """Training of one rank.
 
     Args:
-        plan: What `cluster` decided for it.
+        plan: Plan of the rank, from `cluster`.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -122,10 +122,10 @@ class Rank:
                     planned += self._validate()
 
     def _iteration(self, step: int, planned: float) -> float:
-        """Make one step.
+        """Run one step.
 
         Args:
-            step: Its number.
+            step: Number of the step.
             planned: When all ranks begin it.
 
         Returns:
@@ -180,7 +180,7 @@ class Rank:
         try:
             with training.checkpoint_save(step):
                 self._pass(SAVE_SECONDS)
-                # A directory cannot be written to: what a full disk would do to it.
+                # Save into a directory that is not writable, like a full disk.
                 path = self._checkpoint.parent if fails and not self._baseline else self._checkpoint
                 path.write_text(str(step), encoding="ascii")
         except OSError as error:
@@ -207,7 +207,7 @@ class Rank:
         """Pass the time.
 
         Raises:
-            LifeEnded: Standard input was closed.
+            LifeEnded: Standard input has closed.
         """
         if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
             raise LifeEnded

@@ -1,4 +1,4 @@
-"""Described machines of the scenario, from those of the package: the same cards, with the scenario's load and faults."""
+"""Described machines of the scenario: cards of the packaged machines with the load and faults of the scenario."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from exporter import replay
 
 MACHINES = Path(replay.__file__).parent / "described"
 HOT_GPU, ILL_GPU, LOST_GPU = 1, 5, 6
-"""The GPU of the straggler's local rank, one with memory errors, and one that falls off the bus."""
+"""GPU of the straggler, GPU with memory errors, and GPU that falls off the bus."""
 
 GPUS = 8
 AHEAD_SECONDS = 1.7
-"""By which a replayed GPU runs ahead of the one before it; here they are to go together."""
+"""Lead of a replayed GPU over the previous one; in the scenario, all GPUs are synchronous."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 
 
@@ -30,14 +30,14 @@ def h100(
 
     Args:
         timeline: Of the scenario.
-        first_uuid: Number of the first GPU, so that no two machines share a UUID.
-        faults: Whether a GPU becomes hot, one has memory errors, and one is lost.
-        steady: Whether its run neither pauses nor crashes.
+        first_uuid: Number of the first GPU; distinct machines have distinct UUIDs.
+        faults: True if one GPU becomes hot, one has memory errors, and one is lost.
+        steady: True if its run neither pauses nor crashes.
     """
     machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
     model = machine["models"].pop("h100")
-    # A card keeps the memory that it once had.
+    # Memory stays allocated on the card.
     model["values"]["memory_used"] = 71_400_000_000
     machine["gpus"] = []
     for place in range(GPUS):
@@ -54,7 +54,7 @@ def h100(
 
 
 def _load(timeline: Timeline, ahead: float) -> list[dict[str, Any]]:
-    """How busy a GPU is, from beginning to end, when it runs ahead by so many seconds."""
+    """Return the utilization of a GPU from start to end, with a lead in seconds."""
     begin, end = timeline.pause
     again = timeline.crash + timeline.restart
     shares = (

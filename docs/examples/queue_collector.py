@@ -1,4 +1,4 @@
-"""A collector as prometheus_client knows it: an object whose collect() gives metric families."""
+"""Collector of prometheus_client: an object whose method collect() yields metric families."""
 
 import os
 from collections.abc import Iterator
