@@ -1,6 +1,6 @@
 """Answers to stack requests: one periodic task of the recording thread in each training process.
 
-A look at the request file is one system call. An answer is written once for each request, within a flush interval.
+A check of the request file is a single system call. Each request is answered once, within a flush interval.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from exporter.training.collectives import last_collective, sequence_numbers
 LOOK_SECONDS = 1.0
 """Interval between two looks at the request file."""
 MAX_REQUEST_AGE_SECONDS = 30.0
-"""A request that is older is of the past: a process that starts does not answer it."""
+"""Older requests are ignored: they precede the start of the process."""
 
 
 @value_class
@@ -69,7 +69,7 @@ class StackResponder:
         self._hang_logged = ""
 
     def tick(self) -> None:
-        """Look for a new request, and answer it."""
+        """Answer a new request, if there is one."""
         now = monotonic()
         if now < self._next_look:
             return

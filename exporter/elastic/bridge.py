@@ -35,7 +35,7 @@ class Faces:
 
 
 def install() -> None:
-    """Hook torchelastic from its import on; a second call is harmless."""
+    """Hook torchelastic when it is imported; a second call has no effect."""
     if Faces.installed or os.environ.get("EXPORTER_DISABLED") == "1":
         return
     Faces.installed = True
@@ -108,9 +108,7 @@ class _Loggers(dict[str, logging.Logger]):
 
 def _listen(logger: logging.Logger) -> None:
     level = logger.level
-    if (
-        level > logging.INFO
-    ):  # as `LOGLEVEL` asks for: moved to the handlers, which write what they would have written
+    if level > logging.INFO:  # the level of `LOGLEVEL` moves to the handlers, whose output is unchanged
         for handler in logger.handlers:
             if handler is not _HANDLER and handler.level < level:
                 handler.setLevel(level)
@@ -119,18 +117,18 @@ def _listen(logger: logging.Logger) -> None:
 
 
 class PrometheusEventHandler(logging.Handler):
-    """Records the events that torch's own module logs as lines of JSON; takes no lock and never raises.
+    """Handler that records the events logged by torch as lines of JSON; takes no lock and never raises.
 
     For a logger of torch's, or torch's registry of destinations; the bridge does this by itself.
     """
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Take one record, without the lock that handlers otherwise hold."""
+        """Handle a log record without the lock of logging.Handler."""
         self.emit(record)
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record one event, once however many of these take it; what is no event is passed over."""
+        """Record an event once for all handlers of this class; other log records are ignored."""
         if getattr(record, RECORDED, False):
             return
         try:

@@ -121,10 +121,12 @@ class MetricStats:
                 return refuse("too_many")
             named = metric_name(*pair)
             if named is None:
-                return refuse("name")  # not remembered: it may be of any length
+                return refuse("name")  # not stored: the length is unlimited
             try:
                 record = self._recorder(named, pair)
-            except DefinitionError as error:  # its family is another pair's, another Stat's or the exporter's
+            except (
+                DefinitionError
+            ) as error:  # the family belongs to a different pair or Stat, or to the exporter
                 message = "the metric {1} of group {0} is not recorded".format(*map(text_of, pair))
                 log_once(message, f"{message}: {error}")
                 record = refuse("collision")

@@ -65,9 +65,9 @@ STAT_BYTES, PART_BYTES = 4_000, 700
 BUCKET_BYTES = 100
 """Cost of an exponential bucket."""
 ITEM_BYTES = 200
-"""Cost of an item beside the Stats: a fact, an event type, a phase."""
+"""Cost of a fact, an event type or a phase."""
 MOST_BESIDE_BYTES = 1 << 20
-"""Cost of all that one process has beside its Stats; 500 kinds of events and all handlers cost half of it."""
+"""Limit of the cost of facts, events and phases of a process; 500 kinds of events and all handlers use half of it."""
 MOST_EXPONENTIAL = 40_000
 """Exponential buckets of one process; further histograms stay classic."""
 ROOM_BYTES = 24 << 20
@@ -81,7 +81,7 @@ class Decoder:
     has their number.
 
     Attributes:
-        cost: Bytes that the process costs the sidecar, computed from what its file becomes.
+        cost: Memory of the process in the sidecar in bytes, computed from the decoded objects and their series.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ def _identity(process_id: str, body: dict[str, Any]) -> ProcessIdentity:
 
 
 def _cost(body: dict[str, Any]) -> int:
-    """Return what a definition costs, after checking its limits; each part becomes a series with all labels."""
+    """Return the cost of a definition after checking its limits; each part becomes a series with all labels."""
     labels, buckets, aggregations = body.get("labels", []), body.get("buckets", []), body["aggregations"]
     check_size(len(to_list(labels)), MOST_LABELS, "labels")
     check_size(len(to_list(buckets)), MOST_BUCKETS, "buckets")
@@ -312,7 +312,7 @@ def _exponential(found: Any) -> dict[int, int]:
 
 
 def _cost_beside(snapshot: Snapshot) -> int:
-    """Return the cost of what a snapshot has beside its Stats: events and training."""
+    """Return the cost of the events and the training of a snapshot."""
     events, training = snapshot.recording.events, snapshot.recording.training
     texts = [
         *(

@@ -59,13 +59,13 @@ def prepare_directory(path: str | os.PathLike[str]) -> None:
 def check_directory(path: str | os.PathLike[str]) -> None:
     """Check a directory without changes; raises `FeedDirectoryError` for an unusable directory."""
     if sys.platform != "linux":
-        remedy = "statistics are recorded, but nothing can export them from here"
+        remedy = "statistics are recorded, but cannot be exported on this system"
         raise refusal(f"the feed needs Linux, this is {sys.platform}", path, remedy)
     trusted = is_trusted(path)
     try:
         found = os.stat(path, follow_symlinks=trusted)
     except FileNotFoundError as error:
-        remedy = f"create it: mkdir -p -m 0700 {path}" if trusted else "it is made when the first job records"
+        remedy = f"create it: mkdir -p -m 0700 {path}" if trusted else "the first recording job creates it"
         raise refusal("there is no feed directory", path, remedy) from error
     except OSError as error:
         raise refusal(f"cannot look at the feed directory ({error.strerror})", path) from error
@@ -76,7 +76,7 @@ def check_directory(path: str | os.PathLike[str]) -> None:
         raise refusal(f"the feed directory belongs to uid {found.st_uid}, not to uid {own_uid()}", path)
     if not trusted and found.st_mode & 0o022:
         problem = f"others may write to the feed directory (mode {stat.S_IMODE(found.st_mode):04o})"
-        raise refusal(problem, path, f"take that from them: chmod 0700 {path}")
+        raise refusal(problem, path, f"remove the permission: chmod 0700 {path}")
 
 
 def refusal(

@@ -1,6 +1,6 @@
-"""Explanation of hanging runs: asks their ranks for stacks and publishes where each rank waits.
+"""Explanation of hanging runs: requests stacks from the ranks and publishes the place where each rank waits.
 
-Runs in the sidecar. A request goes out when a run is hung or stalled, again after a minute, and at most ten times.
+Runs in the sidecar. A request is written when a run is hung or stalled, repeated every minute, at most ten times.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class _Case:
 
 
 class HangCollector:
-    """Asks the ranks of hanging runs for their stacks.
+    """Collector that requests stacks from the ranks of hanging runs.
 
     Args:
         directory: The feed directory.
-        hanging: Returns the hanging runs, as the ledger last saw them.
-        detail: Content of the answers; None asks for nothing.
+        hanging: Returns the hanging runs according to the last pass of the ledger.
+        detail: Content of the answers; None disables requests.
     """
 
     name = "hangs"
@@ -112,7 +112,7 @@ class HangCollector:
         return [case.explained for case in self._cases.values() if case.explained is not None]
 
     def collect(self) -> Collected:
-        """Ask, read answers, and publish the ranks of explained runs."""
+        """Write requests, read answers, and publish the ranks of explained runs."""
         collected = Collected()
         if self._detail is None:
             return collected
@@ -133,7 +133,7 @@ class HangCollector:
             del self._cases[name]
         for name, run in hanging.items():
             case = self._cases.setdefault(name, _Case(run))
-            if run.since > case.run.since:  # a step ended between two passes: another hang
+            if run.since > case.run.since:  # a step ended between two passes: a new hang
                 self._cases[name] = _Case(run)
             else:
                 case.run = run

@@ -1,4 +1,4 @@
-"""State of a process's main thread as the kernel shows it: the evidence for a rank that does not answer."""
+"""Kernel state of the main thread of a process: the evidence for a rank that does not answer."""
 
 from __future__ import annotations
 

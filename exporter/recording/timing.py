@@ -19,7 +19,7 @@ class Timer:
     """Timer of a `with` block, or of every call of a decorated function, also if the block or the call raises.
 
     A decorator is re-entrant and thread-safe; a context manager times a single block at a time (`stat.time()` returns a new
-    Timer). A coroutine function is timed from its first step to its end, waits included; a generator function from its first
+    Timer). A coroutine function is timed from its first step to its end, including waits; a generator function from its first
     `next()` to its end.
     """
 

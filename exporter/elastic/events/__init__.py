@@ -1,6 +1,6 @@
 """torchelastic's events, name for name: `import exporter.elastic.events as events`.
 
-An event counts, is given to handlers, and is written to its destination; `LOGLEVEL` silences the console only.
+Each event is counted, delivered to handlers, and written to its destination; `LOGLEVEL` only filters the console.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _registered: list[Handle] = []
 
 
 def configure(handler: EventHandler | Sequence[EventHandler] | None) -> None:
-    """Have events given to a handler, to a list of them, or to nobody; those of before are given no more.
+    """Replace the handlers of events by a handler, a list of handlers, or None.
 
-    Prometheus counts events whoever is configured. Raises TypeError: That is no handler: an object with `record(event)`.
+    Events are counted for Prometheus with any handlers. Raises TypeError for an object without `record(event)`.
     """
     handlers = bridge.listeners(handler, "record")
     unconfigure()
@@ -69,7 +69,7 @@ def _give(handler: EventHandler, event: object) -> None:
 
 
 def unconfigure() -> None:
-    """Give events to no handler any more."""
+    """Remove all handlers."""
     while _registered:
         _registered.pop().unregister()
 
@@ -84,7 +84,7 @@ _events_loggers: dict[str, logging.Logger] = {}
 
 
 def _get_or_create_logger(destination: str = "null") -> logging.Logger:
-    """Give the logger of a destination; torch's name for it, which others know."""
+    """Return the logger of a destination, under its name in torch."""
     logger = _events_loggers.get(destination)
     if logger is None:
         handler = get_logging_handler(destination)
@@ -101,9 +101,9 @@ def _get_or_create_logger(destination: str = "null") -> logging.Logger:
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Record an event, and write it to a destination: `null`, `console` (standard error) or one of `handlers`' own.
+    """Record an event, and write it to a destination: `null`, `console` (standard error) or one of `handlers`.
 
-    Raises KeyError: There is no such destination.
+    Raises KeyError for an unknown destination.
     """
     logger = _get_or_create_logger(destination)
     recorded = event
@@ -122,7 +122,7 @@ def record_rdzv_event(event: RdzvEvent) -> None:
 
 
 def _write(logger: logging.Logger, event: Event | RdzvEvent) -> None:
-    # Serializing costs more than all the rest, and mostly nobody reads it.
+    # Serialization is the most expensive part, and mostly unread.
     if not all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
         logger.info(event.serialize(), extra={RECORDED: True})
 
@@ -138,9 +138,9 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of a rendezvous and record it, unless the handler of `dynamic_rendezvous` is a NullHandler.
+    """Record a new rendezvous event, unless the handler of `dynamic_rendezvous` is a NullHandler.
 
-    Name, host and process are by default those of the caller; with FAILED, the exception being handled is added.
+    Name, host and process default to the caller's; with FAILED, the handled exception is added.
     """
     if isinstance(get_logging_handler("dynamic_rendezvous"), logging.NullHandler):
         return

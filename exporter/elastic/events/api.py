@@ -65,19 +65,19 @@ class _Serialized:
 
 @dataclass
 class Event(_Serialized):
-    """Anything that happens in a torchelastic job."""
+    """Event of a torchelastic job."""
 
     _enumeration = "source", EventSource
 
-    name: str  # a value of the label `type`, so there should be few of them
+    name: str  # value of the label `type`, with a small number of distinct names
     source: EventSource
-    timestamp: int = 0  # Unix time in milliseconds; 0 for when it is recorded
+    timestamp: int = 0  # Unix time in milliseconds; 0 for the time of recording
     metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
 
 
 @dataclass
 class RdzvEvent(_Serialized):
-    """Anything that happens in a rendezvous, with what is known of the node; `error_trace` is that of a failure."""
+    """Event of a rendezvous, with the known facts of the node; `error_trace` belongs to a failure."""
 
     _enumeration = "node_state", NodeState
 
