@@ -132,7 +132,7 @@ def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver:
 
     assert path == "/pager"
     assert lost["labels"]["instance"] == exporter.address
-    assert lost["annotations"]["runbook_url"] == "docs/runbook.md#gpulost"
+    assert lost["annotations"]["runbook_url"] == "http://localhost:20909/runbook#gpulost"
     assert lost["annotations"]["summary"] == f"GPU 1 on {exporter.address} does not answer."
     assert xid["labels"]["xid"] == "79"
     assert back["labels"] == lost["labels"]

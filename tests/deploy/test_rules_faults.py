@@ -105,6 +105,7 @@ class World:
 
     def scrape(self) -> None:
         found: dict[str, float] = {'up{instance="n1",job="training"}': float(self.scrapable)}
+        found |= {f'exporter_build_info{{instance="{node}",job="training"}}': 1.0 for node in NODES}
         for node in NODES:
             found |= self.hardware(node) if self.scrapable or node != "n1" else {}
         if self.scrapable:

@@ -229,7 +229,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="GpuRecoveryActionNeeded",
-        condition="the driver asks for any recovery",
+        condition="the driver requests any recovery",
         severity=Severity.CRITICAL,
         sentence="the driver requests a recovery of {gpu}: {action}",
         remedy="{action}, after the job has left the node",

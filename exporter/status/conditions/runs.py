@@ -122,7 +122,9 @@ def last_time(seen: View, increase: Increase) -> str:
 
 
 def _gradients(seen: View) -> Iterator[Found]:
-    for name in seen.runs:
+    for name, run in seen.runs.items():
+        if run.ended or run.state == "ending":
+            continue
         bad = seen.past.rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
         steps = seen.past.rate("executed steps", name, seconds=GRADIENT_SECONDS)
         if bad is not None and steps is not None and bad > GRADIENT_RATIO * steps:
@@ -194,7 +196,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="TrainingGradNonFinite",
-        condition="more than 0.1 of the steps with a gradient that is not finite",
+        condition="more than 0.1 of the steps with a gradient that is not finite, until the run ends",
         sentence="{share} of the steps of run {run} have a gradient norm that is not finite",
         remedy="lower the learning rate or the loss scale, or clip gradients",
         find=_gradients,

@@ -103,7 +103,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="ExporterSeriesDropped",
-        condition="any series left out of the page, for 15m",
+        condition="any series dropped, for 15m",
         sentence=diagnoses.SERIES_DROPPED.sentence + " ({reason})",
         remedy=diagnoses.SERIES_DROPPED.remedy,
         find=_dropped_series,
@@ -124,7 +124,7 @@ CONDITIONS = (
     ),
     Condition(
         alert="ExporterTotalsWithheld",
-        condition="totals that cannot be kept over a restart",
+        condition="totals that cannot be saved",
         sentence=diagnoses.TOTALS_WITHHELD.sentence,
         remedy=diagnoses.TOTALS_WITHHELD.remedy,
         find=_withheld,
