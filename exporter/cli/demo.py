@@ -15,23 +15,37 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exporter.cli import run
+from exporter.cli import run, simulated_job
 from exporter.cli.child import end_as, own_command
 from exporter.cli.configuration import resolve
 from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, flags_of, mistake, say
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
+from exporter.replay.machines import MACHINES
 from exporter.web.listen import bind, parse_address, url
 from exporter.web.webconfig import load_web_config
 
 DESCRIPTION = """\
 Serves the metrics of a small simulated training job on a machine with replayed GPUs. Needs no GPU and no torch.
+Without --config.file, prices and carbon intensity are examples.
 
     training-exporter demo
     training-exporter demo --gpu.replay=h100-lost
 """
 REPLAYED = "h100"
+CONFIGURATION = """\
+energy:
+  pue: 1.2
+  carbon_intensity: 350
+  currency: EUR
+  electricity_price: 0.25
+  gpu_hour_price: 2
+  lock_dir: {directory}
+"""
+"""Configuration of a demo without --config.file, with example prices; the energy is the demo's own."""
+USED = {"memory": 73_014_444_032, "sm": 99}
+"""Memory and SMs that a rank uses."""
 PREFIX = "exporter-demo-"
 OLD_SECONDS = 86400.0
 """A killed demo leaves a directory; the next demo removes directories that are unchanged for this long."""
@@ -60,9 +74,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             host, port = address.text.rpartition(":")[0], listener.getsockname()[1]
             given["web.listen_address"].append(f"{host}:{port}")
             urls.append(url(listener, tls=tls))
-    if gpu.replay is None and given["gpu.replay"] is None and gpu.enabled:
-        given["gpu.replay"] = REPLAYED
-    replay = (given["gpu.replay"] or gpu.replay or "") if gpu.enabled else ""
+    replay = given["gpu.replay"] or gpu.replay or "" if gpu.enabled else ""
+    own_machine = gpu.enabled and not replay and given["gpu.replay"] is None
     shared = Path("/dev/shm")  # noqa: S108  # a private directory is made in it
     within = shared if os.access(shared, os.W_OK) else None
     for path in (within or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
@@ -78,8 +91,14 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         if runs.owner(Path(feed)) is not None:
             say("another exporter serves this feed directory; choose another with --feed.dir")
             return REFUSED
-        about = {"speed": speed, "checkpoint": f"{private}/checkpoint"}
-        about |= {"url": urls[0], "replay": replay}
+        if own_machine:
+            replay = REPLAYED
+            given["gpu.replay"] = str(_write_machine(Path(private)))
+        if given["config.file"] is None:
+            path = Path(private, "config.yaml")
+            path.write_text(CONFIGURATION.format(directory=json.dumps(private)), encoding="utf-8")
+            given["config.file"] = str(path)
+        about = {"speed": speed, "directory": private, "url": urls[0], "replay": replay}
         job = own_command("-m", "exporter.cli.simulated_job", json.dumps(about))
         # The environment of a rank under torchrun, without the user's settings for jobs.
         environment = {name: value for name, value in environ.items() if not name.startswith("EXPORTER_")}
@@ -87,6 +106,18 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         sidecar = [*flags_of(flags), "--run.name=demo", "--run.linger=0s"]
         wait_status = run.Supervision(run.make_plan([*sidecar, "--", *job], environment)).run()
     return end_as(wait_status)
+
+
+def _write_machine(directory: Path) -> Path:
+    """Write the description of a machine with one GPU for each rank, which the rank's process holds."""
+    described = (MACHINES / f"{REPLAYED}.yaml").read_text(encoding="utf-8").partition("\ngpus:")[0]
+    cards = [
+        {"model": REPLAYED, "processes": [{"pid_file": str(simulated_job.pid_file(directory, rank)), **USED}]}
+        for rank in range(simulated_job.RANKS)
+    ]
+    path = directory / "machine.yaml"
+    path.write_text(f"{described}\ngpus: {json.dumps(cards)}\n", encoding="utf-8")
+    return path
 
 
 def _remove_old(path: Path) -> None:

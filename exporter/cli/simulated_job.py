@@ -1,7 +1,7 @@
 """Training job of the demo: two synchronous ranks, and a launcher that restarts the ranks like torchrun.
 
 A rank exits at the end of standard input. All numbers follow from the rank and the step, so a restarted rank repeats the
-numbers.
+numbers. Each rank holds a GPU of the replayed machine by a file with its process id.
 """
 
 from __future__ import annotations
@@ -48,12 +48,19 @@ def crashes(rank: int, step: int, attempt: int) -> bool:
     return rank == SLOW_RANK and step == CRASH_STEP + attempt * CYCLE_STEPS
 
 
+def pid_file(directory: Path, rank: int) -> Path:
+    """Return the file with the process id of a rank, through which the replayed machine lists the process."""
+    return directory / f"pid-{rank}"
+
+
 class Rank:
-    """Training loop of a rank; `checkpoint` is the file with the number of steps done."""
+    """Training loop of a rank; `directory` has the checkpoint, a file with the number of steps done."""
 
     def __init__(self, given: SimpleNamespace) -> None:
         self._given = given
-        self._checkpoint = Path(f"{given.checkpoint}-{given.rank}")
+        directory = Path(given.directory)
+        self._checkpoint = directory / f"checkpoint-{given.rank}"
+        _replace(pid_file(directory, given.rank), str(os.getpid()))
         window = WINDOW_SECONDS / given.speed
         self._step_time = Stat(
             "demo.step.duration",
@@ -136,9 +143,7 @@ class Rank:
         if step % CHECKPOINT_STEPS == 0:
             with training.checkpoint_save(step):
                 self._pass(0.3)
-                whole_file = self._checkpoint.with_suffix(".new")
-                whole_file.write_text(str(step))
-                whole_file.replace(self._checkpoint)
+                _replace(self._checkpoint, str(step))
 
     def _compute_seconds(self, rank: int, step: int) -> float:
         """A rank's own work in a step: about 0.19 s, the slow one's a little more, now and then a slow one."""
@@ -153,6 +158,13 @@ class Rank:
         """Pass the time; end as soon as the demo has ended."""
         if select.select([sys.stdin], [], [], seconds / self._given.speed)[0]:
             sys.exit()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that readers see all of the text or none."""
+    whole = path.with_suffix(".new")
+    whole.write_text(text, encoding="utf-8")
+    whole.replace(path)
 
 
 def _resident_bytes() -> int:
@@ -242,10 +254,10 @@ and its metrics, for Prometheus:
   {curl} | grep '^training_'   # steps, phases, goodput
   {curl} | grep '^demo_'       # Stats of its own{gpus if given.replay else ""}
 
-About {PAUSE_STEP * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges vanish, totals stay.
-About {NONFINITE_STEP * step + pause:.0f} s after the start a loss is NaN: it is counted, and kept out of the loss.
-About {CRASH_STEP * step + pause:.0f} s after the start rank {SLOW_RANK} is killed; all ranks start again, and {(CRASH_STEP - 1) % CHECKPOINT_STEPS} steps are lost.
-Then it all begins again. Ctrl-C ends it.
+About {PAUSE_STEP * step:.0f} s after the start all ranks wait {pause:.0f} s for data: window gauges are absent, totals remain.
+About {NONFINITE_STEP * step + pause:.0f} s after the start a loss is NaN: the NaN is counted and excluded from the loss.
+About {CRASH_STEP * step + pause:.0f} s after the start rank {SLOW_RANK} is killed; all ranks restart, and {(CRASH_STEP - 1) % CHECKPOINT_STEPS} steps are lost.
+Then the cycle repeats. Prices and carbon intensity are examples. Ctrl-C ends the demo.
 """
 
 

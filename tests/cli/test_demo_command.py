@@ -18,7 +18,7 @@ import pytest
 from run_support import environment, finished, free_port, page, processes_naming, quick, started
 from waiting import wait_until
 
-from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP
+from exporter.cli.simulated_job import CHECKPOINT_STEPS, CRASH_STEP, RANKS
 
 STEPS = re.compile(r'^demo_step_duration_seconds_count\{(?:.*,)?rank="(\d)".*\} (\S+)$', re.MULTILINE)
 PHASES = re.compile(r'^training_phase_seconds_total\{phase="(\w+)"', re.MULTILINE)
@@ -55,7 +55,7 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
 ) -> None:
     with demo(tmp_path) as (process, port):
         wait_until(lambda: set(WINDOW.findall(page(port))) == set(steps(page(port))) == {"0", "1"})
-        wait_until(lambda: page(port).count("\ngpu_up{") == 8)
+        wait_until(lambda: page(port).count("\ngpu_up{") == RANKS)
         shown = page(port)
         os.killpg(process.pid, signal.SIGINT)
         said = process.stdout.read() if process.stdout else ""
@@ -66,6 +66,19 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
     assert "demo_memory_resident_bytes" in shown
     assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in said
     assert "described machine h100" in said
+
+
+def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) -> None:
+    wanted = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
+    with demo(tmp_path) as (_, port):
+        wait_until(lambda: all(f"\n{each}" in page(port) for each in wanted))
+        cards = wait_until(lambda: held if len(held := set(CARD.findall(page(port)))) == RANKS else None)
+
+    assert sorted(rank for _, rank in cards) == ["0", "1"]
+    assert len({card for card, _ in cards}) == RANKS
+
+
+CARD = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILINE)
 
 
 def value(text: str, series: str) -> float:
@@ -111,16 +124,16 @@ def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_ste
 
 
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
-    others = processes_naming('"checkpoint": ')
+    others = processes_naming('"directory": ')
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps(page(port))) == 2)
-        ranks = processes_naming('"checkpoint": ') - others
+        ranks = processes_naming('"directory": ') - others
         process.kill()
         process.wait()
 
         assert len(ranks) >= 2
         wait_until(lambda: processes_naming(str(tmp_path)) == set(), seconds=15)
-        wait_until(lambda: not ranks & processes_naming('"checkpoint": '))
+        wait_until(lambda: not ranks & processes_naming('"directory": '))
 
 
 def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tmp_path: Path) -> None:
