@@ -1,8 +1,8 @@
-"""Writes docs/BENCHMARKS.md, and the tables of README and docs/operations.md, from what the benchmarks print.
+"""Generator of docs/BENCHMARKS.md and of the tables in README and docs/operations.md, from the results of the benchmarks.
 
-`python benchmarks/page.py` runs the four benchmarks and growth, or those that are named (fleet too, which takes twenty
-minutes of a quiet machine), then writes the documents and benchmarks/results.json; with `--check` it ends with status 1
-where the documents are not as results.json says.
+`python benchmarks/page.py` runs the four benchmarks and growth, or the named benchmarks (including fleet, which runs for twenty
+minutes on a quiet machine), then writes the documents and benchmarks/results.json. With `--check`, exits with status 1 if a
+document differs from results.json.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ SHOWN = {
     "recording thread at 1,000 samples/s, % of a core": "recording thread, 1,000 samples/s over 50 Stats",
     "recording thread at 100 iterations/s, % of a core": "recording thread, 100 instrumented iterations/s",
     "lost of 3 million adds at a million per second": "values lost of three million, added within three seconds",
-    "import, MiB": "import of everything that a job can import",
+    "import, MiB": "import of all modules that a job can import",
     "server time of a scrape, nothing changed, ms": "server time of a scrape, 500 series",
     "64 at once, p99, ms": "64 scrapers at once, the slowest of a hundred",
     "sidecar, % of a core": "sidecar, 8 GPUs (replayed), 8 ranks of 50 Stats, scraped every 15 s",
-    "sidecar, MiB": "the same, memory",
-    "NVML child, % of a core a card": "its NVML child for each GPU, with the call costs of an H100",
+    "sidecar, MiB": "memory of this sidecar",
+    "NVML child, % of a core a card": "NVML child of this sidecar for each GPU, with the call costs of an H100",
 }
-"""Rows of the README, and what it calls them."""
+"""Rows of the README, with the names there."""
 
 
 def number(value: float) -> str:
-    """A number with three digits that count."""
+    """Return a number with three significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def split(what: str) -> tuple[str, str]:
-    """The name of a row, and its unit where it ends with one."""
+    """Return the name and the unit of a row; the unit may be empty."""
     name, comma, unit = what.rpartition(", ")
     return (name, unit) if comma and len(unit) < 20 else (what, "")
 
 
 def with_unit(value: float, unit: str) -> str:
-    """A number as it is read."""
+    """Return a number with its unit."""
     text = number(value)
     return f"{text} {unit}".strip() if not unit.startswith("%") else f"{text} {unit}"
 
 
 def row(name: str, each: dict[str, Any], *, budget: bool) -> str:
-    """One line of a table."""
+    """Return a line of a table."""
     unit = split(each["what"])[1]
     peers = ", ".join(f"{peer} {with_unit(value, unit)}" for peer, value in each["peers"].items() if value)
     cells = [name, with_unit(each["measured"], unit)]
@@ -66,19 +66,19 @@ def row(name: str, each: dict[str, Any], *, budget: bool) -> str:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The document."""
+    """Return docs/BENCHMARKS.md."""
     parts = [
         "# Benchmarks",
         "",
-        "What `make bench` measured last, peers in the same run. Compare within a row: the machine is shared, and some hours",
-        "are twice as slow as others. A budget is what the exporter is held to; a row that misses it says so.",
+        "Results of the last `make bench`, with the peers in the same run. Compare within a row: the machine is shared, and in some",
+        "hours half as fast as in others. Rows above the budget are marked as missed.",
     ]
     if "bench_recording" in results:
         observe = results["bench_recording"]["budgets"][0]["peers"]["prometheus_client"]
         parts += [
             "",
-            f"In this run `Histogram.observe` of prometheus_client took {number(observe)} ns, and {BUDGETS_OBSERVE_NS} ns where the",
-            f"budgets were set: this hour was {observe / BUDGETS_OBSERVE_NS:.1f} times as slow.",
+            f"`Histogram.observe` of prometheus_client cost {number(observe)} ns in this run, and {BUDGETS_OBSERVE_NS} ns on the machine",
+            f"for which the budgets are set: this machine was slower by a factor of {observe / BUDGETS_OBSERVE_NS:.1f}.",
         ]
     for name in NAMES:
         if name not in results:
@@ -90,7 +90,7 @@ def page(results: dict[str, Any]) -> str:
             "",
             f"{each['machine']}; CPython {each['python']}; commit {each['commit']}.",
             "",
-            "| what | measured | budget | peers |",
+            "| figure | measured | budget | peers |",
             "|---|---|---|---|",
             *(row(split(line["what"])[0], line, budget=True) for line in each["budgets"]),
         ]
@@ -99,7 +99,7 @@ def page(results: dict[str, Any]) -> str:
             "",
             "## `python benchmarks/growth.py`",
             "",
-            "What grows with what: the sidecar is scraped every five seconds.",
+            "Growth of the costs with the load: the sidecar is scraped every five seconds.",
             "",
         ]
         parts += [line for curve in results[GROWTH]["curves"] for line in grown(curve)]
@@ -107,7 +107,7 @@ def page(results: dict[str, Any]) -> str:
 
 
 def grown(curve: dict[str, Any]) -> list[str]:
-    """The table and the picture of a curve."""
+    """Return the table and the picture of a curve."""
     names = list(curve["points"][0])
     rows = [
         " | ".join(number(point[name]) if name in point else "" for name in names)
@@ -120,7 +120,7 @@ def grown(curve: dict[str, Any]) -> list[str]:
 
 
 def fleet(result: dict[str, Any]) -> str:
-    """The table of a simulated fleet: a line for each figure, a column for each number of nodes."""
+    """Return the table of a simulated fleet: a line for each figure, a column for each number of nodes."""
     columns = [*result["measured"], *([result["computed"]] if result["computed"] else [])]
     kinds = ["*measured*"] * len(result["measured"]) + ["*computed*"]
     lines = [
@@ -135,11 +135,11 @@ def fleet(result: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The table of the README."""
+    """Return the table of the README."""
     rows = {line["what"]: line for name in NAMES if name in results for line in results[name]["budgets"]}
     return "\n".join(
         [
-            "| what | measured | peers, same run |",
+            "| figure | measured | peers, same run |",
             "|---|---|---|",
             *(row(name, rows[what], budget=False) for what, name in SHOWN.items() if what in rows),
         ]
@@ -147,13 +147,13 @@ def table(results: dict[str, Any]) -> str:
 
 
 def marked(path: Path, text: str) -> str:
-    """A document with this text between its marks."""
+    """Return a document with the text between the marks."""
     place = re.compile(r"(?<=<!-- benchmarks -->\n\n).*?(?=\n\n<!-- end of benchmarks -->)", re.DOTALL)
     return place.sub(lambda _: text, path.read_text(encoding="utf-8"))
 
 
 def documents(results: dict[str, Any]) -> dict[Path, str]:
-    """What each document is to be."""
+    """Return the content of each document by path."""
     readme, operations = REPOSITORY / "README.md", REPOSITORY / "docs/operations.md"
     found = {REPOSITORY / "docs/BENCHMARKS.md": page(results), readme: marked(readme, table(results))}
     if FLEET in results:
@@ -162,7 +162,7 @@ def documents(results: dict[str, Any]) -> dict[Path, str]:
 
 
 def main() -> int:
-    """Run, write or check; the status."""
+    """Run the benchmarks and write the documents, or check the documents; returns the exit status."""
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if "--check" in sys.argv:
         stale = [
