@@ -3,7 +3,7 @@
 Each server has a password, and an authorized client scrapes the server once a second. A server whose resident memory exceeds
 256 MiB is killed, as a container's limit would. The attacks are bounded in number and time and go to 127.0.0.1. Exits with
 status 1 if the exporter is killed, exceeds 150 MiB, fails a scrape, takes more than 2 s for a scrape, or shows the total of an
-honest job after more than 5 s; the times hold on a quiet machine.
+honest job after more than 8 s; the times hold on a quiet machine.
 
     python benchmarks/attack.py [--quick] [--only=FEED_OR_HTTP_ROW] [node_exporter]
 """
@@ -35,8 +35,8 @@ from exporter.feed.encoder import CHECKSUM, CHECKSUM_OFFSET, HEADER, MAGIC, MAX_
 LIMIT_MIB = 256
 PEAK_MIB = 150
 SLOWEST_SECONDS = 2.0
-TOTAL_SECONDS = 5.0
-"""Longest delay from the first value of an honest job to its total on the page."""
+TOTAL_SECONDS = 8.0
+"""Longest delay of an honest job's total: a flush interval (1 s), a feed interval (5 s), and two seconds for the pass."""
 SECONDS = 5.0 if QUICK else 20.0
 RECOVERY_SECONDS = 3.0 if QUICK else 10.0
 USER, PASSWORD = "prometheus", "correct horse"
