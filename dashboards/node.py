@@ -216,7 +216,7 @@ def _memory() -> tuple[Panel, ...]:
 
 
 def itself() -> tuple[Panel, ...]:
-    """Return the panels about the exporter: whether it tells the truth, is complete, and what it costs."""
+    """Return the panels about the exporter: collectors, losses and cost."""
     return (
         table(
             "Collectors",

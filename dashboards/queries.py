@@ -122,7 +122,7 @@ _REPORTING = (
 def complete(expression: str, by: str = "") -> str:
     """Return PromQL for a sum over the ranks of a run that is blank while ranks are missing; `by` is `run` or empty.
 
-    A rank is missing while its exporter does not answer, and until the counters of the rank have a rate again.
+    A rank is missing during an outage of the exporter, and until the counters of the rank have a rate.
     """
     reporting = _REPORTING.format(by=by, labels="run, rank")
     return f"({expression}) unless on ({by}) ({reporting} < max by ({by}) (training_world_size{{@run}}))"

@@ -34,7 +34,7 @@ MFU = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
     " / sum(training_peak_flops_per_second{{@run}})"
 )
-"""Ranks with a known peak only; an ended rank keeps the totals and loses the peak."""
+"""Ranks with a known peak only; the peak disappears with the process, the totals stay."""
 COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
 MEAN = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
@@ -51,7 +51,7 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Run",
-        what="Is this run progressing, how fast, what is it waiting for, and what did its failures cost?",
+        what="State, alerts, speed, waiting, failures and cost of a run.",
         variables=(ONE_RUN, RANK, RUNBOOK),
         rows=(
             Row("At a glance", _glance()),

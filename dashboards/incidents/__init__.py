@@ -1,8 +1,8 @@
-"""One run for each incident of a training, over 24 minutes, scraped every 15 seconds with the rules as shipped.
+"""Incidents of training runs over 24 minutes, with a scrape interval of 15 seconds and the shipped rules.
 
-The players are those of `dashboards.scenario`: real exporters and processes, a real Prometheus, replayed GPUs. Fourteen
-machines hold a healthy run of 64 ranks and ten small runs, each with one incident. `python -m dashboards.incidents
---out DIR` plays them and keeps the data; `--serve` starts a Prometheus on kept data, for drawing.
+Real exporters and processes, a real Prometheus and replayed GPUs. Fourteen machines run a healthy job of 64 ranks and ten
+small jobs with an incident each. `python -m dashboards.incidents --out DIR` plays the incidents and stores the data;
+`--serve` starts a Prometheus with stored data, for drawing.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 
 class Incident(enum.Enum):
-    """What happens to a run."""
+    """Incident of a run."""
 
     NONE = "healthy"
     STRAGGLER = "straggler"  # the GPU of a rank throttles for heat
     XID = "xid-ecc"  # Xid 48 with uncorrected ECC errors
-    LOST_CARD = "lost-card"  # Xid 79, and a GPU that no longer answers
+    LOST_CARD = "lost-card"  # Xid 79 and a lost GPU
     LOADER = "loader-stall"  # 60 % of the time waits for data
     NAN = "nan-loss"  # losses that are NaN for half a minute
     SAVES = "failing-saves"  # every checkpoint fails
     HANG = "hang"  # a rank stops within its forward pass
     KILL = "killed"  # a rank is killed, and all ranks restart
-    EXPORTER = "exporter-down"  # the exporter of one of the two nodes is down for a minute
+    EXPORTER = "exporter-down"  # the exporter of a node is down for a minute
     FINISHED = "finished"  # the job ends in order
 
 
@@ -33,8 +33,8 @@ class Times:
 
     incident: float = 480.0  # each incident begins
     nan_end: float = 510.0  # the losses are finite again
-    exporter_back: float = 540.0  # the killed exporter is started again
-    restart: float = 555.0  # the killed run is started again
+    exporter_back: float = 540.0  # restart of the killed exporter
+    restart: float = 555.0  # restart of the killed run
     finished: float = 660.0  # the finished run ends
     end: float = 1440.0  # the scenario ends
 
