@@ -10,19 +10,27 @@ from dashboards.panels import Json, Panel, lines, steps, to
 from dashboards.queries import Query, rows
 from dashboards.tables import Column, matrix, table
 
+SAME_WORK = (
+    '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{more}}}[$__range])'
+    ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{more}}}[$__range]))'
+)
+"""PromQL for the runs with the chosen perf_tag, or without perf_tag and of that model."""
 TAG = Variable(
     "perf_tag",
-    "Comparable (perf_tag)",
-    'label_values(training_run_info{@cluster, perf_tag!=""}, perf_tag)',
+    "Same work (perf_tag, else model)",
+    'query_result(group by (perf_tag) (last_over_time(training_run_info{@cluster, perf_tag!=""}[$__range])'
+    ' or label_replace(last_over_time(training_run_info{@cluster, perf_tag=""}[$__range]), "perf_tag", "$1", "model", "(.+)")))',
     several=False,
-    what="Runs of one perf_tag do the same work and may be compared.",
+    regex='/perf_tag="([^"]+)"/',
+    what="Runs with one perf_tag do the same work and may be compared; without perf_tag, runs of one model.",
 )
 RUNS = Variable(
     "run",
     "Runs",
-    'label_values(training_run_info{@cluster, perf_tag=~"$perf_tag", perf_tag!=""}, run)',
+    f"query_result(group by (run) ({SAME_WORK.format(more='')}))",
     every=None,
-    what="Runs beside the baseline.",
+    regex='/run="([^"]+)"/',
+    what="Runs to compare with the baseline.",
 )
 
 
@@ -30,8 +38,7 @@ BASELINE = Variable(
     "baseline",
     "Baseline",
     "query_result(sort_desc(max by (run)"
-    ' (last_over_time(training_run_info{@cluster, perf_tag=~"$perf_tag", perf_tag!="", is_baseline="true"}[$__range]) * 2'
-    ' or last_over_time(training_run_info{@cluster, perf_tag=~"$perf_tag", perf_tag!=""}[$__range]))))',
+    f" ({SAME_WORK.format(more=', is_baseline=' + chr(34) + 'true' + chr(34))} * 2 or {SAME_WORK.format(more='')})))",
     several=False,
     regex='/run="([^"]+)"/',
     sort=0,

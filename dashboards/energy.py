@@ -310,12 +310,14 @@ def sources() -> tuple[Panel, ...]:
                 thresholds=steps((None, PLAIN), (0.001, BAD), (0.8, PLAIN), (1.25, BAD)),
             ),
             Column(
-                'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})',
+                'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})'
+                ' or max by (instance, device) (exporter_energy_source_info{instance=~"$node"}) * 0',
                 "Corrections",
                 width=110,
             ),
             Column(
-                'sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})',
+                'sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})'
+                ' or max by (instance, device) (exporter_energy_source_info{instance=~"$node"}) * 0',
                 "Without reading",
                 unit="s",
                 width=140,

@@ -81,7 +81,7 @@ def _glance() -> tuple[Panel, ...]:
             now("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
             now(
                 "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"
-                " run:training_ranks_up:sum{@cluster} > 0)",
+                " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
                 "stand still",
                 BAD,
             ),
@@ -99,7 +99,7 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "GPUs",
             now("sum(cluster:gpu_devices:sum{@cluster})", "up"),
-            now("sum(cluster:gpu_missing:sum{@cluster}) > 0", "missing", BAD),
+            now("sum(cluster:gpu_missing:sum{@cluster})", "missing", BAD),
             unit="none",
             text="value_and_name",
             w=4,
@@ -109,7 +109,7 @@ def _glance() -> tuple[Panel, ...]:
             now("sum(cluster:exporter_up:sum{@cluster})", "up"),
             now("sum(cluster:exporter_up:count{@cluster})", "of"),
             now(
-                "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster}) > 0",
+                "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster})",
                 "down",
                 BAD,
             ),

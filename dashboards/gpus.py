@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL, RUN, Board, Row, Variable
-from dashboards.palette import ABSENT, BAD, GOOD, GREY, KHAKI, PLAIN, PURPLE, THROTTLES, WARNING, fixed, named
+from dashboards.palette import (
+    ABSENT,
+    BAD,
+    GOOD,
+    GREY,
+    KHAKI,
+    PLAIN,
+    PURPLE,
+    THROTTLES,
+    WARNING,
+    by_first_word,
+    fixed,
+    named,
+)
 from dashboards.panels import Panel, above, bars, below, lines, stat, states, to, words
 from dashboards.queries import Query, events, now
-from dashboards.tables import Column, percent, table
+from dashboards.tables import NO_ZERO, Column, nothing, percent, table
 
 UID = "training-gpus"
 HELD = (
@@ -116,7 +129,7 @@ def _glance() -> tuple[Panel, ...]:
             now("sum(gpu_devices{@node})", "up"),
             now("sum(gpu_devices_expected{@node})", "expected"),
             now(
-                "sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}) > 0",
+                "clamp_min(sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}), 0)",
                 "missing",
                 BAD,
             ),
@@ -279,7 +292,19 @@ def links() -> tuple[Panel, ...]:
 
 
 def health() -> tuple[Panel, ...]:
-    """Return the panels about errors, the sickest card first."""
+    """Return the panels about errors, cards with problems first."""
+    errors = [
+        f'label_replace({events(f"{family}{{@gpu}}", by, born=True)} > 0, "error", "{name}", "{by}", "(.*)")'
+        for family, by, name in (
+            ("gpu_xid_errors_total", "xid", "Xid $1"),
+            ("gpu_ecc_errors_total", "kind", "ECC $1"),
+            ("gpu_pcie_errors_total", "kind", "PCIe $1"),
+            ("gpu_pcie_replays_total", "gpu", "PCIe replay, GPU $1"),
+            ("gpu_nvlink_errors_total", "kind", "NVLink $1"),
+        )
+    ]
+    none = 'label_replace(0 * max(gpu_up{@gpu}), "error", "no error", "", "")'
+    no_xid = nothing("gpu_xid_errors_total{@gpu}", "xid", "none")
     return (
         table(
             "Health of each GPU",
@@ -295,7 +320,8 @@ def health() -> tuple[Panel, ...]:
                 mappings=words({1: ("up", GOOD), 0: ("lost", BAD)}),
             ),
             Column(
-                "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)",
+                "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)"
+                " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)",
                 "Xids, 1 h",
                 decimals=0,
                 width=80,
@@ -361,17 +387,11 @@ def health() -> tuple[Panel, ...]:
         ),
         lines(
             "New errors",
-            Query(events("gpu_xid_errors_total{@gpu}", "xid", born=True), "Xid {{xid}}", BAD),
-            Query(
-                events("gpu_ecc_errors_total{@gpu}", "kind") + " > 0",
-                "ECC {{kind}}",
-                WARNING,
-            ),
-            Query(events("gpu_pcie_errors_total{@gpu}", "kind") + " > 0", "PCIe {{kind}}", KHAKI),
-            Query(events("gpu_pcie_replays_total{@gpu}") + " > 0", "PCIe replays", GREY),
-            Query(events("gpu_nvlink_errors_total{@gpu}", "kind") + " > 0", "NVLink {{kind}}", PURPLE),
-            Query("0 * max(gpu_up{@gpu})", "no error", GREY),
+            Query(f"{' or '.join(errors)} or {none}", "{{error}}"),
             unit="none",
+            overrides=by_first_word(
+                {"Xid": BAD, "ECC": WARNING, "PCIe": KHAKI, "NVLink": PURPLE, "no": GREY}
+            ),
             bars=True,
             w=10,
             h=6,
@@ -381,12 +401,15 @@ def health() -> tuple[Panel, ...]:
             Column("instance", "Node"),
             Column("gpu", "GPU", width=60),
             Column("xid", "Xid", width=70),
-            Column("sum by (instance, gpu, xid) (gpu_xid_errors_total{@gpu})", "Times", width=70),
             Column(
-                "max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{@gpu}) * 1000",
+                f"sum by (instance, gpu, xid) (gpu_xid_errors_total{{@gpu}}) or {no_xid}", "Times", width=70
+            ),
+            Column(
+                f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu}}) * 1000 or {no_xid}",
                 "Last",
                 unit="dateTimeAsIso",
                 width=170,
+                mappings=NO_ZERO,
             ),
             sort="Last",
             w=14,

@@ -118,7 +118,7 @@ def _glance() -> tuple[Panel, ...]:
         stat(
             "Working collectors",
             now(f"count({collectors} == 1)", "up"),
-            now(f"count({collectors} == 0)", "failed", BAD),
+            now(f"count({collectors} == 0) or 0 * count({collectors})", "failed", BAD),
             unit="none",
             text="value_and_name",
         ),
@@ -238,13 +238,15 @@ def itself() -> tuple[Panel, ...]:
                 width=110,
             ),
             Column(
-                "sum by (collector) (exporter_collector_errors_total{@node})",
+                "sum by (collector) (exporter_collector_errors_total{@node})"
+                " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Errors",
                 width=90,
                 thresholds=above(1),
             ),
             Column(
-                "sum by (collector) (exporter_collector_timeouts_total{@node})",
+                "sum by (collector) (exporter_collector_timeouts_total{@node})"
+                " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Timeouts",
                 width=100,
                 thresholds=above(1),
@@ -267,10 +269,13 @@ def itself() -> tuple[Panel, ...]:
         ),
         lines(
             "Samples and files lost",
-            Query(events("training_feed_dropped_total{@node}", "reason", born=True) + " > 0", "{{reason}}"),
             Query(
-                events("exporter_feed_refused_total{@node}", "reason", born=True) + " > 0",
-                "refused: {{reason}}",
+                f"label_replace({events('training_feed_dropped_total{@node}', 'reason', born=True)} > 0,"
+                ' "loss", "$1", "reason", "(.*)")'
+                f" or label_replace({events('exporter_feed_refused_total{@node}', 'reason', born=True)} > 0,"
+                ' "loss", "refused: $1", "reason", "(.*)")'
+                ' or label_replace(0 * max(exporter_series{@node}), "loss", "none", "", "")',
+                "{{loss}}",
             ),
             unit="none",
             bars=True,
@@ -281,8 +286,8 @@ def itself() -> tuple[Panel, ...]:
             Query("max(exporter_series{@node})", "series", BLUE),
             Query("max(exporter_series_limit{@node})", "limit", bound=True),
             Query(
-                events("exporter_series_dropped_total{@node}", "reason", born=True),
-                "dropped: {{reason}}",
+                f"{events('exporter_series_dropped_total{@node}')} or 0 * max(exporter_series{{@node}})",
+                "dropped",
                 VERMILION,
             ),
             unit="none",
@@ -300,7 +305,10 @@ def itself() -> tuple[Panel, ...]:
         lines(
             "Errors of NVIDIA's library",
             Query(
-                events("exporter_nvml_errors_total{@node}", "call, error", born=True), "{{call}}: {{error}}"
+                f"label_replace({events('exporter_nvml_errors_total{@node}', 'call, error', born=True)} > 0,"
+                ' "failure", "$1", "error", "(.*)")'
+                ' or label_replace(0 * max(exporter_series{@node}), "failure", "none", "", "")',
+                "{{call}} {{failure}}",
             ),
             unit="none",
             bars=True,

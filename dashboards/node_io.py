@@ -145,7 +145,8 @@ def processes() -> tuple[Panel, ...]:
             Column("sum by (run, rank, role) (training_process_threads{@here})", "Threads", width=80),
             Column("max by (run, rank, role) (training_process_open_fds{@here})", "Open files", width=90),
             Column(
-                'sum by (run, rank, role) (training_process_state{@here, state="disk_sleep"})',
+                'sum by (run, rank, role) (training_process_state{@here, state="disk_sleep"})'
+                " or sum by (run, rank, role) (training_process_instances{@here}) * 0",
                 "Wait for a disk",
                 width=120,
                 thresholds=above(1),

@@ -179,7 +179,10 @@ def stat(
     text: str = "value",
     color: Json | None = None,
 ) -> Panel:
-    """Return a stat panel of values at the end of the time range; `text` is `value`, `name` or `value_and_name`."""
+    """Return a stat panel of values at the end of the time range; `text` is `value`, `name` or `value_and_name`.
+
+    The colour of a query applies from 1 on: a count of failures is shown as a plain 0.
+    """
     defaults = defaults_of(unit, thresholds or NEUTRAL, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
@@ -189,7 +192,14 @@ def stat(
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "textMode": text,
     }
-    own = [_colored(query, place) for place, query in enumerate(queries) if query.color]
+    own = [
+        {
+            "matcher": {"id": "byName", "options": query.legend},
+            "properties": [{"id": "thresholds", "value": steps((None, PLAIN), (1, query.color))}],
+        }
+        for query in queries
+        if query.color
+    ]
     return assembled("stat", title, queries, w, h, defaults, own, options)
 
 

@@ -6,7 +6,7 @@ from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RES
 from dashboards.palette import BAD, BLUE, GREEN, ORANGE, PHASES, PLAIN, VERMILION, WARNING, named
 from dashboards.panels import Panel, above, heatmap, lines, stat, steps, to, words
 from dashboards.queries import GPU_OF, Query, held, now
-from dashboards.tables import Column, hanging_ranks, percent, table
+from dashboards.tables import NO_ZERO, Column, hanging_ranks, nothing, percent, table
 
 UID = "training-ranks"
 RANKS = Variable(
@@ -65,7 +65,11 @@ def _glance() -> tuple[Panel, ...]:
             "Ranks alive",
             now("sum(max by (rank) (training_process_up{@run}))", "alive"),
             now("max(training_world_size{@run})", "of"),
-            now("count(max by (rank) (training_process_up{@run}) == 0)", "ended", BAD),
+            now(
+                "count(max by (rank) (training_process_up{@run}) == 0) or 0 * max(training_process_up{@run})",
+                "ended",
+                BAD,
+            ),
             unit="none",
             text="value_and_name",
         ),
@@ -97,12 +101,12 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Rank that holds up a hang",
-            now(f"{odd} * 0 + 1", "rank {{rank}} on {{instance}}: {{function}}, {{location}}"),
             now(
-                f"topk(1, {alike}) * 0 + 1 unless on () {odd}",
-                "no odd rank; ranks wait in {{phase}}, {{location}}",
+                f'label_replace({odd} * 0 + 1, "odd", "rank $1:", "rank", "(.+)")'
+                f' or label_replace(topk(1, {alike}) * 0 + 1 unless on () {odd}, "odd", "no odd rank:", "", "")'
+                f' or label_replace(absent({hangs}) * 0, "odd", "no rank hangs", "", "")',
+                "{{odd}} {{function}} {{location}} {{instance}}",
             ),
-            now(f"absent({hangs}) * 0", "no rank hangs"),
             unit="none",
             text="name",
             thresholds=steps((None, PLAIN), (1, BAD)),
@@ -199,19 +203,26 @@ def _slow() -> tuple[Panel, ...]:
 
 def stopped() -> tuple[Panel, ...]:
     """Return the panels about ranks that hang, ended or write no feed."""
+    none = nothing(SILENT, "instance", "all ranks alive")
     return (
         hanging_ranks(w=14),
         table(
             "Ended and silent ranks",
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
-            Column(SILENT, "Process", width=80, mappings=words({0: ("ended", BAD), 1: ("silent", WARNING)})),
             Column(
-                f"{FEED_AGE} and on (instance, rank) ({SILENT})",
+                f"{SILENT} or {none} + 2",
+                "Process",
+                width=80,
+                mappings=words({0: ("ended", BAD), 1: ("silent", WARNING), 2: ("alive", PLAIN)}),
+            ),
+            Column(
+                f"{FEED_AGE} and on (instance, rank) ({SILENT}) or {none}",
                 "Last news",
                 unit="s",
                 decimals=0,
                 width=110,
+                mappings=NO_ZERO,
             ),
             sort="Process",
             descending=False,

@@ -95,9 +95,11 @@ def _glance() -> tuple[Panel, ...]:
     return (
         stat(
             "State",
-            now(f"{_state('running|finished')} * 0", "{{state}} {{reason}}"),
-            now(f"{_state('starting|ending|stalled|stopped')}", "{{state}} {{reason}}"),
-            now(f"{_state('hung|failed|lost')} * 2", "{{state}} {{reason}}"),
+            now(
+                f"{_state('running|finished')} * 0 or {_state('starting|ending|stalled|stopped')}"
+                f" or {_state('hung|failed|lost')} * 2",
+                "{{state}} {{reason}}",
+            ),
             unit="none",
             text="name",
             thresholds=steps((None, GOOD), (1, WARNING), (2, BAD)),
@@ -122,7 +124,11 @@ def _glance() -> tuple[Panel, ...]:
             "Ranks",
             now(f"{alive} or vector(0)", "alive"),
             now("max(training_world_size{@run})", "of"),
-            now(f"max(training_world_size{{@run}}) - {alive} > 0 unless on () {ended}", "missing", BAD),
+            now(
+                f"clamp_min(max(training_world_size{{@run}}) - ({alive} or vector(0)), 0) unless on () {ended}",
+                "missing",
+                BAD,
+            ),
             unit="none",
             text="value_and_name",
             w=4,

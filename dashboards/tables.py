@@ -103,10 +103,18 @@ RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
 """Link of an alert's name; the variable `runbook` holds the address from the rules."""
 
 
+NO_ZERO = words({0: (NOTHING, PLAIN)})
+
+
+def nothing(selected: str, label: str, text: str) -> str:
+    """Return PromQL for a row of zeros with a text, for a table that would be empty."""
+    return f'max by ({label}) (label_replace(absent({selected}) * 0, "{label}", "{text}", "", ""))'
+
+
 def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> Panel:
     """Return the table of the firing alerts of a selector, critical alerts first; one row says that none fires."""
     labels = ", ".join(["alertname", "severity", *(column.source for column in columns)])
-    none = f'absent(ALERTS{{alertstate="firing", {selector}}}) * 0'
+    none = nothing(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
     return table(
         "Firing alerts",
         Column("severity", "Severity", width=90, mappings=SEVERITIES),
@@ -115,12 +123,12 @@ def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> P
         Column(
             f"time() - max by ({labels}) (ALERTS_FOR_STATE{{{selector}}})"
             f' and on ({labels}) max by ({labels}) (ALERTS{{alertstate="firing", {selector}}})'
-            f' or max by (alertname) (label_replace({none}, "alertname", "no alert fires", "", ""))',
+            f" or {none}",
             "For",
             unit="s",
             decimals=0,
             width=100,
-            mappings=words({0: (NOTHING, PLAIN)}),
+            mappings=NO_ZERO,
         ),
         sort="Severity",
         descending=False,
@@ -133,6 +141,7 @@ def hanging_ranks(w: int = 24) -> Panel:
     """Return the table of the ranks of a hung or stalled run: where each rank waits, the odd rank first."""
     of = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     same = "count by (function, location) (training_hang_info{@run})"
+    none = nothing("training_hang_info{@run}", "function", "no rank hangs")
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),
@@ -141,18 +150,21 @@ def hanging_ranks(w: int = 24) -> Panel:
         Column("location", "Line"),
         Column("phase", "Phase", width=120),
         Column(
-            f'({of}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})',
+            f'({of}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
+            f" or {none}",
             "Collectives",
             decimals=0,
             width=110,
+            mappings=NO_ZERO,
         ),
         Column(
-            f"({of}) * on (function, location) group_left () {same}",
+            f"({of}) * on (function, location) group_left () {same} or {none}",
             "Ranks at this line",
             decimals=0,
             width=140,
+            mappings=NO_ZERO,
         ),
-        of=of,
+        of=f"{of} or {none}",
         sort="Ranks at this line",
         descending=False,
         w=w,
