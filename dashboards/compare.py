@@ -157,7 +157,7 @@ def comparison() -> tuple[Panel, ...]:
         ),
         lines(
             "Loss by time",
-            Query(LOSS.format('@run, run!="$baseline"'), "{{run}}", BLUE),
+            Query(LOSS.format(THESE), "{{run}}", BLUE),
             Query(LOSS.format(THAT), "{{run}} (baseline)"),
             unit="none",
             least=None,

@@ -49,12 +49,12 @@ def disks() -> tuple[Panel, ...]:
             most=1,
             decimals=0,
             thresholds=steps((None, BLUE), (0.8, ORANGE), (0.95, VERMILION)),
-            w=6,
+            w=5,
         ),
         table(
             "Mounts",
             Column("mountpoint", "Mount"),
-            Column("fstype", "Kind", width=90),
+            Column("fstype", "Kind", width=70),
             Column(
                 "max by (mountpoint, fstype) (host_filesystem_device_error{@node})",
                 "Responds",
@@ -68,7 +68,7 @@ def disks() -> tuple[Panel, ...]:
                 mappings=words({0: ("no", "text"), 1: ("yes", ORANGE)}),
             ),
             sort="Responds",
-            w=6,
+            w=7,
             h=8,
         ),
     )
