@@ -149,7 +149,7 @@ def latest_reading() -> TrainingReading:
     return reading
 
 
-class _Held(deque[tuple[str, str, str]]):
+class _Held(deque[misuse.Misuse]):
     """Misuse that the recording thread does not take."""
 
     def __bool__(self) -> bool:
@@ -157,7 +157,7 @@ class _Held(deque[tuple[str, str, str]]):
 
 
 @contextmanager
-def reported() -> Iterator[deque[tuple[str, str, str]]]:
+def reported() -> Iterator[deque[misuse.Misuse]]:
     """Collect misuse reported in the block: call, rule and expectation."""
     before, misuse.REPORTED = misuse.REPORTED, _Held()
     try:
@@ -202,5 +202,5 @@ def fresh_recorder() -> Iterator[None]:
 
 
 def _reset() -> None:
-    TRAINING.after_fork()
+    RECORDER._guarded(TRAINING.after_fork)  # not while the recording thread reads
     RECORDER.process.after_fork()  # no rank before the process trains

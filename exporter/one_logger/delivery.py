@@ -337,10 +337,5 @@ class ExportQueue:
         return True
 
 
-def _register() -> None:
-    """Have the exporters flushed and closed with the recording of the process."""
-    TRAINING.add_exporter_lifecycle(flush_all, close_all)
-
-
-_register()
-TRAINING.on_reset(_register)  # in a forked child
+# The exporters are flushed and closed with the recording of the process.
+TRAINING.add_exporter_lifecycle(flush_all, close_all)

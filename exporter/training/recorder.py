@@ -86,7 +86,6 @@ class TrainingRecording:
         self.iterations_elsewhere: dict[int, StackEntry] = {}  # by thread, without the main thread
         self.is_on = RECORDER.recording
         self._exporters: list[tuple[Callable[[float], bool], Callable[[float], None]]] = []
-        self._reset_callbacks: list[Callable[[], None]] = []
         self._retired_timers: list[GpuTimer] = []  # never freed: freeing their events would call CUDA
         self._begin(monotonic() - max(time() - RECORDER.started_at, 0.0))
 
@@ -132,15 +131,9 @@ class TrainingRecording:
         REPORTED.clear()
         self._retired_timers.append(self.gpu)
         self._begin(monotonic())
-        for callback in self._reset_callbacks:
-            callback()
-
-    def on_reset(self, callback: Callable[[], None]) -> None:
-        """Register a callback for forked children, called after the recorder has restarted."""
-        self._reset_callbacks.append(callback)
 
     def add_exporter_lifecycle(self, flush: Callable[[float], bool], close: Callable[[float], None]) -> None:
-        """Register the flush and the close of span exporters, both of bounded time."""
+        """Register the flush and the close of span exporters, both of bounded time; also for forked children."""
         self._exporters.append((flush, close))
 
     def flush(self, timeout_seconds: float) -> bool:
@@ -317,12 +310,13 @@ class TrainingRecording:
         """Apply the records that exist now."""
         waiting = len(self.records)
         while waiting > 0:
-            if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            lock = self._lock
+            if not lock.acquire(timeout=PATIENCE_SECONDS):
                 return
             try:
                 self._apply(PIECE_RECORDS)
             finally:
-                self._lock.release()
+                lock.release()
             waiting -= PIECE_RECORDS
             RECORDER.yield_gil()
 
@@ -334,11 +328,12 @@ class TrainingRecording:
 
     def series(self) -> Sequence[StatReading]:
         """Return the readings of all series, up to now."""
-        if self._lock.acquire(timeout=PATIENCE_SECONDS):
+        lock = self._lock  # a reset replaces the lock
+        if lock.acquire(timeout=PATIENCE_SECONDS):
             try:
                 self._series = self._publish()
             finally:
-                self._lock.release()
+                lock.release()
         return self._series
 
     def _publish(self) -> Sequence[StatReading]:
@@ -367,11 +362,12 @@ class TrainingRecording:
     def collect(self, *, final: bool) -> None:
         """Apply all records; *final* also counts the configured numbers of the latest step."""
         self.drain()
-        if final and self._lock.acquire(timeout=PATIENCE_SECONDS):
+        lock = self._lock
+        if final and lock.acquire(timeout=PATIENCE_SECONDS):
             try:
                 self._state.progress.count_expected()
             finally:
-                self._lock.release()
+                lock.release()
 
 
 def is_inferred_iteration(entry: StackEntry) -> bool:

@@ -261,7 +261,7 @@ def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -
     with reported() as found:
         assert manager.generate_export_config(config_file_path=file) == []
 
-    assert {call for call, _, _ in found} == {"with_export_config"}
+    assert {each.call for each in found} == {"with_export_config"}
 
 
 def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_pa
         made = manager.create_exporters_from_config(asked)
 
     assert manager.entry_point_exporter_configs == {"ours": ExporterConfig}
-    assert [rule for _, rule, _ in found] == ["package", "exporter", "exporter", "exporter"]
+    assert [each.rule for each in found] == ["package", "exporter", "exporter", "exporter"]
     assert [type(each) for each in made] == [FileExporter, FileExporter]
 
 

@@ -132,7 +132,7 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
         one_logger.OneLoggerProvider.instance().configure(config, one_logger.DefaultRecorder())
 
     received = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
-    assert [each[:2] for each in found] == received
+    assert [(each.call, each.rule) for each in found] == received
     assert (current(), provider().config) == (before, config)
 
 
@@ -383,7 +383,7 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
         recorder.close()
         recorder.stop(recorder.start("after"))
 
-    assert [rule for _, rule, _ in found] == ["no_such_span"] * 4 + ["closed", "closed"]
+    assert [each.rule for each in found] == ["no_such_span"] * 4 + ["closed", "closed"]
 
 
 def test_closing_a_recorder_ends_open_spans_innermost_first() -> None:
@@ -406,7 +406,7 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
     with reported() as found, timed_span("work") as span:
         span.add_attribute("a", 1)
 
-    assert [rule for _, rule, _ in found] == ["recorder_raised"]
+    assert [each.rule for each in found] == ["recorder_raised"]
 
 
 @pytest.fixture
@@ -427,7 +427,7 @@ def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: 
     log_once(f"{tmp_path}", "a notice")
     NOTICES.flush()
 
-    assert [rule for _, rule, _ in found] == ["log_file"]
+    assert [each.rule for each in found] == ["log_file"]
     assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"
     assert NOTICES.is_quiet
 

@@ -180,7 +180,7 @@ def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> N
     with reported() as found:
         span.add_event(Event.create("late"))
 
-    assert [(call, rule) for call, rule, _ in found] == [("Span.add_event", "stopped_span")]
+    assert [(each.call, each.rule) for each in found] == [("Span.add_event", "stopped_span")]
     assert [event.name for event in span.events] == ["span_start", "span_stop"]
 
 
@@ -240,7 +240,7 @@ def test_a_timer_that_is_used_out_of_order_is_reported_and_goes_on() -> None:
 
     assert timer.stop(reset=True) >= 0.0
     assert not timer.running
-    assert [rule for _, rule, _ in found] == ["not_running", "running"]
+    assert [each.rule for each in found] == ["not_running", "running"]
 
 
 def test_classes_support_the_operations_of_the_original() -> None:
