@@ -144,7 +144,9 @@ class FeedWriter:
         """Encode as many Stats as the limits allow, the oldest first."""
         stats, next_sequence = recording.stats, self._sequence + 1
         while True:
-            part, dropped = recording.replace(stats=stats[: self._max_stats]), self.dropped
+            part, dropped = recording, self.dropped
+            if len(stats) > self._max_stats:
+                part = recording.replace(stats=stats[: self._max_stats])
             kept = len(part.stats)
             if kept < len(stats):
                 dropped = dropped | {"too_large": dropped.get("too_large", 0) + len(stats) - kept}

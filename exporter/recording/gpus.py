@@ -18,7 +18,7 @@ MOST_GPUS = 64
 LONGEST_NAME = 64
 """Characters of `MIG-GPU-<uuid>/<gi>/<ci>`, and some more."""
 LOOK_EVERY = 10
-"""Publications between two looks at the allocator, once a GPU is known."""
+"""Publications between two looks at the allocator, once a GPU is known, and at missing files of the driver."""
 
 DRIVER_FILES = "/proc/driver/nvidia/gpus"
 """A directory for each GPU that this container sees, named by the address on the PCI bus."""
@@ -34,7 +34,7 @@ class ProcessGpus:
         self._driver_files = driver_files
         self._uuids: list[str] = []
         self._known = GpuUse()
-        self._due = 0
+        self._due = self._files_due = 0
 
     def look(self, environment: Mapping[str, str], local_rank: int | None, *, final: bool = False) -> GpuUse:
         """Return the GPUs in use, otherwise the GPU that the environment assigns to the local rank."""
@@ -58,7 +58,9 @@ class ProcessGpus:
     def _names(self, numbers: list[int], visible: list[str] | None) -> tuple[str, ...]:
         """Return the names of GPUs by the job's numbers; a number beyond the variable has no name."""
         if not self._uuids:
-            self._uuids = _uuids(self._driver_files)
+            if self._files_due <= 0:
+                self._uuids, self._files_due = _uuids(self._driver_files), LOOK_EVERY
+            self._files_due -= 1
         found = []
         for number in numbers:
             entry = str(number) if visible is None else visible[number] if number < len(visible) else ""
@@ -96,8 +98,8 @@ def _torch_uses_cuda() -> bool | None:
 
 def _numbers_in_use() -> list[int]:
     """Return the job's numbers of the GPUs on which torch has reserved memory."""
-    torch: Any = sys.modules["torch"]
-    read = getattr(torch._C, "_cuda_memoryStats", None)  # noqa: SLF001  # the public function asks CUDA for the device
+    bindings = getattr(sys.modules["torch"], "_C", None)
+    read: Any = getattr(bindings, "_cuda_memoryStats", None)  # the public function asks CUDA for the device
     if read is None:  # torch without CUDA
         return []
     found: list[int] = []

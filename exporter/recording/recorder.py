@@ -34,7 +34,7 @@ TICK_SECONDS = 0.25
 """Interval of the look at all buffers between flushes: a million adds a second fill a buffer in 0.52 s."""
 HIGH_WATER = BUFFER_SAMPLES // 32
 """A buffer with more samples is drained at once instead of at the next flush."""
-SLICE_SECONDS = 0.0002
+SLICE_SECONDS = 0.0004
 """Work of the recording thread between two chances for the job's threads to take the interpreter lock."""
 RENEW_SECONDS = 0.1
 """Longest wait of `configure` for the recording thread to finish its step."""

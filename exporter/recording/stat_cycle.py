@@ -41,7 +41,7 @@ class StatCycle:
     def has_due_window(self) -> bool:
         """Return True if a window may have ended, or if a Stat was made since the last look."""
         wall, now = time(), monotonic()
-        return len(self._stats.states()) != self._timed or any(
+        return len(self._stats) != self._timed or any(
             clock.late(wall=wall, monotonic=now) is not None for clock in self._clocks.values()
         )
 

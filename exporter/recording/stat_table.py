@@ -82,6 +82,9 @@ class StatTable:
                 self._order.append(state)
             return kept
 
+    def __len__(self) -> int:
+        return len(self._order)
+
     def states(self) -> tuple[StatState, ...]:
         """Return the state of every Stat, in order of construction; a snapshot."""
         return tuple(self._order)
