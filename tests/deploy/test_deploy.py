@@ -326,7 +326,8 @@ def test_the_chart_serves_tls_with_probes_that_need_no_certificate() -> None:
 
 
 def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs() -> None:
-    documents = chart("sidecar.namespaces={team-a,team-b}", "networkPolicy.enabled=true")
+    peers = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
+    documents = chart("sidecar.namespaces={team-a,team-b}", "networkPolicy.enabled=true", peers)
     by_kind = {
         kind: {each["metadata"]["namespace"] for each in documents if each["kind"] == kind}
         for kind in ("ConfigMap", "NetworkPolicy")
@@ -386,6 +387,53 @@ def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
     }
     for path in (ROOT / "dashboards/json").glob("*.json"):
         assert json.loads(dashboards[path.name]) == json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_environment_volumes_and_annotations_reach_the_containers_of_the_chart() -> None:
+    node = ("node.extraEnv[0].name=A", "node.extraVolumes[0].name=v", "node.extraVolumeMounts[0].name=v")
+    sidecar = tuple(each.replace("node", "sidecar", 1) for each in node)
+    documents = chart(*node, *sidecar, "node.podAnnotations.team=ml", "sidecar.job.enabled=true")
+    pods = [each["spec"]["template"] for each in documents if each["kind"] in {"DaemonSet", "Job"}]
+
+    assert pods[0]["metadata"]["annotations"]["team"] == "ml"
+    for pod, kind in ((pods[0], "containers"), (pods[1], "initContainers")):
+        container = pod["spec"][kind][0]
+        assert "A" in {each["name"] for each in container["env"]}
+        assert "v" in {each["name"] for each in container["volumeMounts"]}
+        assert "v" in {each["name"] for each in pod["spec"]["volumes"]}
+
+
+def test_the_network_policy_of_the_chart_needs_peers() -> None:
+    """An empty list of peers would allow all of them."""
+    received = run(program("helm", "helm"), "template", "x", CHART, "--set=networkPolicy.enabled=true")
+
+    assert received.returncode != 0
+    assert "networkPolicy.from: name the peers" in received.stderr
+
+
+def test_the_mixin_has_all_rules_and_dashboards_with_the_links_of_a_site() -> None:
+    jsonnet = pytest.importorskip("_gojsonnet", reason="install the extra `test`")
+    site = (
+        "{links: {grafana: 'https://g', runbook: 'https://r'}, thresholds: {'threshold:gpu_idle:ratio': 0.1}}"
+    )
+    text = f"local m = (import '{ROOT}/mixin.libsonnet') + {{_config+:: {site}}};"
+    text += "{alerts: m.prometheusAlerts, rules: m.prometheusRules, boards: m.grafanaDashboards}"
+
+    made = json.loads(jsonnet.evaluate_snippet("site.jsonnet", text))
+    found = [
+        rule for kind in ("alerts", "rules") for group in made[kind]["groups"] for rule in group["rules"]
+    ]
+    changed = {rule.get("record"): rule for rule in found}
+    names = sorted(rule.get("alert") or rule["record"] for rule in found)
+    assert names == sorted(rule.name for rule in rules())
+    assert set(made["boards"]) == {path.name for path in (ROOT / "dashboards/json").glob("*.json")}
+    assert changed["site:links:info"]["labels"] == {"grafana": "https://g", "runbook": "https://r"}
+    assert changed["threshold:gpu_idle:ratio"]["expr"] == "vector(0.1)"
+
+
+def test_the_image_has_the_runbook_that_the_server_needs() -> None:
+    assert "COPY docs/runbook.md /src/" in DOCKERFILE
+    assert "/src/runbook.md /venv/lib/python3.12/site-packages/exporter/assets/runbook.md" in DOCKERFILE
 
 
 def test_another_chart_puts_the_sidecar_into_its_own_pod(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ livenessProbe: {httpGet: {path: /-/healthy, port: train-metrics}, periodSeconds:
 {{- end -}}
 {{- end }}
 
-{{- /* What a scrape of ours may have, and the names that the rules go by. Takes a dict of root and job. */ -}}
+{{- /* Endpoint of a PodMonitor, with the labels that the rules need. Takes a dict of root and job. */ -}}
 {{- define "training-exporter.endpoint" -}}
 - port: train-metrics
   path: /metrics
@@ -50,9 +50,9 @@ livenessProbe: {httpGet: {path: /-/healthy, port: train-metrics}, periodSeconds:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   relabelings:
-    # The alerts go by this name; without it `job` is namespace/name.
+    # The alerts select this name; the default of `job` is namespace/name.
     - {targetLabel: job, replacement: {{ .job }}, action: replace}
-    # One instance for each node: by it a run and the GPUs of its node meet.
+    # One instance for each node: rules join a run with the GPUs of the node by this label.
     - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance, action: replace}
 {{- end }}
 
@@ -92,6 +92,9 @@ livenessProbe: {httpGet: {path: /-/healthy, port: train-metrics}, periodSeconds:
     {{- if .Values.webConfig.secretName }}
     - {name: training-exporter-web, mountPath: /etc/training-exporter-web, readOnly: true}
     {{- end }}
+    {{- with .Values.sidecar.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{- /* Entries of the pod's volumes. */ -}}
@@ -101,6 +104,9 @@ livenessProbe: {httpGet: {path: /-/healthy, port: train-metrics}, periodSeconds:
 - {name: training-exporter, configMap: {name: {{ include "training-exporter.name" . }}-sidecar}}
 {{- with .Values.webConfig.secretName }}
 - {name: training-exporter-web, secret: {secretName: {{ . }}}}
+{{- end }}
+{{- with .Values.sidecar.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
