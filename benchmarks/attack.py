@@ -75,7 +75,7 @@ class Victim:
     def watch(self, over: threading.Event) -> None:
         """Sample the memory, and kill the server above the limit."""
         while not over.wait(0.1):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the server was killed
                 pages = int(Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()[1])
                 self.memory.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
                 status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")

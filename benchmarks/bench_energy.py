@@ -1,10 +1,10 @@
-"""Measures energy by phase on a real H100's recorded power, beside the windows of zeus, and what a phase in GPU time costs.
+"""Accuracy of energy by phase on the recorded power of an H100, compared with zeus, and cost of a phase in GPU time.
 
-The trace has matrix products that alternate with copies or pauses, at 400, 100 and 40 ms; 20 ms are cut from those of
-100 ms. The whole sidecar reads it at its pace, as it was sampled. Where zeus is installed, its own monitor opens and closes
-a window for each phase, on the trace's energy counter, which moves every 100 ms; the mean of ten offsets. What a phase
-costs that is timed by CUDA events is measured on a card where there is one, else without what the events take themselves
-(1 to 7 us each, by how full the queue is). Prints one JSON document, and ends with status 1 when a budget does not hold.
+In the trace, matrix products alternate with copies or pauses of 400, 100 and 40 ms; phases of 20 ms are cut from phases of
+100 ms. The whole sidecar reads the trace at the speed of the recording. If zeus is installed, the monitor of zeus opens and closes
+a window for each phase, on the energy counter of the trace, which is updated every 100 ms; the result is the mean of ten offsets.
+The cost of a phase with CUDA events is measured on a GPU if available, otherwise without the events (1 to 7 µs each, depending
+on the queue). Prints a JSON document, and exits with status 1 if a budget is exceeded.
 
     python benchmarks/bench_energy.py
 """
@@ -37,7 +37,7 @@ from energy_support import energy_of
 from power_trace_support import BEGIN, END, TRACE, WINDOWS, Node, Window, counter_at, joules
 
 TRUE_WATTS = {"product": 775.0, "copy": 410.0, "pause": 137.0}
-"""Of phases of many seconds: 750 to 800, 400 to 420, and the last three seconds of the trace."""
+"""Power in phases of many seconds: 750 to 800 W, 400 to 420 W, and the last three seconds of the trace."""
 PHASES = {
     400: {"forward": "product", "logging": "pause"},
     100: {"backward": "product", "data_loading": "copy"},
@@ -46,7 +46,7 @@ PHASES = {
 
 
 def cut() -> list[Window]:
-    """Phases of 20 ms: every other one of them the same, whatever the card does."""
+    """Return phases of 20 ms: the fifths of the phases of 100 ms."""
     return [
         (phase, begin + (end - begin) * part / 5, begin + (end - begin) * (part + 1) / 5)
         for phase, begin, end in WINDOWS
@@ -56,7 +56,7 @@ def cut() -> list[Window]:
 
 
 def counters(offset: float) -> tuple[list[float], list[float]]:
-    """The energy counter as NVML would give it: when it moved, and joules."""
+    """Return the updates of the energy counter in NVML: times and joules."""
     samples = TRACE["power_samples_watts"]
     times, sums = [samples[0][0]], [0.0]
     for (before, _), (at, watts) in itertools.pairwise(samples):
@@ -67,7 +67,7 @@ def counters(offset: float) -> tuple[list[float], list[float]]:
 
 
 def zeus(of: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], float]:
-    """Mean power by phase as zeus' own windows tell it, and the share of them that read nothing."""
+    """Return the mean power by phase from windows of zeus, and the share of windows without energy."""
     energy: Any = importlib.import_module("zeus.monitor.energy")
     found, seconds, zeros = defaultdict[str, float](float), defaultdict[str, float](float), []
     instant = TRACE["field_186_and_power_usage_watts"]
@@ -99,7 +99,7 @@ def zeus(of: Sequence[Window], *, approximate: bool) -> tuple[dict[str, float], 
 
 
 def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
-    """Mean power by phase as the sidecar tells it, and the error of the sum."""
+    """Return the mean power by phase from the sidecar, and the error of the sum."""
     seconds = defaultdict[str, float](float)
     for phase, begin, end in of:
         seconds[phase] += end - begin
@@ -111,14 +111,14 @@ def ours(of: Sequence[Window]) -> tuple[dict[str, float], float]:
 
 
 def phase_seconds() -> tuple[float, bool]:
-    """What a phase that is timed on the GPU costs the job's thread, and whether on a card."""
+    """Return the cost of a phase in GPU time on the job's thread, and True if measured on a GPU."""
     torch: Any = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
     card = torch is not None and torch.cuda.is_available()
     if card:
         torch.zeros(1, device="cuda")
     else:
         event = SimpleNamespace(record=lambda: None, query=lambda: True, elapsed_time=lambda _: 1.0)
-        sys.modules["torch"] = SimpleNamespace(  # type: ignore[assignment]  # as much of it as is asked
+        sys.modules["torch"] = SimpleNamespace(  # type: ignore[assignment]  # the required part of torch
             cuda=SimpleNamespace(
                 is_initialized=lambda: True,
                 is_current_stream_capturing=lambda: False,
@@ -140,7 +140,7 @@ def phase_seconds() -> tuple[float, bool]:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     warnings.simplefilter("ignore")
     has_zeus = importlib.util.find_spec("zeus") is not None
     rows, details = [], dict[str, Mapping[str, float]]()

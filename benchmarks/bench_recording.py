@@ -1,8 +1,7 @@
-"""Measures what recording costs the job: a value, an event, an iteration, the recording thread, the import, a bridge.
+"""Cost of recording in the job: a value, an event, an iteration, the recording thread, the import, a bridge.
 
-Peers take turns with ours in the same process: torch.monitor, prometheus_client, OpenTelemetry, torchelastic,
-nv-one-logger, as far as they are installed. Times are processor time of the calling thread. Prints one JSON document, and
-ends with status 1 when a budget does not hold.
+Installed peers are measured in the same process, interleaved: torch.monitor, prometheus_client, OpenTelemetry, torchelastic,
+nv-one-logger. Times are CPU time of the calling thread. Prints a JSON document, and exits with status 1 if a budget is exceeded.
 
     python benchmarks/bench_recording.py [--quick]
 """
@@ -37,12 +36,12 @@ DATA = {"loss": 0.5, "step": 100, "path": "/checkpoints/100"}
 
 
 def has(module: str) -> bool:
-    """Whether a package is installed."""
+    """Return True if a package is installed."""
     return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def values() -> list[Row]:
-    """One value, beside its peers."""
+    """Measure the recording of a value, with peers."""
     import prometheus_client
 
     import exporter
@@ -81,7 +80,7 @@ def values() -> list[Row]:
 def timed_calls(
     calls: dict[str, Callable[[float], object]], between: Callable[[], object]
 ) -> dict[str, float]:
-    """Time `call(0.01)` of each, by turns, as a job writes it; the median in nanoseconds, without an empty loop's."""
+    """Time `call(0.01)` of each function, interleaved; returns the medians in nanoseconds, without an empty loop."""
     every: dict[str, list[float]] = {name: [] for name in ("", *calls)}
     for _ in range(ROUNDS):
         for name, times in every.items():
@@ -95,12 +94,12 @@ def timed_calls(
 
 
 def share(ours: float, theirs: float) -> float:
-    """Ours as a share of theirs."""
+    """Return a time as a share of the time of a peer."""
     return round(ours / theirs, 3) if theirs else 0.0
 
 
 def faces() -> list[Row]:
-    """Events, and the faces of torch.monitor and torchelastic, beside what they stand for."""
+    """Measure events, and the compatibility modules of torch.monitor and torchelastic with the originals."""
     if not has("torch"):
         return []
     import torch.distributed.elastic.metrics as torch_metrics
@@ -122,7 +121,7 @@ def faces() -> list[Row]:
         ),
         "exporter.events.enabled": partial(exporter.events.enabled, "bench.log"),
     }
-    for number in range(500):  # what `enabled` costs does not depend on
+    for number in range(500):  # without influence on the cost of `enabled`
         exporter.events.limit(f"bench.rule{number}.*", sample=0.5)
     found = take_turns(contenders, rounds=ROUNDS, loops=LOOPS // 10, between=exporter.flush)
     torch.monitor.unregister_event_handler(handler)
@@ -168,7 +167,7 @@ def our_iterations() -> dict[str, Callable[[], object]]:
 
 
 def peer_iteration() -> dict[str, Callable[[], object]]:
-    """Return the iteration of nv-one-logger in its cheapest setting; nothing if the package is not installed."""
+    """Return the iteration of nv-one-logger in the cheapest setting; empty if the package is not installed."""
     if not has("nv_one_logger"):
         return {}
     from nv_one_logger.api.config import OneLoggerConfig
@@ -195,7 +194,7 @@ def peer_iteration() -> dict[str, Callable[[], object]]:
 
 
 PEER_LOOPS = 300
-"""Iterations of nv-one-logger in a round; its cost grows with their number."""
+"""Iterations of nv-one-logger in a round, whose cost grows with their number."""
 
 
 def cpu_microseconds(
@@ -243,7 +242,7 @@ def iterations() -> list[Row]:
 
 
 def recording_thread() -> list[Row]:
-    """The recording thread's share of a core at the rates of the budget, the feed included; scaled as the bridges are."""
+    """Measure the recording thread's share of a core at the rates of the budget, including the feed; scaled as for bridges."""
     import exporter
 
     stats = [exporter.Stat(f"bench.many{index}", unit="seconds") for index in range(50)]
@@ -312,7 +311,7 @@ def stacks() -> list[Row]:
 
 
 def lossless() -> list[Row]:
-    """A million adds per second on one Stat: what was lost."""
+    """Count lost values at a million adds per second on one Stat."""
     import exporter
 
     stat = exporter.Stat("bench.million", ["mean", "max", "p50", "p99", "histogram"], unit="seconds")
@@ -358,7 +357,7 @@ def imports() -> list[Row]:
                     check=True,
                 )
                 found[name].append([float(word) for word in done.stdout.split()])
-    # The first one has compiled.
+    # The first run compiles.
     times = {name: statistics.median(each[0] for each in runs[1:]) for name, runs in found.items()}
     sizes = {name: round(statistics.median(each[1] for each in runs[1:]), 1) for name, runs in found.items()}
     ratio = round(times["ours"] / times["prometheus_client"], 2)
@@ -370,7 +369,7 @@ def imports() -> list[Row]:
 
 
 class Hooks:
-    """The hooks of the bridge on a plain torch loop, which can be removed and put back."""
+    """Hooks of the bridge on a plain torch loop, which can be removed and restored."""
 
     def __init__(self) -> None:
         import torch
@@ -386,7 +385,7 @@ class Hooks:
         self._registered = [dict(each) for each in self._registries]
 
     def switch(self, *, on: bool) -> None:
-        """Put the hooks in place, or the functions without them."""
+        """Install the hooks, or restore the functions without hooks."""
         for owner, name, patched in self._patched:
             setattr(owner, name, patched if on else patched.__wrapped__)
         for registry, registered in zip(self._registries, self._registered, strict=True):
@@ -441,7 +440,7 @@ def observe_ns() -> float:
 
 
 def bridges() -> list[Row]:
-    """Measure what the bridge for plain loops adds to a step, in processes of their own."""
+    """Measure the cost of the bridge for plain loops in a step, in separate processes."""
     if not has("torch"):
         return []
     rows = []

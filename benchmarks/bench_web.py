@@ -1,8 +1,8 @@
-"""Measures scrapes: the page in one process, and over HTTP one after another and 64 at once.
+"""Cost of scrapes: rendering of the page, and scrapes over HTTP, sequential and 64 at once.
 
-Beside prometheus_client, which writes the same families and serves as many series with its own server. Over HTTP each
-server is a process of its own, the client a third; rounds of the two alternate. Server time is the processor time of the
-server's process per scrape. Prints one JSON document, and ends with status 1 when a budget does not hold.
+The peer is prometheus_client with the same families and the server of that library. Over HTTP, both servers and the client are
+separate processes, and rounds alternate between the servers. Server time is the CPU time of the server's process per scrape.
+Prints a JSON document, and exits with status 1 if a budget is exceeded.
 
     python benchmarks/bench_web.py [--quick]
 """
@@ -27,7 +27,7 @@ from exporter.web.endpoints import MetricsEndpoint
 from exporter.web.server import Server
 
 SERIES = 500
-FAMILIES = 25  # a family of a real page has some twenty series
+FAMILIES = 25  # a family of a real page has about twenty series
 ROUNDS = 2 if QUICK else 5
 SEQUENTIAL = 50 if QUICK else 300
 CLIENTS, EACH = 64, 3 if QUICK else 10
@@ -39,7 +39,7 @@ REQUEST = (
 
 
 def families(first: float) -> list[Metric]:
-    """Make the page's families; their values begin at a number."""
+    """Return the families of the page, with values from a first number on."""
     made = []
     for number in range(FAMILIES):
         spec = Family(
@@ -58,18 +58,18 @@ def families(first: float) -> list[Metric]:
 
 
 class Ready:
-    """A registry of families that are there already."""
+    """Registry of existing families."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Sequence[Metric]:
-        """Give them."""
+        """Return the families."""
         return self._metrics
 
 
 def exposition() -> list[Row]:
-    """What a scrape costs without HTTP: nothing changed, and everything."""
+    """Measure the rendering of an unchanged page and of a page in which all values changed."""
     pages = [families(0.1 + number) for number in range(4)]
     unchanged, changing = Page(), Page()
     unchanged.publish("block", pages[0])
@@ -98,7 +98,7 @@ def exposition() -> list[Row]:
 
 
 def serve(kind: str) -> None:
-    """Serve until killed, and say where (in a process of its own)."""
+    """Serve until SIGKILL, in a separate process, and print the port."""
     if kind == "exporter":
         page = Page()
         page.publish("block", families(0.1))
@@ -117,7 +117,7 @@ def serve(kind: str) -> None:
 
 
 async def scrape(port: int) -> float:
-    """Scrape once on a connection of its own; seconds."""
+    """Scrape once on a new connection; returns the duration in seconds."""
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     writer.write(REQUEST)
@@ -129,12 +129,12 @@ async def scrape(port: int) -> float:
 
 
 async def one_by_one(port: int) -> list[float]:
-    """Scrape one after another."""
+    """Scrape sequentially."""
     return [await scrape(port) for _ in range(SEQUENTIAL)]
 
 
 async def crowd(port: int) -> tuple[list[float], int]:
-    """Let every client scrape again as soon as it has its answer: the times, and how many scrapes failed."""
+    """Scrape with all clients, each again after a response; returns the durations and the number of failed scrapes."""
     times: list[float] = []
     failed = 0
 
@@ -153,7 +153,7 @@ async def crowd(port: int) -> tuple[list[float], int]:
 
 
 def http() -> list[Row]:
-    """Both servers by turns."""
+    """Measure both servers in alternation."""
     server_ms: dict[str, list[float]] = {"exporter": [], "prometheus_client": []}
     crowds: dict[str, list[float]] = {name: [] for name in server_ms}
     failures = dict.fromkeys(server_ms, 0)
@@ -165,7 +165,7 @@ def http() -> list[Row]:
                 before = process_seconds(process.pid)
                 asyncio.run(one_by_one(port))
                 times.append((process_seconds(process.pid) - before) / SEQUENTIAL * 1e3)
-                # Once is enough for the peer: its backlog of 5 makes clients wait for half a minute.
+                # A single round of the peer, whose backlog of 5 connections delays clients by half a minute.
                 if name == "exporter" or turn == 0:
                     found, failed = asyncio.run(crowd(port))
                     crowds[name] += found

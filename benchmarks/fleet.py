@@ -1,11 +1,11 @@
-"""A fleet on one machine: recorded nodes, a Prometheus agent, VictoriaMetrics behind it, vmalert with our rules.
+"""Simulated fleet on one machine: recorded nodes, a Prometheus agent, VictoriaMetrics, and vmalert with the deployed rules.
 
-The page of the real sidecar beside a job of eight ranks on the described machine h100 is recorded twice. What moved
-between the two moves on, under other names of run, rank and GPU; eight nodes make a run. One process plays all nodes. The
-real Prometheus in agent mode scrapes them every 15 s and writes to VictoriaMetrics, on which vmalert evaluates
-deploy/prometheus/rules (Debian's packages). Measured for each number of nodes: series and samples, memory and processor
-time of each program, records, what one evaluation of all rules takes, and the queries of *Fleet* over an hour. A line
-through the points at which all rules kept up gives 10,000 nodes; that column is computed. Prints one JSON document.
+The page of the real sidecar for a job of eight ranks on the described machine h100 is recorded twice. Values that changed between
+the recordings continue to change, with other names of run, rank and GPU; a run has eight nodes. A single process serves all nodes.
+The real Prometheus in agent mode scrapes the nodes every 15 s and writes to VictoriaMetrics, on which vmalert evaluates
+deploy/prometheus/rules (Debian's packages). Measured for each number of nodes: series and samples, memory and CPU time of each
+program, recorded rules, the duration of an evaluation of all rules, and the queries of *Fleet* over an hour. The column of
+10,000 nodes is computed, by a line through the points at which all rules were evaluated in time. Prints a JSON document.
 
     python benchmarks/fleet.py [--quick] [NODES ...]
 """
@@ -42,12 +42,12 @@ APART_SECONDS = 10.0
 WATCHED_SECONDS = 30 if QUICK else 60
 QUERY_TRIES = 3
 PER_NODE = re.compile(r"training_(energy|carbon|cost|productive_energy|wasted_energy|process|rank|gpu)")
-"""Families without a rank that each node has; all others with a run come from the run's first node."""
+"""Families without a rank on every node; all further families with a run come from the first node of the run."""
 LINE = re.compile(r"^(?P<series>[^ #]\S*(?:\{.*\})?) (?P<value>\S+)$", re.MULTILINE)
 
 
 def be_rank() -> None:
-    """One rank of the job, until it is killed: an iteration every third of a second, rank 7 slower than rank 0."""
+    """Record an iteration every third of a second as a rank of the job, until SIGKILL; rank 7 is slower than rank 0."""
     from exporter import training
 
     rank = int(os.environ["RANK"])
@@ -65,7 +65,7 @@ def be_rank() -> None:
 
 
 def recorded() -> tuple[str, str]:
-    """The page of one node, twice."""
+    """Return two pages of a node."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(feed_directory())
         options = directory / "config.yaml"
@@ -86,11 +86,11 @@ def recorded() -> tuple[str, str]:
 
 
 class Shape:
-    """The page of a node at any time, with places for the names of run, rank and GPU.
+    """Page of a node at any time, with placeholders for the names of run, rank and GPU.
 
     Args:
-        pages: Of the recorded node, ten seconds apart.
-        first: Whether it is the node of rank 0, which tells of the whole run.
+        pages: Pages of the recorded node, ten seconds apart.
+        first: True for the node of rank 0, which has the families of the whole run.
     """
 
     def __init__(self, pages: tuple[str, str], *, first: bool) -> None:
@@ -115,17 +115,17 @@ class Shape:
 
     @property
     def series(self) -> int:
-        """How many a node has."""
+        """Return the number of series of a node."""
         return len(self.moving) + sum(not line.startswith("#") for line in self.lines)
 
     @lru_cache(maxsize=2)  # noqa: B019 - two live as long as the process
     def at(self, second: int) -> str:
-        """What a node says so many seconds after the recording."""
+        """Return the page of a node at a number of seconds after the recording."""
         moved = [f"{series} {value + speed * second!r}" for series, value, speed in self.moving]
         return "\n".join([*self.lines, *moved, ""])
 
     def page(self, node: int, second: int) -> str:
-        """What this node says."""
+        """Return the page of this node."""
         run, place = divmod(node, NODES_OF_A_RUN)
         text = self.at(second).replace("<run>", str(run)).replace("<node>", f"{node:08x}")
         for rank in range(RANKS):
@@ -134,7 +134,7 @@ class Shape:
 
 
 def play(directory: Path) -> None:
-    """Answer for all nodes, at /<number>, until killed; and take alerts, as Alertmanager would."""
+    """Serve all nodes, at /<number>, until SIGKILL; accept alerts, as Alertmanager would."""
     pages = (directory / "first").read_text(), (directory / "second").read_text()
     shapes = Shape(pages, first=True), Shape(pages, first=False)
     began = time.monotonic()
@@ -164,7 +164,7 @@ def play(directory: Path) -> None:
 
 
 def ask(url: str, **parameters: object) -> str:
-    """The body of an answer."""
+    """Return the body of a response."""
     address = f"{url}?{urllib.parse.urlencode(parameters)}" if parameters else url
     with urllib.request.urlopen(address, timeout=120) as answer:
         body: bytes = answer.read()
@@ -172,7 +172,7 @@ def ask(url: str, **parameters: object) -> str:
 
 
 def numbers(url: str) -> dict[str, float]:
-    """An engine's page about itself, summed by name."""
+    """Return the own metrics of an engine, summed by name."""
     found: dict[str, float] = {}
     for line in LINE.finditer(ask(f"{url}/metrics")):
         name = line["series"].partition("{")[0]
@@ -183,7 +183,7 @@ def numbers(url: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def engine(log: Path, *command: str) -> Iterator[tuple[int, str]]:
-    """Run an engine while the block lasts, LISTEN in its command being a free port: its process id and address."""
+    """Run an engine during the block, with a free port for LISTEN in the command; yields process id and address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         listen = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -207,11 +207,11 @@ def engine(log: Path, *command: str) -> Iterator[tuple[int, str]]:
 
 
 class Fleet:
-    """The engines, and the file that names the targets.
+    """Engines, and the file with the targets.
 
     Args:
-        stack: Ends them.
-        pages: Of the recorded node.
+        stack: Exit stack that ends the engines.
+        pages: Pages of the recorded node.
     """
 
     def __init__(self, stack: contextlib.ExitStack, pages: tuple[str, str]) -> None:
@@ -255,7 +255,7 @@ class Fleet:
         }
 
     def stage(self, nodes: int) -> dict[str, float]:
-        """Let so many nodes be scraped, and measure."""
+        """Measure with a number of scraped nodes."""
         address = self.player.removeprefix("http://")
         targets = [
             {
@@ -266,7 +266,7 @@ class Fleet:
         ]
         (self.work / "targets.new").write_text(json.dumps(targets))
         (self.work / "targets.new").replace(self.work / "targets.json")
-        # Each target is scraped once and the slowest group of rules evaluated: what follows is steady.
+        # Steady state begins after a scrape of each target and an evaluation of the slowest group of rules.
         time.sleep(2 * SCRAPE_SECONDS + 30)
         seconds = {name: sum(each.cpu_times()[:2]) for name, each in self.engines.items()}
         before = {"agent": numbers(self.agent), "alerts": numbers(self.alerts)}
@@ -299,12 +299,12 @@ class Fleet:
         return found
 
     def count(self, selector: str) -> float:
-        """Series that a selector finds."""
+        """Return the number of series of a selector."""
         result = json.loads(ask(f"{self.store}/api/v1/query", query=f"count({selector})"))["data"]["result"]
         return float(result[0]["value"][1]) if result else 0.0
 
     def query_seconds(self, board: str) -> Iterator[float]:
-        """What each query of a dashboard takes over the last hour: the best of three."""
+        """Return the duration of each query of a dashboard over the last hour: the best of three."""
         end = time.time()
         for text, instant in expressions(board):
             asked: dict[str, object] = {"query": text, "time": end}
@@ -319,7 +319,7 @@ class Fleet:
 
 
 def expressions(board: str) -> list[tuple[str, bool]]:
-    """The queries of a dashboard as Grafana sends them, and whether each is an instant one."""
+    """Return the queries of a dashboard as Grafana sends them, each with True for an instant query."""
     values = {"run": "run-0", "__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
     found = []
 
@@ -339,7 +339,7 @@ def expressions(board: str) -> list[tuple[str, bool]]:
 
 
 def computed(stages: Sequence[dict[str, float]]) -> dict[str, float]:
-    """A line through these points, at ten thousand nodes, for all but queries, which wait for the rules here."""
+    """Return the values of a line through the points at ten thousand nodes, without queries, which wait for the rules here."""
     nodes = [stage["nodes"] for stage in stages]
     lines = {
         name: statistics.linear_regression(nodes, [stage[name] for stage in stages])
@@ -363,7 +363,7 @@ def main() -> None:
         for nodes in asked:
             stages.append(fleet.stage(nodes))
             print(json.dumps(stages[-1]), file=sys.stderr)
-            # Two cores bear no more where nodes are missed, or where the next stage has no room.
+            # Two cores are full if nodes are missed, or if the next stage has no room.
             used = sum(each.memory_info().rss for each in fleet.engines.values())
             if stages[-1]["nodes scraped"] < nodes or used * 2 > psutil.virtual_memory().available:
                 break

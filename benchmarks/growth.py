@@ -1,8 +1,8 @@
-"""Where the cost grows: with ranks and series of a node, processes of a job, runs through one state file, iterations.
+"""Growth of the costs with ranks and series of a node, processes of a job, runs in a state directory, and iterations.
 
-The real sidecar over real processes; what is measured of it is the kernel's. Beside it, where they do the same work, stand
-prometheus_client's multiprocess mode (series) and nv-one-logger (iterations). Prints one JSON document of curves, each with
-a verdict for what it measures; with `--pictures` (and matplotlib) it draws each into docs/images.
+Measures the real sidecar with real processes, from the kernel's accounting. Peers are prometheus_client's multiprocess mode
+(series) and nv-one-logger (iterations). Prints a JSON document of curves with a verdict for each figure; with `--pictures` (and
+matplotlib) draws the curves into docs/images.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ RUNS = (10, 20) if QUICK else (50, 200, 500, 1000)
 ITERATIONS = (1_000, 10_000) if QUICK else (1_000, 10_000, 100_000, 1_000_000)
 RANKS_OF_SERIES = 8
 PEER_ITERATIONS = 100_000
-"""Beyond, one of nv-one-logger's takes longer with each that went before."""
+"""Highest number of iterations of nv-one-logger, whose cost grows with the number of earlier iterations."""
 FLAT, LINEAR = 0.25, 1.3
-"""Exponents of growth: at most so much is called flat, and linear."""
+"""Highest exponents of growth that are called flat and linear."""
 
 
 def forked(work: Callable[..., None], *arguments: int) -> int:
-    """Run something in a forked child; its id."""
+    """Run a function in a forked child; returns the process id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -51,7 +51,7 @@ def forked(work: Callable[..., None], *arguments: int) -> int:
 
 @contextlib.contextmanager
 def children(*calls: Callable[[], None]) -> Iterator[None]:
-    """Keep forked children at work while the block lasts, each in a process group of its own, which ends with it."""
+    """Run forked children during the block, each in a separate process group."""
 
     def leading(call: Callable[[], None]) -> None:
         os.setpgid(0, 0)
@@ -67,7 +67,7 @@ def children(*calls: Callable[[], None]) -> Iterator[None]:
 
 
 def be_rank(number: int, ranks: int, stats: int = 0) -> None:
-    """One rank of a job: an iteration and a value of each Stat, once a second."""
+    """Record an iteration and a value of each Stat once a second, as a rank of a job."""
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(ranks))
     import exporter
     from exporter import training
@@ -86,7 +86,7 @@ def be_rank(number: int, ranks: int, stats: int = 0) -> None:
 
 @contextlib.contextmanager
 def sidecar(feed: Path, **environment: str) -> Iterator[tuple[int, str]]:
-    """Run the sidecar; its process id and the address of its page."""
+    """Run the sidecar; yields the process id and the address of the page."""
     command = [
         sys.executable, "-m", "exporter", "--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}",
         f"--state.dir={feed}", "--gpu.replay=no-gpu", f"--config.file={feed}/config.yaml",
@@ -97,7 +97,7 @@ def sidecar(feed: Path, **environment: str) -> Iterator[tuple[int, str]]:
 
 
 def watched(pid: int, url: str) -> dict[str, float]:
-    """What a sidecar takes in its steady state, scraped as by Prometheus."""
+    """Return the costs of a sidecar in steady state, scraped as by Prometheus."""
     for _ in range(2):
         page(url)
         time.sleep(WATCHED_SECONDS / 3)
@@ -119,7 +119,7 @@ def watched(pid: int, url: str) -> dict[str, float]:
 
 
 def page(url: str) -> bytes:
-    """The page as text, which a sidecar that has just begun does not have yet."""
+    """Return the page, after waiting for a sidecar that is starting."""
     while True:
         with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=60) as answer:
             found: bytes = answer.read()
@@ -128,7 +128,7 @@ def page(url: str) -> bytes:
 
 
 def of_ranks(count: int, stats: int) -> dict[str, float]:
-    """What the sidecar takes for so many ranks with so many Stats each."""
+    """Return the costs of the sidecar for a number of ranks with a number of Stats each."""
     with feed_directory() as feed:
         os.environ.update(EXPORTER_FEED_DIR=str(feed), EXPORTER_RUN="growth")
         ranks = (partial(be_rank, each, count, stats) for each in range(count))
@@ -139,13 +139,13 @@ def of_ranks(count: int, stats: int) -> dict[str, float]:
 
 
 def ranks() -> dict[str, Any]:
-    """Ranks of one node."""
+    """Measure the curve of the ranks of a node."""
     points = [{"ranks": count, **of_ranks(count, 0)} for count in RANKS]
     return {"title": "Ranks of a node", "points": points}
 
 
 def series() -> dict[str, Any]:
-    """Series of one node, of ever more Stats, beside the same numbers in prometheus_client's multiprocess mode."""
+    """Measure the curve of the series of a node, and the same series in prometheus_client's multiprocess mode."""
     points = []
     for count in STATS:
         found = of_ranks(RANKS_OF_SERIES, count)
@@ -155,7 +155,7 @@ def series() -> dict[str, Any]:
 
 
 def multiprocess(ranks: int, stats: int) -> float:
-    """Milliseconds of a scrape of prometheus_client's multiprocess mode: a summary and two gauges for each Stat."""
+    """Return the milliseconds of a scrape of prometheus_client's multiprocess mode: a summary and two gauges for each Stat."""
     with feed_directory() as directory:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
 
@@ -173,7 +173,7 @@ def multiprocess(ranks: int, stats: int) -> float:
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it brings no types
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # no type information
         took = []
         for _ in range(3):
             began = time.perf_counter()
@@ -183,7 +183,7 @@ def multiprocess(ranks: int, stats: int) -> float:
 
 
 def processes() -> dict[str, Any]:
-    """Processes of one job."""
+    """Measure the curve of the processes of a job."""
     points = []
     for count in PROCESSES:
         with feed_directory() as feed:
@@ -202,7 +202,7 @@ def processes() -> dict[str, Any]:
 
 
 def runs() -> dict[str, Any]:
-    """Runs that ended, one after another, through one state file."""
+    """Measure the curve of ended runs, one after another, in a state directory."""
     points = []
 
     def one(number: int) -> None:
@@ -228,7 +228,7 @@ def runs() -> dict[str, Any]:
 
 
 def iterations() -> dict[str, Any]:
-    """Instrumented iterations of one process, beside nv-one-logger's."""
+    """Measure the curve of instrumented iterations of a process, and of nv-one-logger's iterations."""
     points: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         os.environ["EXPORTER_FEED_DIR"] = str(stack.enter_context(feed_directory()))
@@ -253,7 +253,7 @@ def iterations() -> dict[str, Any]:
 
 
 def each(call: Callable[[], object], times: int, between: Callable[[], object] = lambda: None) -> float:
-    """Microseconds of this thread that a call takes; every 500 calls something else has its turn, which is not counted."""
+    """Return the CPU microseconds of a call on this thread; another function runs every 500 calls, outside the measured time."""
     spent = 0.0
     for _ in range(0, times, 500):
         began = time.thread_time()
@@ -265,7 +265,7 @@ def each(call: Callable[[], object], times: int, between: Callable[[], object] =
 
 
 def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
-    """How each number grows with the first: flat, linear at most, or more than that from some point on."""
+    """Return the growth of each figure with the first figure: flat, linear at most, or more than linear from a point on."""
     across, *names = points[0]
     found = {}
     for name in names:
@@ -282,7 +282,7 @@ def verdicts(points: Sequence[dict[str, float]]) -> dict[str, str]:
 
 
 def draw(curves: Sequence[dict[str, Any]]) -> None:
-    """One picture a curve."""
+    """Draw a picture of each curve."""
     try:
         import_module("matplotlib").use("svg")
     except ImportError:
@@ -304,8 +304,8 @@ def draw(curves: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure, print, and draw where asked."""
-    # A process of its own for each curve: what one has imported is not the next one's.
+    """Measure, print, and draw if requested."""
+    # A separate process for each curve, so that imports of a curve do not count in the next curve.
     if name := next((each for each in sys.argv[1:] if not each.startswith("-")), ""):
         curve = globals()[name]()
         print(json.dumps({**curve, "verdicts": verdicts(curve["points"])}))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rows of the budget, contenders that take turns, processes of their own, one JSON document."""
+"""Shared parts of the benchmarks: rows with budgets, interleaved timing, child processes, a JSON report."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if sys.argv[1:2] in (["-h"], ["--help"]):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the budget.
+    """Measured figure with its budget.
 
     Attributes:
-        what: Is measured.
-        measured: The number, in the unit that `what` names.
-        budget: At most so much; None where there is no budget.
-        peers: What others take for the same, in the same run.
+        what: Name and unit of the figure.
+        measured: Value in that unit.
+        budget: Highest allowed value; None without a budget.
+        peers: Values of other tools, measured in the same run.
     """
 
     what: str
@@ -44,7 +44,7 @@ class Row:
 
 
 def described() -> dict[str, object]:
-    """What one must know of this run to compare it with another."""
+    """Return machine, Python and commit, for comparisons between runs."""
     found = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=REPOSITORY,
@@ -61,7 +61,7 @@ def described() -> dict[str, object]:
 
 
 def report(rows: Sequence[Row], **details: object) -> None:
-    """Print the rows with what one must know to compare them; end with status 1 when a budget does not hold."""
+    """Print the rows and the description of the run; exit with status 1 if a budget is exceeded."""
     budgets = [{**asdict(row), "holds": row.budget is None or row.measured <= row.budget} for row in rows]
     print(json.dumps({**described(), "budgets": budgets, **details}, indent=1))
     sys.exit(0 if all(each["holds"] for each in budgets) else 1)
@@ -75,14 +75,14 @@ def take_turns(
     clock: Callable[[], float] = time.thread_time,
     between: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """Time a call of each contender, interleaved; the median over the rounds, in nanoseconds, without the loop's own.
+    """Time calls of the contenders, interleaved; returns the medians of the rounds in nanoseconds, without an empty loop.
 
     Args:
-        contenders: By name.
-        rounds: Of all of them.
-        loops: Calls of one in a round.
-        clock: Seconds; by default the processor time of this thread, so that other programs count little.
-        between: Called after each round, unmeasured.
+        contenders: Functions by name.
+        rounds: Number of rounds; each round times every contender.
+        loops: Calls of a contender in a round.
+        clock: Clock in seconds; by default the CPU time of this thread, which other programs hardly affect.
+        between: Function that is called after each round, outside the measured time.
     """
     every = {"": lambda: None, **contenders}
     times: dict[str, list[float]] = {name: [] for name in every}
@@ -100,7 +100,7 @@ def take_turns(
 
 @contextlib.contextmanager
 def feed_directory() -> Iterator[Path]:
-    """Make a feed directory, in shared memory where there is some, as the default one is."""
+    """Create a feed directory, in shared memory if available, as for the default directory."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = tempfile.mkdtemp(prefix="exporter-bench-", dir=shared)
     yield Path(directory)
@@ -111,7 +111,7 @@ def feed_directory() -> Iterator[Path]:
 def child(
     command: Sequence[str | Path], *, until: str, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run a process while the block lasts: it, and the part of its output that says it is ready."""
+    """Run a process during the block; yields the process and the output that matched *until*."""
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -125,7 +125,7 @@ def child(
         assert process.stdout is not None
         for line in process.stdout:
             if found := re.search(until, line):
-                # Whoever writes on and is not read stands still in the end.
+                # A process whose output is not read blocks when the pipe is full.
                 threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
                 yield process, found.group()
                 return
@@ -136,7 +136,7 @@ def child(
 
 
 def thread_seconds(name: str) -> float:
-    """Processor time of one of this process's threads, from the kernel (nanosecond resolution)."""
+    """Return the CPU time of a thread of this process, from the kernel (nanosecond resolution)."""
     for thread in threading.enumerate():
         if thread.name == name:
             fields = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text(encoding="ascii").split()
@@ -145,11 +145,11 @@ def thread_seconds(name: str) -> float:
 
 
 def process_seconds(pid: int) -> float:
-    """Processor time of all threads of a process."""
+    """Return the CPU time of all threads of a process."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory_mib(pid: int) -> float:
-    """Resident memory of a process, what it shares divided by the number of sharers."""
+    """Return the proportional set size of a process in MiB."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     return round(int(re.findall(r"^Pss: +(\d+) kB", rollup, re.MULTILINE)[0]) / 1024, 1)

@@ -1,19 +1,19 @@
-"""A busy node for minutes or hours: what must hold whatever ends, hangs or comes back.
+"""Invariants of a busy node over minutes or hours, with random exits, hangs and restarts.
 
-Ranks of one run start, end, crash, are killed, stopped and restarted at random, each with a diary of its own; the sidecar
-and its NVML child are killed; scrapers come and go; the wall clocks of ranks step; the feed directory, a small file system
-of its own where one may be mounted, is full for seconds. A real Prometheus scrapes meanwhile. Prints a report and ends with
-status 1 if one of these does not hold:
+Ranks of a run start, end, crash, are killed, stopped and restarted at random, and write each step into a diary. The sidecar and
+the NVML child are killed, scrapers connect and disconnect, the wall clocks of ranks step, and the feed directory (a small file
+system, if mounting is permitted) is full for seconds. A real Prometheus scrapes the sidecar. Prints a report, and exits with
+status 1 unless
 
-- steps and samples of a rank are those of its diary; of an attempt that was killed the last second and a half may be
-  missing, and as much again for each time that the feed directory was full;
-- no counter of the training steps back in Prometheus, kills of the sidecar included;
-- memory, descriptors and threads of sidecar and child are level (the slope of the second half of each of their lives, or
-  what is held at least, in its two quarters);
-- every scrape is answered while the sidecar lives, and the feed directory holds a file for each rank at most twice;
+- steps and samples of a rank equal the diary; the last second and a half of a killed attempt may be missing, and the same time
+  again for each time that the feed directory was full;
+- no counter of the training decreases in Prometheus, including kills of the sidecar;
+- memory, descriptors and threads of sidecar and child are constant (the slope of the second half of each lifetime, or the minimum
+  in its two quarters);
+- every scrape is answered during the lifetime of the sidecar, and the feed directory has at most two files for each rank;
 - the NVML child ends with the sidecar.
 
-    python benchmarks/soak.py              twenty minutes; SOAK=30s, SOAK=8h for other times; SEED=7 repeats a run
+    python benchmarks/soak.py              twenty minutes; SOAK=30s, SOAK=8h for other durations; SEED=7 repeats a run
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ FEED_BYTES = 4 << 20
 
 
 def duration(text: str) -> float:
-    """Seconds of `30s`, `20m` or `8h`."""
+    """Return the seconds of `30s`, `20m` or `8h`."""
     return float(text[:-1]) * SECONDS[text[-1]]
 
 
 def be_rank(diary: Path, seconds: float, end: str) -> None:
-    """One attempt of a rank: train for some seconds, write every step into the diary after it, and end in some way."""
+    """Train for a number of seconds as a rank, write each finished step into the diary, and end in the given way."""
     began = time.monotonic()
     stop = began + seconds
     if end == "clock":
@@ -82,7 +82,7 @@ def be_rank(diary: Path, seconds: float, end: str) -> None:
 
 
 def step_clock(when: float, seconds: float) -> None:
-    """Let this process's wall clock step at a time of the monotonic clock, as a correction of the system's would."""
+    """Make the wall clock of this process step at a monotonic time, as after a correction of the system clock."""
     true, true_ns = time.time, time.time_ns
 
     def stepped() -> float:
@@ -94,7 +94,7 @@ def step_clock(when: float, seconds: float) -> None:
 
 @dataclass
 class Rank:
-    """A rank, its attempts and what they may have lost."""
+    """Rank with its attempts and their possible losses."""
 
     number: int
     diary: Path
@@ -105,7 +105,7 @@ class Rank:
     ending: str = ""
 
     def tend(self, now: float, feed: Path, dice: random.Random, *, again: bool) -> None:
-        """Start an attempt where none lives; wake one that was stopped for long enough; count one that was killed."""
+        """Start an attempt if none runs, continue a stopped attempt after a delay, and count a killed attempt."""
         if self.process is None:
             if again:
                 self.begin(feed, dice)
@@ -139,20 +139,20 @@ class Rank:
         )
 
     def kill(self) -> None:
-        """End the attempt, whatever it does."""
+        """Kill the attempt."""
         if self.process is not None:
             self.process.kill()
             self.kills += self.process.wait() == -signal.SIGKILL
             self.process = None
 
     def steps(self) -> int:
-        """What the diary has."""
+        """Return the number of steps in the diary."""
         return self.diary.stat().st_size if self.diary.exists() else 0
 
 
 @dataclass
 class Life:
-    """What was measured of one process while it lived."""
+    """Measurements of a process over its lifetime."""
 
     what: str
     times: list[float] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Life:
     threads: list[int] = field(default_factory=list)
 
     def look(self, process: psutil.Process, now: float) -> None:
-        """Measure it once."""
+        """Add a measurement."""
         with contextlib.suppress(psutil.Error):
             rss, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
             self.times.append(now)
@@ -170,16 +170,16 @@ class Life:
             self.threads.append(threads)
 
     def half(self, values: Sequence[float]) -> Sequence[float]:
-        """The second half of a life, the first being its warm-up."""
+        """Return the second half of the values; the first half is the warm-up."""
         return values[len(values) // 2 :]
 
     def growth(self, counts: Sequence[float]) -> float:
-        """By how much the least count has grown from the third quarter of a life to the last: most are of a moment."""
+        """Return the growth of the minimum from the third quarter of the lifetime to the last; peaks are temporary."""
         late = self.half(counts)
         return min(self.half(late)) - min(late[: len(late) // 2])
 
     def level(self) -> tuple[bool, str]:
-        """Whether it grows no more, and what to say of it. Lives of less than a minute are too short to tell."""
+        """Return True for a constant level, and a description. Lifetimes below a minute are too short for a verdict."""
         if not self.times or self.times[-1] - self.times[0] < 60:
             return True, ""
         slope = statistics.linear_regression(self.half(self.times), self.half(self.memory)).slope * 3600
@@ -194,7 +194,7 @@ class Life:
 
 
 class Node:
-    """The directory, the sidecar and Prometheus."""
+    """Directory, sidecar and Prometheus."""
 
     def __init__(self, directory: Path, feed: Path) -> None:
         self.feed, self.directory = feed, directory
@@ -208,7 +208,7 @@ class Node:
         (directory / "state").mkdir()
 
     def start_sidecar(self) -> None:
-        """Start the sidecar, on the same port and directories each time."""
+        """Start the sidecar, always with the same port and directories."""
         self.sidecar = subprocess.Popen(
             [sys.executable, "-m", "exporter", f"--web.listen-address=127.0.0.1:{self.port}", "--gpu.replay=h100",
              f"--feed.dir={self.feed}", f"--state.dir={self.directory / 'state'}", "--log.level=error"],
@@ -219,7 +219,7 @@ class Node:
         wait_until(lambda: self.page("/-/ready"), "the sidecar")
 
     def start_prometheus(self) -> None:
-        """Start the real one, which scrapes each second."""
+        """Start a real Prometheus, which scrapes once a second."""
         (self.directory / "prometheus.yml").write_text(
             yaml.safe_dump(
                 {
@@ -236,7 +236,7 @@ class Node:
         )  # fmt: skip
 
     def page(self, path: str = "/metrics") -> str:
-        """The page, or "" while nobody answers."""
+        """Return the page, or an empty string without a response."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return str(answer.read(), "utf-8")
@@ -244,14 +244,14 @@ class Node:
             return ""
 
     def scrape(self) -> None:
-        """Scrape beside Prometheus, and note how long it took."""
+        """Scrape in addition to Prometheus, and record the duration."""
         began = time.monotonic()
         self.scrapes += 1
         self.failed += not self.page()
         self.slowest = max(self.slowest, time.monotonic() - began)
 
     def child(self) -> psutil.Process | None:
-        """The NVML child."""
+        """Return the NVML child, if running."""
         with contextlib.suppress(psutil.Error, AttributeError):
             return next(iter(psutil.Process(self.sidecar.pid).children()), None)  # type: ignore[union-attr]
         return None
@@ -269,7 +269,7 @@ class Node:
             life.look(child, now)
 
     def fill(self, now: float) -> None:
-        """Leave no room in the feed directory; the time until there is some again."""
+        """Fill the feed directory for some seconds."""
         self.filled += 1
         self.full_until = now + 3
         with contextlib.suppress(OSError), (self.feed / "stuffing").open("wb", buffering=0) as stuffing:
@@ -277,13 +277,13 @@ class Node:
                 pass
 
     def make_room(self, now: float) -> None:
-        """Take out what fills the feed directory, when its time is over."""
+        """Remove the filling of the feed directory after its time."""
         if self.full_until and now > self.full_until:
             self.full_until = 0.0
             (self.feed / "stuffing").unlink()
 
     def kill_sidecar(self) -> None:
-        """End it without a chance to write anything, and start the next."""
+        """Kill the sidecar with SIGKILL, and start another."""
         assert self.sidecar is not None
         self.sidecar.kill()
         self.sidecar.wait()
@@ -291,9 +291,9 @@ class Node:
         self.start_sidecar()
 
     def backwards(self) -> list[str]:
-        """Return the counters of the training that stepped back in Prometheus.
+        """Return the counters of the training that decreased in Prometheus.
 
-        Counters of processes are the machine's: they start at 0 with the sidecar, and `increase()` handles the reset.
+        Counters of processes restart at 0 with the sidecar, and `increase()` handles the reset.
         """
         names = [
             name
@@ -304,7 +304,7 @@ class Node:
         return [f"{name}{series['metric']}" for name, result in asked for series in result]
 
     def ask(self, what: str, **parameters: str) -> Any:
-        """Ask Prometheus."""
+        """Query Prometheus."""
         address = (
             f"http://127.0.0.1:{self.prometheus_port}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         )
@@ -312,7 +312,7 @@ class Node:
             return json.load(answer)["data"]
 
     def totals(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Steps and samples by rank, of one page: the next may have more of both."""
+        """Return steps and samples by rank, from the same page."""
         steps: dict[str, float] = {}
         samples: dict[str, float] = {}
         found = {"training_steps_total": steps, "training_samples_total": samples}
@@ -323,7 +323,7 @@ class Node:
         return steps, samples
 
     def end(self) -> list[str]:
-        """End sidecar and Prometheus, and say what is left of them."""
+        """End sidecar and Prometheus, and return the remaining processes."""
         child = self.child()
         for process in (self.sidecar, self.prometheus):
             if process is not None:
@@ -336,7 +336,7 @@ class Node:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """Return a free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -346,7 +346,7 @@ def wait_until(condition: object, what: str, seconds: float = 60.0) -> None:
     """Wait for a condition.
 
     Raises:
-        SystemExit: It did not come.
+        SystemExit: The condition did not become true.
     """
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
@@ -357,7 +357,7 @@ def wait_until(condition: object, what: str, seconds: float = 60.0) -> None:
 
 @contextlib.contextmanager
 def directories() -> Iterator[tuple[Path, Path, bool]]:
-    """A directory on disk, one in shared memory for the feed, and whether that is a file system which may be filled."""
+    """Yield a directory on disk, the feed directory in shared memory, and True if the latter is a mounted file system."""
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as disk,
         tempfile.TemporaryDirectory(prefix="soak-", dir="/dev/shm") as shared,
@@ -372,7 +372,7 @@ def directories() -> Iterator[tuple[Path, Path, bool]]:
 
 
 def soak(seconds: float, seed: int) -> list[str]:
-    """Let it run, and give what does not hold."""
+    """Run the node, and return the violated invariants."""
     dice = random.Random(seed)
     found: list[str] = []
     with directories() as (disk, feed, may_fill):
@@ -414,7 +414,7 @@ def soak(seconds: float, seed: int) -> list[str]:
 
 
 def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
-    """Hold the page, Prometheus and the processes against what is known; print it."""
+    """Compare the page, Prometheus and the processes with the diaries; print the report."""
     found = []
     told = {rank.number: rank.steps() for rank in ranks}
 
@@ -460,12 +460,12 @@ def compare(node: Node, ranks: Sequence[Rank]) -> list[str]:
 
 
 def lost(rank: Rank, filled: int) -> float:
-    """How many steps may be missing: those that were not written when it ended, of which a full directory makes more."""
+    """Return the number of steps that may be missing: unwritten steps of killed attempts and of a full directory."""
     return (rank.kills * UNWRITTEN + filled * (UNWRITTEN + 3)) * STEPS_A_SECOND
 
 
 def main() -> int:
-    """Run it; the status."""
+    """Run; returns the exit status."""
     if sys.argv[1:2] == ["rank"]:
         be_rank(Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
         return 0
