@@ -15,7 +15,7 @@ from exporter.recording import events
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.values import ProcessIdentity, Recording
-from exporter.responder import Place, Progress, StackResponder
+from exporter.responder import Place, StackResponder, TrainingPosition
 from exporter.training.recorder import TRAINING
 from exporter.version import __version__
 
@@ -104,11 +104,11 @@ def _directory() -> str | None:
         return None
 
 
-def _progress() -> Progress:
+def _progress() -> TrainingPosition:
     reading = TRAINING.reading()
     if reading is None:
-        return Progress()
-    return Progress(reading.phase, max(time() - reading.phase_since, 0.0), reading.step)
+        return TrainingPosition()
+    return TrainingPosition(reading.phase, max(time() - reading.phase_since, 0.0), reading.step)
 
 
 def _log_hang(answer: StackAnswer) -> None:

@@ -27,7 +27,7 @@ MAX_REQUEST_AGE_SECONDS = 30.0
 
 
 @value_class
-class Progress(Value):
+class TrainingPosition(Value):
     """Where the training of this process is."""
 
     phase: str | None = None
@@ -57,7 +57,7 @@ class StackResponder:
     def __init__(
         self,
         place: Callable[[], Place | None],
-        progress: Callable[[], Progress],
+        progress: Callable[[], TrainingPosition],
         log_hang: Callable[[StackAnswer], None],
     ) -> None:
         self._place = place

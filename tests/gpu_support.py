@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import Metric
 
+from exporter.collectors.gpu.child_process import command_of
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.nvml import child, encode, parse
 from exporter.collectors.gpu.nvml.events import NvmlEvents
@@ -23,11 +23,11 @@ from exporter.collectors.gpu.options import GpuOptions
 from exporter.collectors.gpu.publishing import SPECS, GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import RESTART_REASONS, Timings
-from exporter.config.loader import load
+from exporter.config.loader import load, load_file
 from exporter.families import Collected
 from exporter.replay.description import MachineDescription
 from exporter.replay.library import Clock, install
-from exporter.replay.machines import collector_arguments, load_machine
+from exporter.replay.machines import load_machine
 
 DATA = Path(__file__).parent / "data" / "gpu"
 
@@ -184,19 +184,22 @@ def replay(described: MachineDescription | str, seconds: float, **more: Any) -> 
 
 
 @contextlib.contextmanager
-def watching(name_or_file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
+def watching(file: str, *, options: GpuOptions | None = None, **more: Any) -> Iterator[GpuCollector]:
     """A collector over a machine, by the clock, with ten passes a second."""
     chosen = options or GpuOptions(period=0.1, retry=0.3)
-    collector = GpuCollector(
-        dataclasses.replace(chosen, replay=name_or_file),
-        **{**collector_arguments(name_or_file), "timings": QUICK, **more},
-    )
+    collector = GpuCollector(chosen, **{**replaying(file), "timings": QUICK, **more})
     collector.start()
     try:
         yield collector
     finally:
         collector.stop()
         assert collector.child_pid is None
+
+
+def replaying(file: str) -> dict[str, Any]:
+    """The arguments with which a collector replays a machine of a file."""
+    plain = load_file(file, MachineDescription).plain()
+    return {"replay": plain, "command": command_of("exporter.replay.library")}
 
 
 def described(tmp_path: Path, *timeline: str, head: str = "") -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 import run_support
 from waiting import PATIENCE, wait_until
 
+from exporter.replay.machines import DIRECTORY_VARIABLE
+
 environment = run_support.environment
 
 
@@ -72,14 +74,18 @@ class Sidecar:
 
 
 @contextlib.contextmanager
-def sidecar(tmp_path: Path, *flags: str, ready: bool = True, **more: str) -> Iterator[Sidecar]:
-    """Sidecar on a free port with a temporary feed directory."""
+def sidecar(
+    tmp_path: Path, *flags: str, ready: bool = True, machines: Path | None = None, **more: str
+) -> Iterator[Sidecar]:
+    """Sidecar on a free port with a temporary feed directory; *machines* has described machines to replay."""
     feed = tmp_path / "feed"
     feed.mkdir(exist_ok=True)
     log = tmp_path / f"log-{time.monotonic_ns()}"
     own = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={feed}", *run_support.quick(flags)]
     with log.open("wb") as stderr:
         command = [sys.executable, "-m", "exporter", *own, *flags]
+        if machines is not None:
+            more[DIRECTORY_VARIABLE] = str(machines)
         process = subprocess.Popen(command, env=environment(**more), stderr=stderr)
     running = Sidecar(process, log)
     try:

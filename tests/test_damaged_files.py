@@ -10,10 +10,12 @@ import pytest
 from collectors_support import damaged
 from hypothesis import given
 
+from exporter.config.loader import load_file
 from exporter.errors import CollectError, ConfigurationError, FeedFormatError
 from exporter.feed.overrides import read_overrides
 from exporter.ledger.energy.carbon_file import CarbonFile
-from exporter.replay.machines import MACHINES, load_machine
+from exporter.replay.description import MachineDescription
+from exporter.replay.machines import MACHINES
 from exporter.web.webconfig import load_web_config
 
 T4 = (MACHINES / "t4.yaml").read_bytes()
@@ -31,7 +33,7 @@ basic_auth_users: {u: $2y$05$abcdefghijklmnopqrstuuABCDEFGHIJKLMNOPQRSTUVWXYZ012
     [
         ("overrides.json", OVERRIDES, lambda path: read_overrides(path.parent), FeedFormatError),
         ("carbon", CARBON, lambda path: CarbonFile(path).read(), CollectError),
-        ("machine.yaml", T4, lambda path: load_machine(str(path)).plain(), ConfigurationError),
+        ("machine.yaml", T4, lambda path: load_file(path, MachineDescription).plain(), ConfigurationError),
         ("web.config.yml", WEB, load_web_config, ConfigurationError),
     ],
 )

@@ -217,3 +217,21 @@ def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp
     )
 
     assert done.stdout.splitlines() == ["[]", "1", "[]"]
+
+
+OF_OTHERS = {"Aggregation", "ConsoleHandler", "Event", "EventHandler", "Stat", "Timer"}
+"""Names that the compatibility modules have in common with the libraries that they replace."""
+COMPATIBILITY = {"elastic", "monitor", "one_logger", "training"}
+"""Compatibility modules; `training` has the spans and events that `one_logger` exports under the names of one-logger."""
+
+
+def test_a_class_name_means_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not (
+                node.name in OF_OTHERS and stage_of(path) in COMPATIBILITY
+            ):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

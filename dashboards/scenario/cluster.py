@@ -27,6 +27,7 @@ from typing_extensions import Self
 
 from dashboards.scenario import Timeline, machine
 from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
+from exporter.replay.machines import DIRECTORY_VARIABLE
 
 SCRAPE_SECONDS = 1.0
 RULES_SECONDS = 3.0
@@ -55,7 +56,7 @@ class Node:
     """A machine."""
 
     name: str  # instance label in Prometheus
-    replay: str | dict[str, Any]  # described machine with its GPUs: a packaged one, or a file
+    replay: str | dict[str, Any]  # its GPUs: a machine of the package, or a description
     ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank) of its processes
 
 
@@ -142,9 +143,9 @@ class Cluster:
                 (directory / name).chmod(0o700)
             replay = node.replay
             if isinstance(replay, dict):
-                path = directory / "machine.yaml"
-                path.write_text(json.dumps(replay), encoding="utf-8")  # which is YAML, without aliases
-                replay = str(path)
+                machine = json.dumps(replay)  # which is YAML, without aliases
+                (directory / "machine.yaml").write_text(machine, encoding="utf-8")
+                replay = "machine"
             configuration: dict[str, Any] = {
                 "feed": {"dir": str(directory / "feed")},
                 "collectors": {
@@ -174,7 +175,7 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env=self._environment,
+                env={**self._environment, DIRECTORY_VARIABLE: str(directory)},
             )
 
     def _start_rank(self, node: Node, run: str, rank: int, local: int, *, attempt: int) -> None:

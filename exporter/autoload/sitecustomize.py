@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class _Finder:
+class _BridgeFinder:
     """Import finder that calls `exporter_auto.start()` before the first import of a bridged library."""
 
     def __init__(self, libraries: set[str]) -> None:
@@ -46,5 +46,5 @@ def _load_own_sitecustomize() -> None:
 if os.environ.get("EXPORTER_AUTO") == "1":
     with suppress(Exception):
         # `import torch` itself calls an entry point.
-        sys.meta_path.insert(0, _Finder(set(__import__("exporter_auto").BRIDGES.values()) - {"torch"}))
+        sys.meta_path.insert(0, _BridgeFinder(set(__import__("exporter_auto").BRIDGES.values()) - {"torch"}))
 _load_own_sitecustomize()

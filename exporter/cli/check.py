@@ -26,7 +26,7 @@ import psutil
 from exporter import diagnoses
 from exporter.cli.check_server import ports, refused
 from exporter.cli.configuration import Configuration, resolve
-from exporter.cli.findings import Finding, Probe, fail, ok, warn
+from exporter.cli.findings import CheckFinding, Probe, fail, ok, warn
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, PROGRAM, Parser, add_flags, value_of
 from exporter.cli.silence import look, remedy
 from exporter.config.options import format_duration
@@ -57,13 +57,13 @@ SHOWN_ENDED = 3
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "gpfs", "ceph", "beegfs", "afs")
 
 
-def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+def python(path: str, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Check that an interpreter imports the package, as a job does: not from the current directory."""
     subject = f"python {path}"
     environment = {name: value for name, value in environ.items() if name != "PYTHONSTARTUP"}
     seen = look(path, first="/", environment=environment)
     if not seen.python:
-        yield Finding("FAIL", subject, seen.error, "set --check.python to a Python 3.10 or later")
+        yield CheckFinding("FAIL", subject, seen.error, "set --check.python to a Python 3.10 or later")
     elif seen.ours and not seen.error:
         yield ok(subject, f"{seen.python} imports exporter {seen.version} from {seen.path}")
     elif seen.path and not seen.ours:
@@ -74,20 +74,20 @@ def python(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield fail(subject, diagnoses.NOT_INSTALLED.describe(python=path, error=error, install=install))
 
 
-def feed_directory(configuration: Configuration) -> Iterator[Finding]:
+def feed_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that processes can write feed files."""
     path, subject = _feed(configuration), "feed directory"
     if not os.path.lexists(path):
         if os.access(path.parent, os.W_OK | os.X_OK):
-            yield Finding("warn", subject, f"{path} does not exist yet", "the first job creates it")
+            yield CheckFinding("warn", subject, f"{path} does not exist yet", "the first job creates it")
         else:
             found = f"{path} cannot be created: {path.parent} is not writable"
-            yield Finding("FAIL", subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
+            yield CheckFinding("FAIL", subject, found, "choose another with --feed.dir and EXPORTER_FEED_DIR")
         return
     try:
         check_directory(path)
     except FeedDirectoryError as error:
-        yield Finding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
+        yield CheckFinding("FAIL", subject, str(error).removesuffix(f"; {error.remedy}"), error.remedy)
         return
     free, filesystem, about = psutil.disk_usage(str(path)).free, _filesystem_of(path), path.stat()
     mode = f"{stat.S_IMODE(about.st_mode):04o}"
@@ -117,7 +117,7 @@ def _feed(configuration: Configuration) -> Path:
     return configuration.feed.dir or default_directory()
 
 
-def sidecar(configuration: Configuration) -> Iterator[Finding]:
+def sidecar(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that an exporter serves the feed directory."""
     owner = runs.owner(_feed(configuration))
     if owner is None:
@@ -129,7 +129,7 @@ def sidecar(configuration: Configuration) -> Iterator[Finding]:
     yield ok("sidecar", f"{where} serves the feed directory")
 
 
-def writers(configuration: Configuration) -> Iterator[Finding]:
+def writers(configuration: Configuration) -> Iterator[CheckFinding]:
     """List the processes that record, and the silent jobs of `run` with the reason."""
     feed, stale_seconds = _feed(configuration), configuration.feed.stale_after
     try:
@@ -149,15 +149,15 @@ def writers(configuration: Configuration) -> Iterator[Finding]:
             "check that the job's Python has training-exporter (--check.python=PATH), that the job has the same "
             "EXPORTER_FEED_DIR, and that it makes a Stat"
         )
-        yield Finding("warn", "writer", "no process has recorded anything here", remedy)
+        yield CheckFinding("warn", "writer", "no process has recorded anything here", remedy)
     recording = {entry.snapshot.process.run for entry in scan.entries}
     for job in runs.jobs(feed):
         if job.silence is not None and job.run not in recording:
             found = f'"{job.run}" records nothing: {job.silence.found}'
-            yield Finding("FAIL", "run", found, job.silence.remedy)
+            yield CheckFinding("FAIL", "run", found, job.silence.remedy)
 
 
-def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
+def _writer(entry: FeedEntry, stale_seconds: float) -> CheckFinding:
     process, recording, age = entry.snapshot.process, entry.snapshot.recording, entry.age_seconds
     rank = "no rank" if process.rank is None else f"rank {process.rank}"
     where = f"process {process.pid} on {process.node or 'an unknown node'}"
@@ -168,11 +168,11 @@ def _writer(entry: FeedEntry, stale_seconds: float) -> Finding:
         return ok("writer", f"{who}; {how}, {written}")
     if age > stale_seconds:
         remedy = "the process is alive but does not write: it is stopped or hung, or the directory is full"
-        return Finding("warn", "writer", f"{who}; {written}", remedy)
+        return CheckFinding("warn", "writer", f"{who}; {written}", remedy)
     return ok("writer", f"{who}; alive, {written}")
 
 
-def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[Finding]:
+def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[CheckFinding]:
     """Report processes that train as the same rank; a second look excludes a process that is being replaced."""
     firsts: dict[tuple[str, int | None], ProcessIdentity] = {}
     for process in sorted(living, key=lambda each: each.started):
@@ -181,15 +181,15 @@ def _rivals(living: Iterable[ProcessIdentity]) -> Iterator[Finding]:
             if first is not process:
                 found = f'process {process.pid} trains as rank {process.rank} of run "{process.run}"'
                 remedy = "give each process a rank (its launcher, RANK), or one of the jobs another run name"
-                yield Finding("warn", "writer", f"{found}, which process {first.pid} is already", remedy)
+                yield CheckFinding("warn", "writer", f"{found}, which process {first.pid} is already", remedy)
 
 
-def addresses(configuration: Configuration) -> Iterator[Finding]:
+def addresses(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check which program uses the exporter's addresses."""
     yield from ports(configuration, _feed(configuration))
 
 
-def state_directory(configuration: Configuration) -> Iterator[Finding]:
+def state_directory(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that totals can outlive restarts."""
     chosen, subject = configuration.state.dir, "state directory"
     path = chosen or _feed(configuration)
@@ -198,17 +198,17 @@ def state_directory(configuration: Configuration) -> Iterator[Finding]:
             yield ok(subject, f"{path} is writable")
         else:
             remedy = "totals would restart from 0: give the exporter's user write access"
-            yield Finding("FAIL", subject, f"{path} is not writable", remedy)
+            yield CheckFinding("FAIL", subject, f"{path} is not writable", remedy)
     elif chosen is not None:  # otherwise reported by the check of the feed directory
         if os.access(path.parent, os.W_OK | os.X_OK) and not path.exists():
             yield ok(subject, f"{path} does not exist yet; the exporter creates it")
         else:
-            yield Finding(
+            yield CheckFinding(
                 "FAIL", subject, f"{path} is not a directory", "create it, or choose another --state.dir"
             )
 
 
-def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
+def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     """Check that the CPU's energy counters are readable."""
     counters = sorted((root / "sys/class/powercap").glob("*rapl*/energy_uj"))
     unreadable = [path for path in counters if not os.access(path, os.R_OK)]
@@ -223,7 +223,7 @@ def rapl(_: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
         yield ok("rapl", "no energy counters on this machine; CPU energy is absent")
 
 
-def energy(configuration: Configuration) -> Iterator[Finding]:
+def energy(configuration: Configuration) -> Iterator[CheckFinding]:
     """Check that no other exporter counts the energy of this machine."""
     owner = runs.owner(_feed(configuration))
     if not configuration.energy.enabled or not BOOT_ID.exists():
@@ -237,7 +237,7 @@ def energy(configuration: Configuration) -> Iterator[Finding]:
         yield warn("energy", diagnoses.ENERGY_COUNTED_ELSEWHERE.describe(pid=pid or "of another container"))
 
 
-def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[Finding]:
+def nvidia(configuration: Configuration, root: Path = Path("/")) -> Iterator[CheckFinding]:
     """Compare the versions of NVIDIA's driver and library; no device is opened."""
     gpu, version = configuration.gpu, root / "proc/driver/nvidia/version"
     library = _library_version(root)
@@ -295,20 +295,22 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     return 1 if failed else 0
 
 
-def _consistent(findings: Iterable[Finding]) -> list[Finding]:
+def _consistent(findings: Iterable[CheckFinding]) -> list[CheckFinding]:
     """Return the findings without an "ok" on the driver's files if the running exporter cannot use the driver."""
     found = list(findings)
     broken = any(each.subject == "nvidia" and each.status == "FAIL" for each in found)
     return [each for each in found if not (broken and each.subject == "nvidia" and each.status == "ok")]
 
 
-def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Run the checks in the order of the data flow."""
     configurations: list[Configuration] = []
     yield from ask({"configuration": partial(_configuration, given, environ, configurations)})
     if (disabled := environ.get("EXPORTER_DISABLED", "")) not in ("", "0"):
         effect = "is set here" if disabled == "1" else "has no effect: only 1 disables the exporter"
-        yield Finding("warn", "environment", f"EXPORTER_DISABLED={disabled} {effect}", "unset it for the job")
+        yield CheckFinding(
+            "warn", "environment", f"EXPORTER_DISABLED={disabled} {effect}", "unset it for the job"
+        )
     probes: dict[str, Probe] = {}
     for path in dict.fromkeys(filter(None, (sys.executable, value_of(given, "--check.python")))):
         probes[f"python {path}"] = partial(python, path, environ)
@@ -319,7 +321,7 @@ def _examine(given: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[
 
 def _configuration(
     given: argparse.Namespace, environ: Mapping[str, str], made: list[Configuration]
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     """Check the configuration and append the result to `made`."""
     try:
         made.append(resolve(given, environ))
@@ -332,9 +334,9 @@ def _configuration(
     yield ok("configuration", f"valid; from {', '.join(sources) or 'the defaults alone'}")
 
 
-def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[Finding]:
+def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS) -> Iterator[CheckFinding]:
     """Run all checks concurrently and return the findings in order; a missed deadline is also a finding."""
-    answers: dict[str, queue.SimpleQueue[list[Finding]]] = {
+    answers: dict[str, queue.SimpleQueue[list[CheckFinding]]] = {
         subject: queue.SimpleQueue() for subject in probes
     }
     for subject, probe in probes.items():
@@ -346,14 +348,14 @@ def ask(probes: Mapping[str, Probe], deadline_seconds: float = DEADLINE_SECONDS)
             yield from found.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:  # noqa: PERF203  # each may be late
             remedy = "a file system or a server may hang: try this step by hand"
-            yield Finding("FAIL", subject, f"no answer within {deadline_seconds:g} s", remedy)
+            yield CheckFinding("FAIL", subject, f"no answer within {deadline_seconds:g} s", remedy)
 
 
-def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[Finding]]) -> None:
+def _answer(subject: str, probe: Probe, answer: queue.SimpleQueue[list[CheckFinding]]) -> None:
     try:
         found = list(probe())
     except OSError as error:
-        found = [Finding("FAIL", subject, str(error), "make it readable")]
+        found = [CheckFinding("FAIL", subject, str(error), "make it readable")]
     except Exception as error:  # noqa: BLE001  # one broken check must not hide the others
-        found = [Finding("FAIL", subject, f"the check itself failed: {error!r}", "please report this")]
+        found = [CheckFinding("FAIL", subject, f"the check itself failed: {error!r}", "please report this")]
     answer.put(found)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from exporter import diagnoses
 from exporter.cli.configuration import Configuration
-from exporter.cli.findings import Finding, fail, ok, warn
+from exporter.cli.findings import CheckFinding, fail, ok, warn
 from exporter.errors import ConfigurationError, ListenError
 from exporter.feed import runs
 from exporter.web.listen import bind, parse_address
@@ -35,7 +35,7 @@ class HttpAnswer:
     text: str
 
 
-def ports(configuration: Configuration, feed_directory: Path) -> Iterator[Finding]:
+def ports(configuration: Configuration, feed_directory: Path) -> Iterator[CheckFinding]:
     """Check the web configuration, and which program uses the exporter's addresses."""
     file, protection = configuration.web.config_file, Protection()
     if file is not None:
@@ -58,15 +58,15 @@ def ports(configuration: Configuration, feed_directory: Path) -> Iterator[Findin
             yield ok(f"address {address.text}", "free")
 
 
-def refused(subject: str, error: ConfigurationError) -> Iterator[Finding]:
+def refused(subject: str, error: ConfigurationError) -> Iterator[CheckFinding]:
     """Return the problems of a configuration that the exporter would refuse."""
     for problem in error.problems:
-        yield Finding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
+        yield CheckFinding("FAIL", subject, str(problem), "correct it: the exporter refuses to start")
 
 
 def _in_use(
     subject: str, base: str, refusal: str, protection: Protection, feed_directory: Path
-) -> Iterator[Finding]:
+) -> Iterator[CheckFinding]:
     try:
         health = _get(base, "/-/healthy")
         if health.status == 200 and health.text == "healthy":
@@ -79,10 +79,12 @@ def _in_use(
         yield ok(subject, f"a server with passwords answers at {base}, probably the exporter")
         return
     found = f"taken by another server, whose answer to /-/healthy is {health.status}"
-    yield Finding("FAIL", subject, found, "choose another address with --web.listen-address=HOST:PORT")
+    yield CheckFinding("FAIL", subject, found, "choose another address with --web.listen-address=HOST:PORT")
 
 
-def _no_answer(subject: str, base: str, refusal: str, error: Exception, protection: Protection) -> Finding:
+def _no_answer(
+    subject: str, base: str, refusal: str, error: Exception, protection: Protection
+) -> CheckFinding:
     tls = protection.config.tls_server_config
     is_tls_error = isinstance(error, ssl.SSLError) or isinstance(getattr(error, "reason", None), ssl.SSLError)
     if tls is not None and tls.verify_mode == ssl.CERT_REQUIRED and is_tls_error:
@@ -92,7 +94,7 @@ def _no_answer(subject: str, base: str, refusal: str, error: Exception, protecti
     return fail(subject, diagnoses.PORT_TAKEN.describe(refusal=found, port=port, choose=choose))
 
 
-def _exporter_answers(subject: str, base: str, feed_directory: Path) -> Iterator[Finding]:
+def _exporter_answers(subject: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
     ready = _get(base, "/-/ready")
     if ready.status == 200:
         yield ok(subject, f"an exporter answers at {base}")
@@ -103,7 +105,7 @@ def _exporter_answers(subject: str, base: str, feed_directory: Path) -> Iterator
         yield from own_metrics(page.text, base, feed_directory)
 
 
-def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[Finding]:
+def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFinding]:
     """Check the metrics of a running exporter about itself."""
     nvml_down, nvml_reason = False, ""
     for name, label_text, value in _SAMPLE.findall(page):

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from exporter.cli.flags import FEED_DIRECTORY_VARIABLE, FLAGS, value_of
-from exporter.cli.sections import Exposition, Feed, GpuSection, Hang, Log, State, Web
+from exporter.cli.sections import (
+    ExpositionSection,
+    FeedSection,
+    GpuSection,
+    HangSection,
+    LogSection,
+    StateSection,
+    WebSection,
+)
 from exporter.collectors.catalogue import Collectors
 from exporter.config.loader import load_file, parse
 from exporter.config.options import REQUIRED, UNCHANGED, Duration, Notation, Range, option, options_of
@@ -22,7 +30,7 @@ from exporter.ledger.energy.options import EnergyOptions
 from exporter.ledger.goodput.options import GoodputOptions
 from exporter.recording.definition import SHORTEST_WINDOW_SECONDS, check_buckets
 from exporter.recording.values import Aggregation
-from exporter.replay.machines import is_machine_file, load_machine
+from exporter.replay.machines import unknown_machine
 
 StatPattern = Annotated[
     str,
@@ -84,17 +92,17 @@ class Rule:
 class Configuration:
     """All settings; the defaults work without a file."""
 
-    web: Web = option(Web(), "The HTTP server.")
-    feed: Feed = option(Feed(), "Data from the training processes.")
-    state: State = option(State(), "State that outlives the exporter.")
-    log: Log = option(Log(), "Log lines on standard error.")
-    exposition: Exposition = option(Exposition(), "Limits of a scrape.")
+    web: WebSection = option(WebSection(), "The HTTP server.")
+    feed: FeedSection = option(FeedSection(), "Data from the training processes.")
+    state: StateSection = option(StateSection(), "State that outlives the exporter.")
+    log: LogSection = option(LogSection(), "Log lines on standard error.")
+    exposition: ExpositionSection = option(ExpositionSection(), "Limits of a scrape.")
     collectors: Collectors = option(Collectors(), "Collectors that run in the background.")
     gpu: GpuSection = option(GpuSection(), "Which GPUs to watch, and how closely.")
     energy: EnergyOptions = option(
         EnergyOptions(), "Energy of the runs, and what it costs: carbon, water and money."
     )
-    hang: Hang = option(Hang(), "Explanation of hanging runs.")
+    hang: HangSection = option(HangSection(), "Explanation of hanging runs.")
     goodput: GoodputOptions = option(GoodputOptions(), "How the time of a training is counted.")
     recording: tuple[Rule, ...] = option(
         (),
@@ -113,7 +121,7 @@ class Configuration:
 
 
 def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configuration:
-    """Put the configuration together; reads the file, and a machine to replay, each time. Raises ConfigurationError."""
+    """Put the configuration together; reads the file each time. Raises ConfigurationError."""
     problems: list[Problem] = []
     configuration = Configuration()
 
@@ -150,11 +158,9 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     if not problems:
         problems += [Problem("--web.listen-address", None, None, text) for _, text in made["web"].problems()]
     gpu = made["gpu"]
-    if gpu.enabled and gpu.replay is not None:
-        try:
-            load_machine(gpu.replay)
-        except ConfigurationError as error:
-            problems.extend(error.problems)
+    if gpu.replay is not None and gpu.replay != configuration.gpu.replay:
+        unknown = unknown_machine(gpu.replay)
+        problems += [Problem("--gpu.replay", None, None, unknown)] if unknown else []
     if problems:
         raise ConfigurationError(problems)
     return replace(configuration, **made)
@@ -166,9 +172,6 @@ def _relative_to(directory: Path, configuration: Configuration) -> Configuration
         section.name: _resolved(directory, getattr(configuration, section.name))
         for section in fields(configuration)
     }
-    gpu = changes["gpu"]
-    if gpu.replay is not None and is_machine_file(gpu.replay):
-        changes["gpu"] = replace(gpu, replay=str(directory / gpu.replay))
     return replace(configuration, **changes)
 
 

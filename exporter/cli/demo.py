@@ -22,7 +22,7 @@ from exporter.cli.flags import PROGRAM, REFUSED, Parser, add_flags, flags_of, mi
 from exporter.errors import FeedError
 from exporter.feed import runs
 from exporter.feed.directory import check_directory, own_uid
-from exporter.replay.machines import MACHINES
+from exporter.replay.machines import DIRECTORY_VARIABLE, MACHINES
 from exporter.web.listen import bind, parse_address, url
 from exporter.web.webconfig import load_web_config
 
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
             return REFUSED
         if own_machine:
             replay = REPLAYED
-            given["gpu.replay"] = str(_write_machine(Path(private)))
+            given["gpu.replay"] = _write_machine(Path(private))
+            os.environ[DIRECTORY_VARIABLE] = private  # of the sidecar
         if given["config.file"] is None:
             path = Path(private, "config.yaml")
             path.write_text(CONFIGURATION.format(directory=json.dumps(private)), encoding="utf-8")
@@ -108,16 +109,16 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     return end_as(wait_status)
 
 
-def _write_machine(directory: Path) -> Path:
-    """Write the description of a machine with one GPU for each rank, which the rank's process holds."""
+def _write_machine(directory: Path) -> str:
+    """Write and name the description of a machine with one GPU for each rank, which the rank's process holds."""
     described = (MACHINES / f"{REPLAYED}.yaml").read_text(encoding="utf-8").partition("\ngpus:")[0]
     cards = [
         {"model": REPLAYED, "processes": [{"pid_file": str(simulated_job.pid_file(directory, rank)), **USED}]}
         for rank in range(simulated_job.RANKS)
     ]
-    path = directory / "machine.yaml"
+    path = directory / "demo.yaml"
     path.write_text(f"{described}\ngpus: {json.dumps(cards)}\n", encoding="utf-8")
-    return path
+    return path.stem
 
 
 def _remove_old(path: Path) -> None:

@@ -12,7 +12,7 @@ Status = Literal["ok", "warn", "FAIL"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """Result of a check: "warn" may be intended, "FAIL" prevents metrics from being shown."""
 
     status: Status
@@ -21,19 +21,19 @@ class Finding:
     remedy: str = ""
 
 
-Probe = Callable[[], Iterable[Finding]]
+Probe = Callable[[], Iterable[CheckFinding]]
 
 
-def ok(subject: str, found: str) -> Finding:
+def ok(subject: str, found: str) -> CheckFinding:
     """Return a finding without a problem."""
-    return Finding("ok", subject, found)
+    return CheckFinding("ok", subject, found)
 
 
-def warn(subject: str, described: Described) -> Finding:
+def warn(subject: str, described: Described) -> CheckFinding:
     """Return a finding that may be intended."""
-    return Finding("warn", subject, described.found, described.remedy)
+    return CheckFinding("warn", subject, described.found, described.remedy)
 
 
-def fail(subject: str, described: Described) -> Finding:
+def fail(subject: str, described: Described) -> CheckFinding:
     """Return a finding that prevents metrics from being shown."""
-    return Finding("FAIL", subject, described.found, described.remedy)
+    return CheckFinding("FAIL", subject, described.found, described.remedy)

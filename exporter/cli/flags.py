@@ -29,7 +29,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "--web.enable-lifecycle": ("", "let POST /-/reload reload the configuration"),
     "--feed.dir": ("DIR", "shared with the jobs (default $EXPORTER_FEED_DIR or /dev/shm/exporter-UID)"),
     "--state.dir": ("DIR", "directory for totals that outlive restarts (default: the feed directory)"),
-    "--gpu.replay": ("NAME|FILE", "play a described machine (h100, t4, ...) instead of reading GPUs"),
+    "--gpu.replay": ("NAME", "play a described machine (h100, t4, ...) instead of reading GPUs"),
     "--log.level": ("LEVEL", "debug, info, warn or error (default info)"),
     "--log.format": ("FORMAT", "logfmt or json (default logfmt)"),
 }

@@ -38,7 +38,7 @@ _FROM = "http://127.0.0.1:20909/metrics"
 _FAILURES = (OSError, http.client.HTTPException)
 
 
-class Target(Protocol):
+class PushTarget(Protocol):
     """Destination of the page."""
 
     def put(self, page: bytes, exporter_start: float | None = None) -> None:
@@ -123,7 +123,7 @@ class Access:
 class Push:
     """Pushes the page of an address to a target."""
 
-    def __init__(self, source: str, target: Target, access: Access | None = None) -> None:
+    def __init__(self, source: str, target: PushTarget, access: Access | None = None) -> None:
         self._source = source
         self._access = access or Access()
         self._target = target
@@ -244,7 +244,7 @@ def _start_of(page: bytes) -> float | None:
     return None if found is None else float(found[1])
 
 
-def target_of(words: Sequence[str], source: str = _FROM) -> Target:
+def target_of(words: Sequence[str], source: str = _FROM) -> PushTarget:
     """Return the target of a command line; raises ConfigurationError."""
     text = words[-1]
     if len(words) == 2 and words[0] == "otlp" and _is_web(text):

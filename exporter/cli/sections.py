@@ -15,7 +15,7 @@ from exporter.cli.logs import Form, Level
 from exporter.collectors.gpu.options import GpuOptions
 from exporter.config.options import Duration, Notation, Range, format_duration, option
 from exporter.recording.stacks import Detail
-from exporter.replay.machines import is_machine_file, unknown_machine
+from exporter.replay.machines import unknown_machine
 from exporter.web.listen import ADDRESS, parse_address
 
 _ADDRESS = "an address such as :20909, 127.0.0.1:20909 or [::1]:20909 (port 0 for a free one)"
@@ -23,7 +23,7 @@ Address = Annotated[str, Notation(_ADDRESS, ADDRESS, lambda text: parse_address(
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
+class WebSection:
     """The HTTP server."""
 
     listen_address: tuple[Address, ...] = option(
@@ -51,7 +51,7 @@ class Web:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedSection:
     """Data from the training processes."""
 
     dir: Path | None = option(
@@ -76,7 +76,7 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateSection:
     """State that outlives the exporter."""
 
     dir: Path | None = option(
@@ -88,7 +88,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogSection:
     """Log lines on standard error."""
 
     level: Level = option("info", "Lowest level to log.")
@@ -96,7 +96,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Hang:
+class HangSection:
     """Explanation of hanging runs."""
 
     stacks: Literal["full", "location", "off"] = option(
@@ -113,7 +113,7 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class Exposition:
+class ExpositionSection:
     """Limits of a scrape."""
 
     max_series: Annotated[int, Range(100, 1_000_000)] = option(
@@ -152,7 +152,7 @@ class GpuSection(GpuOptions):
                 f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
             )
             yield "deadline", message
-        if self.replay is not None and not is_machine_file(self.replay):
+        if self.replay is not None:
             problem = unknown_machine(self.replay)
             if problem:
                 yield "replay", problem

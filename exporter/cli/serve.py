@@ -67,7 +67,7 @@ def serve(
     signals = Signals()
     logs = Logs(level=configuration.log.level, form=configuration.log.format)
     try:
-        sidecar = Sidecar(configuration, read=read, logs=logs)
+        sidecar = SidecarService(configuration, read=read, logs=logs)
         lingering = None
         if linger_seconds is not None:
             # Before the port is bound, which belongs to the other sidecar.
@@ -97,7 +97,7 @@ def serve(
         logs.finish()
 
 
-def _wait_for_end(sidecar: Sidecar, signals: Signals, lingering: Lingering | None) -> None:
+def _wait_for_end(sidecar: SidecarService, signals: Signals, lingering: Lingering | None) -> None:
     while True:
         number = signals.wait(None if lingering is None else lingering.wait_seconds())
         if number in ENDING:
@@ -112,7 +112,7 @@ def _wait_for_end(sidecar: Sidecar, signals: Signals, lingering: Lingering | Non
             return
 
 
-class Sidecar:
+class SidecarService:
     """The parts of the sidecar; `feed_passes` counts the published passes over the feed."""
 
     def __init__(

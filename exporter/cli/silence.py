@@ -65,7 +65,7 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
-class JobProcess:
+class LaunchedProcess:
     """A process of the job: command line, environment and working directory."""
 
     pid: int
@@ -136,14 +136,14 @@ def silence_of(pid: int, run: str, feed_directory: Path) -> Silence | None:
     return None
 
 
-def _tree(pid: int) -> list[JobProcess]:
+def _tree(pid: int) -> list[LaunchedProcess]:
     """Return a process and its descendants, parents first, without unreadable processes."""
-    found: list[JobProcess] = []
+    found: list[LaunchedProcess] = []
     with suppress(psutil.Error):
         top = psutil.Process(pid)
         for each in (top, *top.children(recursive=True)):
             with suppress(psutil.Error):
-                found.append(JobProcess(each.pid, each.cmdline(), each.environ(), each.cwd()))
+                found.append(LaunchedProcess(each.pid, each.cmdline(), each.environ(), each.cwd()))
     return found
 
 
@@ -151,7 +151,7 @@ def _silence(reason: str, described: Described) -> Silence:
     return Silence(reason, described.found, described.remedy)
 
 
-def _of_environment(process: JobProcess, python: str, feed_directory: Path) -> Silence | None:
+def _of_environment(process: LaunchedProcess, python: str, feed_directory: Path) -> Silence | None:
     given = process.environment
     if given.get("EXPORTER_DISABLED") == "1":
         return _silence("turned_off", diagnoses.DISABLED.describe(python=python))
@@ -184,7 +184,7 @@ def _may_write(directory: Path, pid: int) -> bool:
     return os.access(directory, os.W_OK | os.X_OK)
 
 
-def _of_interpreter(process: JobProcess, python: str) -> Silence:
+def _of_interpreter(process: LaunchedProcess, python: str) -> Silence:
     first, environment, directory = process.import_directory, process.environment, process.directory
     seen = look(python, first=first, environment=environment, directory=directory)
     if seen.ours and not seen.error:

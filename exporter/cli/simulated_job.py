@@ -53,7 +53,7 @@ def pid_file(directory: Path, rank: int) -> Path:
     return directory / f"pid-{rank}"
 
 
-class Rank:
+class SimulatedRank:
     """Training loop of a rank; `directory` has the checkpoint, a file with the number of steps done."""
 
     def __init__(self, given: SimpleNamespace) -> None:
@@ -271,7 +271,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit_in_order)
     configure(rank=given.rank)
-    Rank(given).run()
+    SimulatedRank(given).run()
     return 0
 
 

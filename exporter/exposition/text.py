@@ -84,7 +84,6 @@ class Written:
     dropped: Counter[Reason]  # series left out
     metric: Metric
     samples: Sequence[Sample]  # samples in the text
-    lines: Mapping[str, str]  # of each series, in the order of the samples
 
     def body(self, form: Format) -> bytes:
         """Return the family in a format."""
@@ -115,7 +114,6 @@ def write(metric: Metric, before: Written | None = None) -> Written:
             Counter(),
             metric,
             metric.samples,
-            same,
         )
     if kind is None or not _METRIC_NAME.fullmatch(name) or not isinstance(metric.documentation, str):
         raise RefusedError("name")
@@ -165,7 +163,7 @@ def write(metric: Metric, before: Written | None = None) -> Written:
             raise RefusedError(next(iter(bad.values())))
     names = frozenset({name, *expected, *([f"{name}_created"] if kind.least == 0.0 else [])})
     texts = _texts(metric, kind, lines, kept)
-    return Written(texts, len(lines), names, dropped, metric, kept, lines)
+    return Written(texts, len(lines), names, dropped, metric, kept)
 
 
 def _same_series(metric: Metric, kind: TypeRules, before: Written) -> Mapping[str, str] | None:
@@ -173,13 +171,15 @@ def _same_series(metric: Metric, kind: TypeRules, before: Written) -> Mapping[st
     known = before.metric
     if metric.type not in ("counter", "gauge") or (known.type, known.name) != (metric.type, metric.name):
         return None
-    if before.dropped or not len(before.lines) == len(before.samples) == len(metric.samples):
+    if before.dropped or len(before.samples) != len(metric.samples):
         return None
     lines = {}
-    for series, old, new in zip(before.lines, before.samples, metric.samples, strict=True):
+    known_lines = before.text[Format.TEXT].split("\n")[2:-1]  # after the two lines of metadata
+    for line, old, new in zip(known_lines, before.samples, metric.samples, strict=True):
         value = new.value if type(new.value) is float else _number(new.value)
         if new.labels is not old.labels or new.name != old.name or not kind.least <= value <= kind.most:
             return None
+        series = line.rpartition(" ")[0]
         lines[series] = f"{series} {_text_of(value)}\n"
     return lines
 

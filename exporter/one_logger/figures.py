@@ -58,7 +58,7 @@ class StepFacts:
 
 
 @value_class
-class Snapshot(Value):
+class SavedTraining(Value):
     """Training that a save preserves."""
 
     iterations: int
@@ -179,10 +179,10 @@ class LoopFigures:
         interval, self._tested_at = self.completed - self._tested_at, self.completed
         return TestingMetricsUpdateAttributes.create(max(0, self.completed - 1), interval)
 
-    def snapshot(self, iterations: int) -> Snapshot:
+    def snapshot(self, iterations: int) -> SavedTraining:
         """Return the training that a save preserves which starts now."""
         flops = (self._flops_overall or 0) if self.facts.has_throughput else self._flops_overall
-        return Snapshot(
+        return SavedTraining(
             iterations=iterations,
             samples=self.samples_start + self._samples,
             train_seconds=self._iterations.total_value or 0.0,
@@ -192,7 +192,7 @@ class LoopFigures:
 
 
 @value_class
-class Save(Value):
+class CheckpointFigures(Value):
     """Save of a step.
 
     Attributes:
@@ -202,7 +202,7 @@ class Save(Value):
 
     step: int
     strategy: CheckPointStrategy
-    snapshot: Snapshot
+    snapshot: SavedTraining
     number: int
     attempt: int
 
@@ -215,28 +215,32 @@ class SaveFigures:
     """Figures of the saves of one job."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, Save] = {}
+        self._pending: dict[int, CheckpointFigures] = {}
         self._attempts = dict.fromkeys(CheckPointStrategy, 0)
         self._blocked = {strategy: MetricSummarizer[float]() for strategy in CheckPointStrategy}
         self._successes = 0
         self._first_success: float | None = None
-        self._furthest: Save | None = None
+        self._furthest: CheckpointFigures | None = None
 
     def loop_began(self) -> None:
         """Forget the saves of earlier loops."""
         self._furthest = None
 
-    def begin(self, step: int, strategy: CheckPointStrategy, snapshot: Snapshot) -> Save:
+    def begin(self, step: int, strategy: CheckPointStrategy, snapshot: SavedTraining) -> CheckpointFigures:
         """Count a save that begins, and return it."""
         self._attempts[strategy] += 1
-        save = Save(step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy])
+        save = CheckpointFigures(
+            step, strategy, snapshot, sum(self._attempts.values()), self._attempts[strategy]
+        )
         self._pending.pop(step, None)
         self._pending[step] = save
         if len(self._pending) > MOST_PENDING_SAVES:
             del self._pending[next(iter(self._pending))]
         return save
 
-    def end(self, save: Save, seconds: float, *, failed: bool) -> SyncCheckpointMetricsUpdateAttributes:
+    def end(
+        self, save: CheckpointFigures, seconds: float, *, failed: bool
+    ) -> SyncCheckpointMetricsUpdateAttributes:
         """Return the durations of the saves of a strategy; the save can no longer succeed if it is synchronous or failed."""
         if failed or save.strategy is CheckPointStrategy.SYNC:
             self.drop(save)
@@ -248,17 +252,17 @@ class SaveFigures:
             save_checkpoint_sync_time_max_sec=blocked.max_value or 0.0,
         )
 
-    def drop(self, save: Save) -> None:
+    def drop(self, save: CheckpointFigures) -> None:
         """Forget a save that can no longer succeed."""
         if self._pending.get(save.step) is save:
             del self._pending[save.step]
 
-    def pending(self, step: object) -> Save | None:
+    def pending(self, step: object) -> CheckpointFigures | None:
         """Return the save of a step that can still succeed."""
         return self._pending.get(step) if isinstance(step, int) else None
 
     def succeed(
-        self, save: Save, wall: float, loop_began: float | None
+        self, save: CheckpointFigures, wall: float, loop_began: float | None
     ) -> SaveCheckpointSuccessEventAttributes:
         """Return the training preserved by all checkpoints, once a save has succeeded at a Unix time."""
         self.drop(save)
@@ -282,5 +286,5 @@ class SaveFigures:
         )
 
 
-def _progress(save: Save) -> tuple[int, int]:
+def _progress(save: CheckpointFigures) -> tuple[int, int]:
     return save.snapshot.iterations, save.number

@@ -16,7 +16,7 @@ from exporter.errors import OneLoggerError
 from exporter.one_logger.config import OneLoggerConfig, TrainingTelemetryConfig
 from exporter.one_logger.configuration_events import initialization_attributes, training_attributes
 from exporter.one_logger.delivery import Delivery
-from exporter.one_logger.figures import LoopFigures, Save, SaveFigures
+from exporter.one_logger.figures import CheckpointFigures, LoopFigures, SaveFigures
 from exporter.one_logger.job_facts import JobFacts
 from exporter.one_logger.names import CheckPointStrategy, StandardTrainingJobEventName
 from exporter.one_logger.span_export import RECORDER_VALUE, SpanExport
@@ -37,7 +37,7 @@ EventName = StandardTrainingJobEventName
 class BlockState:
     """State of a block whose start reached this observer; `save` is set for the block of a save."""
 
-    save: Save | None = None
+    save: CheckpointFigures | None = None
 
 
 class OneLoggerObserver:
@@ -196,7 +196,7 @@ class OneLoggerObserver:
             return given
         return None if self.training is None else self.training.present(f"{name}_or_fn")
 
-    def _begin_save(self, block: ObservedBlock) -> Save:
+    def _begin_save(self, block: ObservedBlock) -> CheckpointFigures:
         training, step = self.training, block.values.get("global_step")
         strategy = CheckPointStrategy.SYNC if training is None else training.save_checkpoint_strategy
         number = step if isinstance(step, int) else self._figures.completed
@@ -260,7 +260,9 @@ class OneLoggerObserver:
         block.span.keep(error)
         self.spans.error(block.span, error)
 
-    def _end_save(self, block: ObservedBlock, save: Save, at: TracingTimestamp, *, failed: bool) -> None:
+    def _end_save(
+        self, block: ObservedBlock, save: CheckpointFigures, at: TracingTimestamp, *, failed: bool
+    ) -> None:
         if block.entered and not failed and save.strategy is CheckPointStrategy.SYNC:
             if self._saves.pending(save.step) is save:
                 self._export_success(block, save, at)
@@ -287,7 +289,7 @@ class OneLoggerObserver:
             else:
                 self._export_success(holder, save, at)
 
-    def _export_success(self, holder: ObservedBlock, save: Save, at: TracingTimestamp) -> None:
+    def _export_success(self, holder: ObservedBlock, save: CheckpointFigures, at: TracingTimestamp) -> None:
         attributes = self._saves.succeed(save, at.seconds_since_epoch, self._figures.began)
         self._export_event(holder, EventName.SAVE_CHECKPOINT_SUCCESS, attributes, at)
 
@@ -372,5 +374,5 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_block_of(save: Save) -> Callable[[ObservedBlock], bool]:
+def _is_block_of(save: CheckpointFigures) -> Callable[[ObservedBlock], bool]:
     return lambda block: isinstance(block.data, BlockState) and block.data.save is save

@@ -36,8 +36,8 @@ Pair = tuple[str, str]
 
 
 @value_class
-class Rule(Value):
-    """Rule for the events whose types match a shell pattern; see `KindTable.limit`."""
+class EventRule(Value):
+    """EventRule for the events whose types match a shell pattern; see `KindTable.limit`."""
 
     match: str = "*"
     enabled: bool = True
@@ -86,9 +86,9 @@ class Kind:
         except (OverflowError, ValueError, OSError):
             return None  # a year outside the range of Unix time
 
-    def obey(self, rules: Iterable[Rule], *, recording: bool) -> None:
+    def obey(self, rules: Iterable[EventRule], *, recording: bool) -> None:
         """Apply the last rule that matches."""
-        rule = Rule()
+        rule = EventRule()
         for each in rules:
             rule = each if fnmatchcase(self.type, each.match) else rule
         self.enabled = recording and rule.enabled and LEVELS[self.severity] >= LEVELS[rule.severity]
@@ -134,7 +134,7 @@ class KindTable:
         self._lock = threading.RLock()  # a signal handler may log while its thread creates a kind
         self._wake = wake  # called on the first event or handler
         self._kinds: dict[Pair, Kind] = {}  # never removed: compatibility modules keep references
-        self._rules: dict[str, Rule] = {}
+        self._rules: dict[str, EventRule] = {}
         self.recording = True  # False with `EXPORTER_DISABLED=1`
         self._begin_counts()
 
@@ -205,10 +205,10 @@ class KindTable:
             raise ValueError(f"sample must be a share from 0 to 1, not {sample!r}")
         if per_second is not None and not 0.0 <= per_second < inf:
             raise ValueError(f"per_second must be None or a finite number of at least 0, not {per_second!r}")
-        rule = Rule(match, enabled, check_severity(severity), sample, per_second)
+        rule = EventRule(match, enabled, check_severity(severity), sample, per_second)
         with self._lock:
             self._rules.pop(match, None)
-            if rule != Rule(match):
+            if rule != EventRule(match):
                 self._rules[match] = rule
             for kind in list(self._kinds.values()):
                 kind.obey(list(self._rules.values()), recording=self.recording)

@@ -143,7 +143,7 @@ def fields_of_driver(driver: str) -> dict[int, str]:
     return {**FIELDS, **first, **second}
 
 
-class RefusedError(Exception):
+class ReplayedError(Exception):
     """NVML error by name, raised by a replayed function."""
 
 
@@ -161,10 +161,10 @@ class Asked:
         return self.gpu.readings.at(name, self.moment)
 
     def reading(self, name: str) -> float:
-        """Return the current value of a reading; raises RefusedError if the GPU does not support the reading."""
+        """Return the current value of a reading; raises ReplayedError if the GPU does not support the reading."""
         value = self.maybe(name)
         if value is None:
-            raise RefusedError("not_supported")
+            raise ReplayedError("not_supported")
         return value
 
 
@@ -189,9 +189,9 @@ def put(reference: Any, value: float) -> None:
 
 
 def check_version(structure: Any, version: int) -> None:
-    """Raise RefusedError if a structure has a different version."""
+    """Raise ReplayedError if a structure has a different version."""
     if structure.version != version:
-        raise RefusedError("argument_version_mismatch")
+        raise ReplayedError("argument_version_mismatch")
 
 
 def _one_number(reading: str) -> Call:
@@ -201,7 +201,7 @@ def _one_number(reading: str) -> Call:
 def _by_number(readings: tuple[str, ...]) -> Call:
     def call(asked: Asked, which: Any, result: Any) -> None:
         if not 0 <= number(which) < len(readings) or not readings[number(which)]:
-            raise RefusedError("not_supported")
+            raise ReplayedError("not_supported")
         put(result, asked.reading(readings[number(which)]))
 
     return call
@@ -221,10 +221,10 @@ def _text(key: str) -> Call:
     def call(asked: Asked, buffer: Any, length: Any) -> None:
         value: str | None = asked.gpu.description[key]
         if value is None:
-            raise RefusedError("not_supported")
+            raise ReplayedError("not_supported")
         encoded = value.encode("latin-1", "replace")
         if len(encoded) >= number(length):
-            raise RefusedError("insufficient_size")
+            raise ReplayedError("insufficient_size")
         buffer.value = encoded
 
     return call
@@ -271,7 +271,7 @@ def _pci_info(asked: Asked, result: Any) -> None:
 def _nvlink_state(asked: Asked, link: Any, result: Any) -> None:
     links = asked.maybe("nvlinks") or 0
     if not 0 <= number(link) < links:
-        raise RefusedError("invalid_argument" if links else "not_supported")
+        raise ReplayedError("invalid_argument" if links else "not_supported")
     active = asked.maybe("nvlinks_active")
     put(result, int(number(link) < (links if active is None else active)))
 
@@ -280,7 +280,7 @@ def _memory_errors(asked: Asked, *arguments: Any) -> None:
     *which, result = arguments
     kind, counter, location = map(number, which)
     if (kind, counter, location) not in MEMORY_ERRORS:
-        raise RefusedError("not_supported")
+        raise ReplayedError("not_supported")
     put(result, asked.reading(MEMORY_ERRORS[kind, counter, location]))
 
 
@@ -325,7 +325,7 @@ def _processes(asked: Asked, count: Any, array: Any) -> None:
     space = behind(count).value
     put(count, len(running))
     if running and (array is None or space < len(running)):
-        raise RefusedError("insufficient_size")
+        raise ReplayedError("insufficient_size")
     for place, process in enumerate(running):
         used = process["memory"]
         array[place].pid = process["pid"]
@@ -339,11 +339,11 @@ def _process_utilization(asked: Asked, array: Any, count: Any, since: Any) -> No
     running = [process for process in asked.gpu.processes(asked.moment) if process["sm"] is not None]
     found = [(time, process) for time in times for process in running]
     if not found:
-        raise RefusedError("not_found")
+        raise ReplayedError("not_found")
     space = behind(count).value
     put(count, len(found))
     if array is None or space < len(found):
-        raise RefusedError("insufficient_size")
+        raise ReplayedError("insufficient_size")
     for place, (time, process) in enumerate(found):
         level = asked.gpu.readings.load.at(asked.moment - (asked.wall - time / 1e6))
         array[place].pid = process["pid"]
@@ -355,11 +355,11 @@ def _samples(asked: Asked, kind: Any, since: Any, value_type: Any, count: Any, a
     """Fill the driver's samples; a first call without an array returns their number."""
     reading, seconds, length = SAMPLES.get(number(kind), ("", 1.0, 0))
     if not reading or not asked.maybe("sample_buffers"):
-        raise RefusedError("not_supported")
+        raise ReplayedError("not_supported")
     asked.reading(reading)
     times = _times(asked.wall, number(since), seconds, length)
     if not times:
-        raise RefusedError("not_found")
+        raise ReplayedError("not_found")
     put(value_type, 1)  # unsigned int
     if array is not None:
         times = times[: len(array)]

@@ -16,7 +16,7 @@ from exporter.collectors.gpu.nvml.device import ARCHITECTURES
 from exporter.collectors.gpu.nvml.library import CODES
 from exporter.collectors.gpu.options import MOST_GPUS
 from exporter.config.expectation import suggest
-from exporter.config.options import UNCHANGED, Duration, Notation, Range, Ratio
+from exporter.config.options import Duration, Notation, Range, Ratio
 from exporter.replay.calls import READINGS
 from exporter.replay.library import COST_KEYS, SYMBOLS
 from exporter.replay.machine import EVERY_CALL
@@ -46,13 +46,6 @@ Number = int | float | Signal | Literal["nan", "infinity"] | None
 Numbers = Mapping[str, Number]
 Version = Annotated[str, Notation('a version such as "580.95"', r"^[0-9]+\.[0-9]+(\..*)?$")]
 
-Readings: Any = dataclasses.make_dataclass(
-    "Readings", [(name, Number, field(default=UNCHANGED)) for name in READINGS], frozen=True, slots=True
-)
-"""Readings by name; UNCHANGED if not mentioned, null if not supported."""
-
-_NONE = Readings()
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -81,7 +74,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class GpuProcess:
     """Process that holds the GPU, with its id or with a file that has the id."""
 
     pid: Annotated[int, Range(1, 0xFFFFFFFF)] | None = None
@@ -106,14 +99,15 @@ class Model:
     vbios: str | None = None
     board: str | None = None
     load: Load = Load()
-    values: Readings = _NONE
+    values: Numbers = field(default_factory=dict)
     fields: Numbers = field(default_factory=dict)
     gpm: Numbers = field(default_factory=dict)
     mig: tuple[Instance, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
 
     def problems(self) -> Problems:
-        """Yield invalid ids."""
+        """Yield unknown readings and invalid ids."""
+        yield from _unknown_readings("values", self.values)
         yield from _number_keys(self)
 
 
@@ -124,8 +118,12 @@ class GpuGroup:
     model: str
     count: Annotated[int, Range(1, MOST_GPUS)] = 1
     uuid: str | None = None
-    values: Readings = _NONE
-    processes: tuple[Process, ...] | None = None
+    values: Numbers = field(default_factory=dict)
+    processes: tuple[GpuProcess, ...] | None = None
+
+    def problems(self) -> Problems:
+        """Yield unknown readings."""
+        yield from _unknown_readings("values", self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +139,11 @@ class TimelineEntry:
     hang: tuple[str, ...] = ()
     delay: Mapping[str, Duration] = field(default_factory=dict)
     crash: tuple[str, ...] = ()
-    set: Readings = _NONE
+    set: Numbers = field(default_factory=dict)
     fields: Numbers = field(default_factory=dict)
     gpm: Numbers = field(default_factory=dict)
     mig: tuple[Instance, ...] | None = None
-    processes: tuple[Process, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     xid: tuple[Annotated[int, Range(0, 100_000)], ...] = ()
     driver: Version | None = None
 
@@ -161,6 +159,7 @@ class TimelineEntry:
             if error.lower() not in CODES and error.lower() != "success":
                 known = [known.upper() for known in (*CODES, "success")]
                 yield "errors", f'{symbol}: no error "{error}", {suggest(error.upper(), known)}'
+        yield from _unknown_readings("set", self.set)
         yield from _number_keys(self)
 
 
@@ -202,7 +201,7 @@ class MachineDescription:
 
     def plain(self) -> dict[str, Any]:
         """Return the description for the NVML child, in JSON types only."""
-        plain = _plain(self)
+        plain = dataclasses.asdict(self)
         plain["gpus"] = []
         for group in self.gpus:
             for _ in range(group.count):
@@ -212,7 +211,7 @@ class MachineDescription:
 
 
 def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
-    plain, own = _plain(model), _plain(group)
+    plain, own = dataclasses.asdict(model), dataclasses.asdict(group)
     numbers = {name: number for number, name in ARCHITECTURES.items()}
     plain["values"].update(own["values"], architecture=numbers[plain.pop("architecture")])
     plain["uuid"] = group.uuid or f"GPU-00000000-0000-0000-0000-{index:012x}"
@@ -224,12 +223,10 @@ def _plain_gpu(model: Model, group: GpuGroup, index: int) -> dict[str, Any]:
     return plain
 
 
-def _plain(described: Any) -> dict[str, Any]:
-    """Return a dataclass as a dictionary, without UNCHANGED values."""
-    return dataclasses.asdict(
-        described,
-        dict_factory=lambda pairs: {name: inner for name, inner in pairs if inner is not UNCHANGED},
-    )
+def _unknown_readings(key: str, readings: Numbers) -> Problems:
+    for name in readings:
+        if name not in READINGS:
+            yield key, f'no reading "{name}", {suggest(name, READINGS)}'
 
 
 def _number_keys(described: Model | TimelineEntry) -> Problems:

@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import XID
 from exporter.collectors.gpu.nvml.gpm import LEAST_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
-from exporter.replay.calls import CALLS, SAMPLES, Asked, RefusedError, behind, check_version, number, put
+from exporter.replay.calls import CALLS, SAMPLES, Asked, ReplayedError, behind, check_version, number, put
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
 
 _GPU_BASE = 0x1000
@@ -114,7 +114,7 @@ class ReplayLibrary:
             try:
                 self._answer(symbol, arguments)
                 code = SUCCESS
-            except RefusedError as refused:
+            except ReplayedError as refused:
                 code = CODES.get(str(refused), SUCCESS)
             if self._costs and symbol != "nvmlEventSetWait_v2":
                 self._clock.work(self._cost(symbol, arguments) / 1000, began)
@@ -139,7 +139,7 @@ class ReplayLibrary:
 
     def _answer(self, symbol: str, arguments: tuple[Any, ...]) -> None:
         if not self._description["library"]:
-            raise RefusedError("library_not_found")
+            raise ReplayedError("library_not_found")
         gpu, instance = None, None
         index = None
         if symbol not in _OF_LIBRARY:
@@ -152,9 +152,9 @@ class ReplayLibrary:
         self._suffer(symbol, index)
         if symbol != "nvmlInitWithFlags":
             if self._initialised_at is None:
-                raise RefusedError("uninitialized")
+                raise ReplayedError("uninitialized")
             if self._machine.driver(self._moment) != self._machine.driver(self._initialised_at):
-                raise RefusedError("lib_rm_version_mismatch")
+                raise ReplayedError("lib_rm_version_mismatch")
         if gpu is None:
             getattr(self, f"_{_OF_LIBRARY[symbol]}")(*arguments)
             return
@@ -182,7 +182,7 @@ class ReplayLibrary:
             if error is None and index is not None:
                 error = fault.errors.get(EVERY_CALL, "gpu_is_lost" if entry["removed"] else None)
             if error is not None:
-                raise RefusedError(error)
+                raise ReplayedError(error)
 
     # Handles are addresses that encode the GPU or MIG instance; pynvml does not dereference a handle.
 
@@ -193,7 +193,7 @@ class ReplayLibrary:
         index, place = divmod(address - _INSTANCE_BASE, _INSTANCES_PER_GPU)
         if 0 <= index < len(gpus) and place < len(gpus[index].all_instances):
             return gpus[index], gpus[index].all_instances[place]
-        raise RefusedError("invalid_argument")
+        raise ReplayedError("invalid_argument")
 
     def _new_address(self, result: Any) -> int:
         self._next_address += 1
@@ -221,7 +221,7 @@ class ReplayLibrary:
     def _handle(self, place: Any, result: Any) -> None:
         present = self._machine.present(self._moment)
         if not 0 <= number(place) < len(present):
-            raise RefusedError("invalid_argument")
+            raise ReplayedError("invalid_argument")
         _point(result, _GPU_BASE + present[number(place)].index)
 
     # Instances of a divided GPU.
@@ -233,14 +233,14 @@ class ReplayLibrary:
     def _instance_handle(self, asked: Asked, place: Any, result: Any) -> None:
         there = asked.gpu.instances(asked.moment)
         if not 0 <= number(place) < len(there):
-            raise RefusedError("not_found")
+            raise ReplayedError("not_found")
         which = asked.gpu.all_instances.index(there[number(place)])
         _point(result, _INSTANCE_BASE + asked.gpu.index * _INSTANCES_PER_GPU + which)
 
     def _on_instance(self, symbol: str, instance: dict[str, Any], asked: Asked, result: Any) -> None:
         gpu, numbers = asked.gpu, {"nvmlDeviceGetGpuInstanceId": "gi", "nvmlDeviceGetComputeInstanceId": "ci"}
         if instance not in gpu.instances(asked.moment):
-            raise RefusedError("invalid_argument")  # the instance was destroyed
+            raise ReplayedError("invalid_argument")  # the instance was destroyed
         if symbol in numbers:
             put(result, instance[numbers[symbol]])
         elif symbol == "nvmlDeviceGetUUID":
@@ -257,10 +257,10 @@ class ReplayLibrary:
             info.used = int(info.total * min(0.9, 0.1 + 0.6 * gpu.readings.load.at(asked.moment)))
             info.free = info.total - info.used
         else:
-            raise RefusedError("not_supported")
+            raise ReplayedError("not_supported")
 
     def _of_instances(self, _asked: Asked, _result: Any) -> None:
-        raise RefusedError("invalid_argument")  # of a whole GPU
+        raise ReplayedError("invalid_argument")  # of a whole GPU
 
     # Events.
 
@@ -269,7 +269,7 @@ class ReplayLibrary:
 
     def _register(self, asked: Asked, mask: Any, event_set: Any) -> None:
         if number(mask) & ~int(asked.reading("event_types")):
-            raise RefusedError("not_supported")
+            raise ReplayedError("not_supported")
         self._events.register(asked.gpu, asked.moment, event_set=_address(event_set))
 
     def _wait(self, event_set: Any, result: Any, milliseconds: Any) -> None:
@@ -283,9 +283,9 @@ class ReplayLibrary:
                 event.eventType, event.eventData = XID, happened[1]
                 return
             if self._events.broken_since(address, self._moment) is not None:
-                raise RefusedError("gpu_is_lost")
+                raise ReplayedError("gpu_is_lost")
             if time.monotonic() >= end:
-                raise RefusedError("timeout")
+                raise ReplayedError("timeout")
             time.sleep(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
 
     # Performance counters.
@@ -300,12 +300,12 @@ class ReplayLibrary:
 
     def _gpm_sample(self, asked: Asked, sample: Any) -> None:
         if not asked.gpu.description["gpm"] or asked.maybe("mig_mode"):
-            raise RefusedError("not_supported")
+            raise ReplayedError("not_supported")
         self._samples[_address(sample)] = (asked.moment, asked.gpu, None)
 
     def _gpm_sample_instance(self, asked: Asked, instance: Any, sample: Any) -> None:
         if not any(each["gi"] == number(instance) for each in asked.gpu.instances(asked.moment)):
-            raise RefusedError("not_found")
+            raise ReplayedError("not_found")
         self._samples[_address(sample)] = (asked.moment, asked.gpu, number(instance))
 
     def _gpm_metrics(self, request: Any) -> None:
@@ -313,12 +313,12 @@ class ReplayLibrary:
         check_version(metrics, 1)
         earlier, later = (self._samples.get(_address(each)) for each in (metrics.sample1, metrics.sample2))
         if earlier is None or later is None or earlier[1:] != later[1:]:
-            raise RefusedError("invalid_argument")
+            raise ReplayedError("invalid_argument")
         begin, end, gpu = earlier[0], later[0], earlier[1]
         asked = [metrics.metrics[place] for place in range(metrics.numMetrics)]
         newest = self._description["newest_metric"]
         if newest is not None and any(each.metricId > newest for each in asked):
-            raise RefusedError("invalid_argument")
+            raise ReplayedError("invalid_argument")
         for metric in asked:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
             metric.nvmlReturn = SUCCESS if value is not None else CODES["not_supported"]

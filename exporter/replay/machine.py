@@ -20,7 +20,7 @@ _SHIFT_SECONDS = 1.7
 _WORDS = {"nan": nan, "infinity": inf}
 
 
-class Load:
+class LoadCurve:
     """Load of a GPU, from 0 to 1: repeated steps, each with a ripple, `shift` seconds ahead."""
 
     def __init__(self, description: dict[str, Any], *, shift: float) -> None:
@@ -61,10 +61,10 @@ class Load:
         return float(min(self._ripple, level, 1 - level))
 
 
-class Readings:
+class ReadingCurves:
     """Readings of a GPU over time: None (not supported), a number, a word, or a signal."""
 
-    def __init__(self, description: Mapping[str, Any], load: Load) -> None:
+    def __init__(self, description: Mapping[str, Any], load: LoadCurve) -> None:
         self.load = load
         # (start, end, value) by name; of the changes in effect the latest start wins.
         self._changes = {name: [(-inf, inf, value)] for name, value in description.items()}
@@ -128,9 +128,9 @@ class ReplayedGpu:
     def __init__(self, index: int, description: dict[str, Any], faults: list[Fault]) -> None:
         self.index = index  # index with all GPUs present
         self.description = description  # of the model, with the GPU's uuid
-        load = Load(description["load"], shift=index * _SHIFT_SECONDS)
+        load = LoadCurve(description["load"], shift=index * _SHIFT_SECONDS)
         # NVML's values by name; field values are `field.<id>`, GPM metrics `gpm.<id>`.
-        self.readings = Readings(dict(named(description["values"], description)), load)
+        self.readings = ReadingCurves(dict(named(description["values"], description)), load)
         self.faults = [fault for fault in faults if fault.is_of(index)]
         # All compute instances of the whole timeline.
         self.all_instances: list[dict[str, Any]] = list(description["mig"])

@@ -1,10 +1,11 @@
-"""Lookup of machine descriptions: those of the package, and files of the user.
+"""Lookup of the described machines of the package.
 
 Used in the sidecar, when the configuration is read and when a replay starts.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,43 +17,37 @@ if TYPE_CHECKING:
     from exporter.replay.description import MachineDescription
 
 MACHINES = Path(__file__).parent / "described"
-"""Where the machines of the package are."""
+"""Descriptions of the package."""
+DIRECTORY_VARIABLE = "EXPORTER_REPLAY_DIRECTORY"
+"""Environment variable with a directory of further descriptions: of the demo, a test or the dashboards' scenario."""
 
 
 def machine_names() -> tuple[str, ...]:
-    """Return the names of the machines in the package."""
-    return tuple(sorted(path.stem for path in MACHINES.glob("*.yaml")))
+    """Return the names of the machines."""
+    return tuple(sorted(_files()))
 
 
-def load_machine(name_or_file: str) -> MachineDescription:
-    """Load a machine by name or by file; a name with a slash or the suffix .yaml or .yml is a file.
-
-    Raises:
-        ConfigurationError: The machine does not exist, or the description has mistakes.
-    """
+def load_machine(name: str) -> MachineDescription:
+    """Load a machine by name; raises ConfigurationError if the machine does not exist or the description has mistakes."""
     from exporter.replay.description import MachineDescription  # noqa: PLC0415 - 3 MiB that only a replay needs
 
-    if is_machine_file(name_or_file):
-        return load_file(name_or_file, MachineDescription)
-    problem = unknown_machine(name_or_file)
+    problem = unknown_machine(name)
     if problem:
         raise ConfigurationError([Problem("--gpu.replay", None, None, problem)])
-    return load_file(MACHINES / f"{name_or_file}.yaml", MachineDescription)
+    return load_file(_files()[name], MachineDescription)
 
 
-def collector_arguments(name_or_file: str) -> dict[str, Any]:
+def collector_arguments(name: str) -> dict[str, Any]:
     """Return the arguments with which a GPU collector replays a machine; raises as `load_machine`."""
-    return {"replay": load_machine(name_or_file).plain(), "command": command_of("exporter.replay.library")}
+    return {"replay": load_machine(name).plain(), "command": command_of("exporter.replay.library")}
 
 
-def is_machine_file(name_or_file: str) -> bool:
-    """Return True if the name is the path of a file."""
-    return "/" in name_or_file or name_or_file.endswith((".yaml", ".yml"))
+def _files() -> dict[str, Path]:
+    directories = [MACHINES, *map(Path, filter(None, [os.environ.get(DIRECTORY_VARIABLE)]))]
+    return {path.stem: path for directory in directories for path in directory.glob("*.yaml")}
 
 
 def unknown_machine(name: str) -> str:
     """Return the error message for the name of a machine; "" if the name is known."""
     names = machine_names()
-    return (
-        "" if name in names else f'no machine "{name}" to replay: give a file, or one of {", ".join(names)}'
-    )
+    return "" if name in names else f'no machine "{name}" to replay, choose one of {", ".join(names)}'

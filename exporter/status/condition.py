@@ -10,8 +10,8 @@ from exporter.diagnoses import Described, Diagnosis
 from exporter.status.view import StackGroup, View
 
 
-class Severity(enum.Enum):
-    """Severity of a condition; equal to the label of the alert."""
+class AlertSeverity(enum.Enum):
+    """AlertSeverity of a condition; equal to the label of the alert."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -47,7 +47,7 @@ class Condition(Diagnosis):
     """
 
     alert: str = ""
-    severity: Severity = Severity.WARNING
+    severity: AlertSeverity = AlertSeverity.WARNING
     find: Callable[[View], Iterator[Found]]
 
     @property
@@ -81,4 +81,4 @@ class Finding:
     @property
     def is_urgent(self) -> bool:
         """Return True if the alert is critical and fires now."""
-        return self.condition.severity is Severity.CRITICAL and not self.found.is_past
+        return self.condition.severity is AlertSeverity.CRITICAL and not self.found.is_past

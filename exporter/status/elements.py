@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StyledText:
     """Text with a style."""
 
     text: str
@@ -31,8 +31,8 @@ class Span:
     colour: int | None = None  # index of a plot colour, drawn as a square before the text
 
 
-Words = tuple[Span, ...]
-MISSING: Words = (Span(DASH, "missing"),)
+Words = tuple[StyledText, ...]
+MISSING: Words = (StyledText(DASH, "missing"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Part:
 
 def words(text: str, kind: str = "") -> Words:
     """Return text of a style; no span for empty text."""
-    return (Span(text, kind),) if text else ()
+    return (StyledText(text, kind),) if text else ()
 
 
 def known(value: float | None, write: Callable[[float], str]) -> Words:

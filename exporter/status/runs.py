@@ -8,7 +8,7 @@ from exporter.status.elements import (
     Figure,
     Part,
     Plot,
-    Span,
+    StyledText,
     Words,
     ago,
     figure,
@@ -54,15 +54,15 @@ def run_section(seen: View, run: Run) -> RunSection:
     readings, now, name = seen.readings, seen.about.now, run.name
     info = next((labels for labels, _ in readings.rows("training_run_info", run=name)), {})
     attempt = readings.value("training_attempt", run=name)
-    badges = [Span(run.state, _STATES.get(run.state, "good"))] if run.state else []
+    badges = [StyledText(run.state, _STATES.get(run.state, "good"))] if run.state else []
     if run.state and run.since is not None:
         ago_text = age(run.since, now)
-        badges.append(Span(ago_text if run.ended else f"for {ago_text.removesuffix(' ago')}", "dim"))
+        badges.append(StyledText(ago_text if run.ended else f"for {ago_text.removesuffix(' ago')}", "dim"))
     if attempt is not None and attempt > 1:
-        badges.append(Span(f"attempt {attempt:.0f}", "warn"))
+        badges.append(StyledText(f"attempt {attempt:.0f}", "warn"))
     alive = sum(rank.alive == 1 for rank in seen.ranks if rank.run == name and rank.rank)
     if 0 < alive < len(run.ranks):
-        badges.append(Span(f"{alive} of {len(run.ranks)} ranks alive", "bad"))
+        badges.append(StyledText(f"{alive} of {len(run.ranks)} ranks alive", "bad"))
     return RunSection(
         name=name,
         badges=tuple(badges),

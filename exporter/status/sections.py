@@ -10,7 +10,7 @@ from exporter.status.elements import (
     MISSING,
     Figure,
     Plot,
-    Span,
+    StyledText,
     Table,
     Words,
     ago,
@@ -32,13 +32,17 @@ FEW_STATISTICS = 8
 _WINDOW_GAUGES = ("_window_mean", "_window_last", "_window_p50", "_window_added", "_window_max")
 """Gauges that can represent a statistic, in order of preference."""
 _CONDITIONS = {
-    "alive": Span("alive", "good"),
-    "ended early": Span("ended", "bad"),
-    "slow": Span("slow", "warn"),
-    "silent": Span("silent", "bad"),
-    "hangs": Span("no progress", "bad"),
+    "alive": StyledText("alive", "good"),
+    "ended early": StyledText("ended", "bad"),
+    "slow": StyledText("slow", "warn"),
+    "silent": StyledText("silent", "bad"),
+    "hangs": StyledText("no progress", "bad"),
 }
-_VERDICTS = {None: Span("not yet", "dim"), True: Span("ok", "good"), False: Span("failing", "bad")}
+_VERDICTS = {
+    None: StyledText("not yet", "dim"),
+    True: StyledText("ok", "good"),
+    False: StyledText("failing", "bad"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def ranks_section(seen: View) -> TableSection:
             "GPU": words(rank.gpu),
             "worker": words(rank.worker),
             "role": words(rank.role),
-            "process": (_CONDITIONS.get(rank.condition) or Span(rank.condition, "dim"),),
+            "process": (_CONDITIONS.get(rank.condition) or StyledText(rank.condition, "dim"),),
             "phase": words(rank.phase) + since if rank.phase and rank.alive else MISSING,
             "last step": ago(rank.progress, now),
             "own work per step": known(rank.compute_seconds if rank.alive else None, duration),
@@ -119,10 +123,10 @@ def gpus_section(seen: View) -> TableSection:
         of_total = () if used is None or total is None else words(f"of {size(total)}", "dim")
         of_limit = words(f"of {limit:.0f}", "dim") if power is not None and limit else ()
         return {
-            "GPU": (Span(gpu.index, "", colours[gpu.uuid]),),
+            "GPU": (StyledText(gpu.index, "", colours[gpu.uuid]),),
             "model": words(names.get(gpu.uuid, "")) if len(models) > 1 else (),
             "rank": words(", ".join(users)),
-            "state": (Span("up", "good") if gpu.up else Span("lost", "bad"), *held),
+            "state": (StyledText("up", "good") if gpu.up else StyledText("lost", "bad"), *held),
             "busy": known(value("gpu_utilization_ratio"), share),
             "tensor cores": known(value("gpu_tensor_activity_ratio"), share),
             "memory": known(used, size) + of_total,

@@ -24,7 +24,7 @@ from web_support import Authority
 from exporter.cli.check import BOOT_ID, ask, nvidia, rapl
 from exporter.cli.check_server import own_metrics
 from exporter.cli.configuration import Configuration
-from exporter.cli.findings import Finding
+from exporter.cli.findings import CheckFinding
 from exporter.diagnoses import REFUSED_FILES
 from exporter.feed import runs
 from exporter.feed.writer import FeedWriter
@@ -216,7 +216,7 @@ def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) 
 
 def test_a_check_that_hangs_affects_only_its_own_line() -> None:
     forever = threading.Event()
-    fine = Finding("ok", "fine", "found")
+    fine = CheckFinding("ok", "fine", "found")
     probes = {"hung": lambda: iter([fine] if forever.wait() else []), "fine": lambda: [fine]}
 
     findings = list(ask(probes, deadline_seconds=0.2))

@@ -20,7 +20,7 @@ from serve_support import exporter
 from exporter.cli.configuration import Configuration, Rule, resolve
 from exporter.cli.flags import Parser, add_flags
 from exporter.cli.main import main
-from exporter.cli.sections import Log, Web
+from exporter.cli.sections import LogSection, WebSection
 from exporter.collectors.catalogue import CATALOGUE, entries
 from exporter.config.dump import dump
 from exporter.config.loader import load
@@ -47,9 +47,9 @@ def test_every_flag_changes_its_option() -> None:
     found = resolved(*web, *more, "--log.level=debug", "--log.format=json")
 
     assert resolved() == Configuration()
-    assert found.web == Web((":1", "[::1]:2"), Path("/w.yml"), enable_lifecycle=True)
+    assert found.web == WebSection((":1", "[::1]:2"), Path("/w.yml"), enable_lifecycle=True)
     assert (found.feed.dir, found.state.dir, found.gpu.replay) == (Path("/f"), Path("/s"), "t4")
-    assert found.log == Log("debug", "json")
+    assert found.log == LogSection("debug", "json")
 
 
 def test_flags_override_environment_file_and_default(tmp_path: Path) -> None:

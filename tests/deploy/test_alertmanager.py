@@ -122,7 +122,7 @@ def test_a_lost_gpu_pages_and_resolves_when_it_returns(tmp_path: Path, receiver:
     more = f"rule_files: ['{in_a_hurry(tmp_path / 'rules', 0.5, at_once=True)}/*.yml']\n"
     with (
         alertmanager(tmp_path, receiver) as address,
-        sidecar(tmp_path, f"--gpu.replay={machine}", f"--config.file={options}") as exporter,
+        sidecar(tmp_path, "--gpu.replay=machine", f"--config.file={options}", machines=tmp_path) as exporter,
     ):
         more += f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{address}']}}]}}]}}\n"
         with Prometheus(tmp_path / "prometheus", {"training": exporter.address}, more=more):

@@ -43,7 +43,7 @@ def mistakes(text: str) -> list[str]:
         ("driver: new", "a version such as"),
         ("processes: [{pid: 0}]", "pid: expected a whole number"),
         ("set: {energy: {idle: 5, bits: 32}}", "only a counter has a width"),
-        ("set: {powr: 1}", 'unknown key "powr", did you mean "power"?'),
+        ("set: {powr: 1}", 'no reading "powr", did you mean "power"?'),
     ],
 )
 def test_a_mistake_in_the_timeline_is_found_at_its_place(happening: str, words: str) -> None:
@@ -77,11 +77,9 @@ def test_several_mistakes_are_reported_together() -> None:
 
 def test_an_unknown_machine_is_reported() -> None:
     with pytest.raises(
-        ConfigurationError, match=r'no machine "h1000" to replay: give a file, or one of a100-mig, .*h100'
+        ConfigurationError, match=r'no machine "h1000" to replay, choose one of a100-mig, .*h100'
     ):
         load_machine("h1000")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_machine("./nowhere.yaml")
 
 
 @pytest.mark.parametrize("name", machine_names())

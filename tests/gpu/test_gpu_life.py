@@ -21,6 +21,7 @@ from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.kernel_log import KernelLog
 from exporter.collectors.gpu.nvml import encode, parse
 from exporter.collectors.gpu.options import GpuOptions
+from exporter.replay.machines import MACHINES
 
 HAS_LIBRARY = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0"))
 
@@ -264,7 +265,7 @@ def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
 
 
 def test_the_child_is_small_and_the_sidecar_does_not_load_nvml() -> None:
-    with watching("h100", options=GpuOptions()) as collector:
+    with watching(str(MACHINES / "h100.yaml"), options=GpuOptions()) as collector:
         wait_until(lambda: value(collector, "exporter_nvml_child_resident_memory_bytes"))
         assert (value(collector, "exporter_nvml_child_resident_memory_bytes") or 0) <= 48 * 2**20
 
@@ -277,8 +278,8 @@ PARENT = """
 import sys, time
 from exporter.collectors.gpu.collector import GpuCollector
 from exporter.collectors.gpu.options import GpuOptions
-from exporter.replay.machines import collector_arguments
-collector = GpuCollector(GpuOptions(period=0.1), **collector_arguments(sys.argv[1]))
+from gpu_support import replaying
+collector = GpuCollector(GpuOptions(period=0.1), **replaying(sys.argv[1]))
 collector.start()
 while not any(family.name == "gpu_power_watts" for family in collector.collect()):
     time.sleep(0.02)
@@ -291,7 +292,12 @@ time.sleep(60)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_the_child_dies_with_its_parent(tmp_path: Path, fault: str, *, stopped: bool) -> None:
     command = [sys.executable, "-c", PARENT, described(tmp_path, fault)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     if "hang" in fault:

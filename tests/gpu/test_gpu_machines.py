@@ -10,7 +10,7 @@ from gpu_support import DATA, UPDATE, Replayed, assert_sound, replay, values
 from prometheus_client import generate_latest
 
 from exporter.collectors.gpu.families import GPU_FAMILIES
-from exporter.replay.machine import Load
+from exporter.replay.machine import LoadCurve
 from exporter.replay.machines import machine_names
 
 PLAYS = {
@@ -58,7 +58,7 @@ def test_eight_large_gpus_cost_about_seven_hundred_series(h100: Replayed) -> Non
 
 def test_the_integral_of_a_replayed_load_never_falls() -> None:
     steps = [{"seconds": 3.0, "level": 0.0}, {"seconds": 5.0, "level": 0.99}]
-    load = Load({"steps": steps, "ripple": 0.1}, shift=1.7)
+    load = LoadCurve({"steps": steps, "ripple": 0.1}, shift=1.7)
     totals = [load.total(place / 10) for place in range(1000)]
 
     for before, after in itertools.pairwise(totals):

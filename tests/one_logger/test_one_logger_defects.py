@@ -14,7 +14,7 @@ from one_logger_support import KeepingExporter, configured, exported
 from training_support import latest_reading, misuses, of, train
 
 from exporter import one_logger, training
-from exporter.one_logger.figures import Save
+from exporter.one_logger.figures import CheckpointFigures
 
 pytestmark = pytest.mark.usefixtures("unconfigured_process")
 
@@ -51,7 +51,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
             training.on_save_checkpoint_end()
         latest_reading()
         gc.collect()
-        kept = sum(type(each) is Save for each in gc.get_objects())
+        kept = sum(type(each) is CheckpointFigures for each in gc.get_objects())
         training.on_save_checkpoint_success(0)
         training.on_save_checkpoint_success(1499)
 

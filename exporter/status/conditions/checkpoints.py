@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import Condition, Found, Severity
+from exporter.status.condition import AlertSeverity, Condition, Found
 from exporter.status.conditions.runs import counted, last_time
 from exporter.status.numbers import duration, ranges, share, size
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
@@ -95,7 +95,7 @@ CONDITIONS = (
         condition=(
             "a save that lasts threshold:training_checkpoint_hang:ratio times the usual one, and a minute at least"
         ),
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="rank {ranks} of {run} is still saving a checkpoint; a save usually takes {usual}",
         remedy="check the storage and its mount, then the rank that the save waits for",
         find=_hanging,
@@ -103,7 +103,7 @@ CONDITIONS = (
     Condition(
         alert="TrainingCheckpointFailing",
         condition="any failed checkpoint in 1h, until the run ends",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{count} of run {run} failed{last}",
         remedy="read the job's log; check space and permissions of the checkpoint directory",
         find=_failed,
@@ -121,7 +121,7 @@ CONDITIONS = (
     Condition(
         alert="TrainingCheckpointDiskFillingUpFast",
         condition="less than 0.2 free, and none left in 14400 s at the pace of 1h",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {share} left and will be full within four hours",
         remedy="delete old checkpoints",
         find=_filling,
@@ -129,7 +129,7 @@ CONDITIONS = (
     Condition(
         alert="TrainingCheckpointWontFit",
         condition="room for fewer than 2 checkpoints",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{path} of run {run} has {room} left; the last checkpoint had {last}",
         remedy="delete old checkpoints before the next save",
         find=_no_room,

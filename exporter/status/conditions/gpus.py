@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from exporter.status.condition import Condition, Found, Severity
+from exporter.status.condition import AlertSeverity, Condition, Found
 from exporter.status.numbers import age, share
 from exporter.status.thresholds import GPU_IDLE_RATIO, GPU_STRAGGLER_RATIO
 from exporter.status.view import HEAT, Gpu, View
@@ -191,7 +191,7 @@ CONDITIONS = (
     Condition(
         alert="NvmlDown",
         condition="no answer of NVML where GPUs are expected",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="NVIDIA's library does not answer{reason}, and {expected} GPUs are expected",
         remedy="check nvidia-smi and dmesg; reload the driver or reboot the node",
         find=_nvml_down,
@@ -199,7 +199,7 @@ CONDITIONS = (
     Condition(
         alert="GpuLost",
         condition="a GPU that does not answer",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{gpu} does not answer{reason}",
         remedy="drain the node, then reset the card: nvidia-smi --gpu-reset -i {index}",
         find=_lost,
@@ -207,7 +207,7 @@ CONDITIONS = (
     Condition(
         alert="GpuMissing",
         condition="fewer GPUs than expected",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="only {found} of {expected} GPUs answer",
         remedy="compare lspci with nvidia-smi -L; drain and reboot the node",
         find=_missing,
@@ -215,7 +215,7 @@ CONDITIONS = (
     Condition(
         alert="GpuXidCritical",
         condition="Xid 46|48|54|62|64|74|79|95|109|110|119|120|136|140|143|155|156|158 in the last 10m",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{gpu} reported Xid {xid}{times}",
         remedy="drain the node, reset or reboot it, and run the vendor's diagnostics",
         find=_critical_xids,
@@ -230,14 +230,14 @@ CONDITIONS = (
     Condition(
         alert="GpuRecoveryActionNeeded",
         condition="the driver requests any recovery",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="the driver requests a recovery of {gpu}: {action}",
         remedy="{action}, after the job has left the node",
         find=_recovery,
     ),
     Condition(
         condition="gpu_reset_required is 1",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{gpu} needs a reset before the driver can use the card",
         remedy="drain the node, then reset the card: nvidia-smi --gpu-reset -i {index}",
         find=_reset_required,
@@ -245,7 +245,7 @@ CONDITIONS = (
     Condition(
         alert="GpuEccUncorrected",
         condition="any uncorrected memory error in 10m",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{gpu}: {errors} since the driver was loaded{last}",
         remedy="return to a checkpoint from before the error, and reset the card",
         find=_uncorrected,
@@ -253,7 +253,7 @@ CONDITIONS = (
     Condition(
         alert="GpuRowRemapFailed",
         condition="a memory row could not be replaced",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{gpu}: a memory row could not be remapped",
         remedy="replace the card",
         find=_remap_failed,
@@ -277,7 +277,7 @@ CONDITIONS = (
     Condition(
         alert="GpuPowerBrake",
         condition="braked from outside more than 0.01 of the time",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="the power supply or the rack brakes {gpu} {share} of the time",
         remedy="inform the operators of the data centre, and move the job",
         find=_braked,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import Condition, Found, Severity
+from exporter.status.condition import AlertSeverity, Condition, Found
 from exporter.status.numbers import share
 from exporter.status.thresholds import CGROUP_MEMORY_RATIO
 from exporter.status.view import View
@@ -119,7 +119,7 @@ CONDITIONS = (
     Condition(
         alert="CgroupMemoryAtLimit",
         condition="more than 0.95 of the limit",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="the job uses {share} of its memory limit: the kernel is about to kill a process",
         remedy="save a checkpoint now; use fewer workers, or raise the limit",
         find=_at_limit,
@@ -127,7 +127,7 @@ CONDITIONS = (
     Condition(
         alert="CgroupOomKill",
         condition="any process killed in 10m",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="the kernel killed {processes} of the job for lack of memory",
         remedy="use fewer workers, or raise the limit; restart the run if it hangs",
         find=_killed,
@@ -149,7 +149,7 @@ CONDITIONS = (
     Condition(
         alert="IbLinkDown",
         condition="an RDMA port that was active within a week and is not",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="port {port} of {device} is not active (state {state})",
         remedy="repair cable, transceiver or switch; drain the node until then",
         find=_link_down,

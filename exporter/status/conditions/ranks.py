@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from exporter.status.condition import Condition, Found, Severity
+from exporter.status.condition import AlertSeverity, Condition, Found
 from exporter.status.numbers import duration, ranges
 from exporter.status.view import STOPPED_SECONDS, Rank, View
 
@@ -116,7 +116,7 @@ def _retries(seen: View) -> Iterator[Found]:
 CONDITIONS = (
     Condition(
         condition="the process of a rank ended while other ranks of the run live",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{ranks} ended before the other ranks",
         remedy="read the log of the rank; the others wait for it in the next collective",
         find=_ended,
@@ -152,7 +152,7 @@ CONDITIONS = (
     ),
     Condition(
         condition="training_rank_conflicts is above 0",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{more} as {rank}",
         remedy="choose a different run name for either job",
         find=_rivals,

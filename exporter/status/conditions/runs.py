@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporter.status.condition import Condition, Found, Severity
+from exporter.status.condition import AlertSeverity, Condition, Found
 from exporter.status.history import PACE_SECONDS, Increase
 from exporter.status.numbers import age, ranges, share
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
@@ -143,7 +143,7 @@ CONDITIONS = (
     Condition(
         alert="RunDied",
         condition="a run that failed or was lost, for a minute",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="run {run} {outcome}{reason}; it has not restarted",
         remedy="fix the cause, and restart the job under the same name: --run.name={run}",
         find=_died,
@@ -154,7 +154,7 @@ CONDITIONS = (
             "no finished step for goodput.hang_after (300 s) and goodput.hang_steps (5) times the longest step,"
             " outside start, compilation, checkpoints and validation"
         ),
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="run {run} hangs{step}. {where}",
         remedy="fix what the odd rank waits for; `training-exporter stacks` prints all stacks",
         find=_hung,
@@ -189,7 +189,7 @@ CONDITIONS = (
     Condition(
         alert="TrainingLossNonFinite",
         condition="any loss in 15m that is not finite, until the run ends",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="{count} of run {run} NaN or infinite{last}",
         remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
         find=_losses,
@@ -204,7 +204,7 @@ CONDITIONS = (
     Condition(
         alert="TrainingRestartLoop",
         condition="more than 3 restarts in 1h",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="run {run} restarted {count} times within an hour",
         remedy="stop the run until the cause of the restarts is fixed: training_restarts_total by reason",
         find=_restarts,

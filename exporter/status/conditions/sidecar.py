@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter import diagnoses
-from exporter.status.condition import Condition, Found, Severity
+from exporter.status.condition import AlertSeverity, Condition, Found
 from exporter.status.numbers import share
 from exporter.status.view import View
 
@@ -82,14 +82,14 @@ def _foreign_entries(seen: View) -> Iterator[Found]:
 CONDITIONS = (
     Condition(
         condition=diagnoses.NOT_READY.condition,
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence=diagnoses.NOT_READY.sentence,
         remedy=diagnoses.NOT_READY.remedy,
         find=_not_ready,
     ),
     Condition(
         condition="a job of `run` without a feed",
-        severity=Severity.CRITICAL,
+        severity=AlertSeverity.CRITICAL,
         sentence="run {run} records nothing: {found}",
         remedy="{remedy}",
         find=_silent_jobs,

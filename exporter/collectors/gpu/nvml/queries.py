@@ -39,7 +39,7 @@ class Tier(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class LabelledReading:
     """Reading with the labels after `gpu` and `uuid`."""
 
     reading: str
@@ -61,7 +61,7 @@ class CallQuery:
     tier: Tier
     call: str  # pynvml's function
     arguments: tuple[int, ...] = ()  # after the handle
-    targets: tuple[Target, ...]
+    targets: tuple[LabelledReading, ...]
     convert: Callable[[Any], Sequence[float]]  # returns a value for each target
     older: OlderCall | None = None
 
@@ -80,7 +80,7 @@ class FieldQuery:
 
     tier: Tier
     field: int  # NVML's id
-    target: Target
+    target: LabelledReading
     convert: Convert = count
     drivers: DriverRange | None = None  # drivers with this meaning of the id; None for all
 
@@ -100,7 +100,7 @@ MEMORY = CallQuery(
     tier=Tier.FAST,
     call="nvmlDeviceGetMemoryInfo",
     arguments=(MEMORY_V2,),
-    targets=(Target(reading="memory_total_bytes"), Target(reading="memory_used_bytes")),
+    targets=(LabelledReading(reading="memory_total_bytes"), LabelledReading(reading="memory_used_bytes")),
     convert=lambda info: (size(info.total), size(info.used)),
     older=OlderCall(call="nvmlDeviceGetMemoryInfo"),  # counts the driver's reserve as used
 )
@@ -112,7 +112,7 @@ def _clocks_event(
     return FieldQuery(
         tier=Tier.FAST,
         field=field,
-        target=Target(reading="clocks_event_nanoseconds", labels=(reason,)),
+        target=LabelledReading(reading="clocks_event_nanoseconds", labels=(reason,)),
         drivers=None if since is None else DriverRange(since=since, until=until),
     )
 
@@ -123,33 +123,41 @@ def _ecc(kind: str, kind_number: int, location: str, location_number: int) -> Ca
         tier=Tier.SLOW,
         call="nvmlDeviceGetMemoryErrorCounter",
         arguments=(kind_number, volatile, location_number),
-        targets=(Target(reading="ecc_errors", labels=(kind, location)),),
+        targets=(LabelledReading(reading="ecc_errors", labels=(kind, location)),),
         convert=one(count),
     )
 
 
 def _pcie_link(reading: str, kind: str, call: str) -> CallQuery:
     return CallQuery(
-        tier=Tier.SLOW, call=call, targets=(Target(reading=reading, labels=(kind,)),), convert=one(small)
+        tier=Tier.SLOW,
+        call=call,
+        targets=(LabelledReading(reading=reading, labels=(kind,)),),
+        convert=one(small),
     )
 
 
 def _pcie_error(field: int, kind: str) -> FieldQuery:
-    return FieldQuery(tier=Tier.SLOW, field=field, target=Target(reading="pcie_errors", labels=(kind,)))
+    return FieldQuery(
+        tier=Tier.SLOW, field=field, target=LabelledReading(reading="pcie_errors", labels=(kind,))
+    )
 
 
 QUERIES: tuple[Query, ...] = (
     CallQuery(
         tier=Tier.FAST,
         call="nvmlDeviceGetUtilizationRates",
-        targets=(Target(reading="utilization_ratio"), Target(reading="memory_bandwidth_utilization_ratio")),
+        targets=(
+            LabelledReading(reading="utilization_ratio"),
+            LabelledReading(reading="memory_bandwidth_utilization_ratio"),
+        ),
         convert=lambda rates: (ratio(rates.gpu), ratio(rates.memory)),
     ),
     MEMORY,
     CallQuery(
         tier=Tier.FAST,
         call="nvmlDeviceGetPowerUsage",
-        targets=(Target(reading="power_watts"),),
+        targets=(LabelledReading(reading="power_watts"),),
         convert=one(watts),
     ),
     _clocks_event(74, "sw_power_cap"),
@@ -172,7 +180,7 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.CLOSE,
         call="nvmlDeviceGetTemperatureV",
         arguments=(0,),
-        targets=(Target(reading="temperature_celsius", labels=("gpu",)),),
+        targets=(LabelledReading(reading="temperature_celsius", labels=("gpu",)),),
         convert=one(temperature),
         older=OlderCall(call="nvmlDeviceGetTemperature", arguments=(0,)),
     ),
@@ -180,52 +188,54 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.CLOSE,
         call="nvmlDeviceGetClockInfo",
         arguments=(1,),
-        targets=(Target(reading="clock_hertz", labels=("sm",)),),
+        targets=(LabelledReading(reading="clock_hertz", labels=("sm",)),),
         convert=one(hertz),
     ),
     CallQuery(
         tier=Tier.CLOSE,
         call="nvmlDeviceGetClockInfo",
         arguments=(2,),
-        targets=(Target(reading="clock_hertz", labels=("memory",)),),
+        targets=(LabelledReading(reading="clock_hertz", labels=("memory",)),),
         convert=one(hertz),
     ),
     FieldQuery(
         tier=Tier.MEDIUM,
         field=82,
-        target=Target(reading="temperature_celsius", labels=("memory",)),
+        target=LabelledReading(reading="temperature_celsius", labels=("memory",)),
         convert=temperature,
     ),
-    FieldQuery(tier=Tier.MEDIUM, field=230, target=Target(reading="recovery_action"), convert=bounded(0, 63)),
+    FieldQuery(
+        tier=Tier.MEDIUM, field=230, target=LabelledReading(reading="recovery_action"), convert=bounded(0, 63)
+    ),
     CallQuery(
         tier=Tier.MEDIUM,
         call="nvmlDeviceGetMarginTemperature",
-        targets=(Target(reading="temperature_margin_celsius", labels=("nearest",)),),
+        targets=(LabelledReading(reading="temperature_margin_celsius", labels=("nearest",)),),
         convert=one(celsius),
     ),
     CallQuery(
         tier=Tier.MEDIUM,
         call="nvmlDeviceGetTotalEnergyConsumption",
-        targets=(Target(reading=ENERGY),),
+        targets=(LabelledReading(reading=ENERGY),),
         convert=one(count),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetEnforcedPowerLimit",
-        targets=(Target(reading="power_limit_watts", labels=("enforced",)),),
+        targets=(LabelledReading(reading="power_limit_watts", labels=("enforced",)),),
         convert=one(watts),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetPowerManagementDefaultLimit",
-        targets=(Target(reading="power_limit_watts", labels=("default",)),),
+        targets=(LabelledReading(reading="power_limit_watts", labels=("default",)),),
         convert=one(watts),
     ),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetTemperatureThreshold",
         arguments=(1,),
-        targets=(Target(reading="temperature_threshold_celsius", labels=("slowdown",)),),
+        targets=(LabelledReading(reading="temperature_threshold_celsius", labels=("slowdown",)),),
         convert=one(temperature),
     ),
     _ecc("corrected", 0, "dram", 2),
@@ -236,10 +246,10 @@ QUERIES: tuple[Query, ...] = (
         tier=Tier.SLOW,
         call="nvmlDeviceGetRemappedRows",
         targets=(
-            Target(reading="remapped_rows", labels=("correctable",)),
-            Target(reading="remapped_rows", labels=("uncorrectable",)),
-            Target(reading="remapped_rows_pending"),
-            Target(reading="remapped_rows_failed"),
+            LabelledReading(reading="remapped_rows", labels=("correctable",)),
+            LabelledReading(reading="remapped_rows", labels=("uncorrectable",)),
+            LabelledReading(reading="remapped_rows_pending"),
+            LabelledReading(reading="remapped_rows_failed"),
         ),
         convert=lambda rows: (small(rows[0]), small(rows[1]), flag(rows[2]), flag(rows[3])),
     ),
@@ -250,7 +260,7 @@ QUERIES: tuple[Query, ...] = (
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetPcieReplayCounter",
-        targets=(Target(reading="pcie_replays"),),
+        targets=(LabelledReading(reading="pcie_replays"),),
         convert=one(small),
     ),
     _pcie_error(173, "correctable"),
