@@ -37,48 +37,73 @@ GAPS: Rows = {
     "loss_window_samples": of(3.0, rank="0") + of(0.0, rank="1"),
     "loss_window_mean": of(1.5, rank="0"),
 }
-NO_JOB = "1.2.3|node7|ready|up 90 s|/dev/shm/x|No job has recorded anything yet|GPUs No GPU."
-PLACE = "model llama|step 250 of 1,000|25 %|2.0 s|about 25 min left|90 %|data_stall 60 s|steps per second 2"
-NOTHING_SAVED = "goodput, committed 0 % no save yet|goodput, if saved 85 % if all work were saved now"
+NO_JOB = (
+    "1.2.3",
+    "node7",
+    "ready",
+    "up 90 s",
+    "/dev/shm/x",
+    "No job has recorded anything yet",
+    "GPUs No GPU.",
+)
+PLACE = (
+    "model llama",
+    "step 250 of 1,000",
+    "25 %",
+    "2.0 s",
+    "about 25 min left",
+    "90 %",
+    "data_stall 60 s",
+    "steps per second 2",
+)
+NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % if all work were saved now")
 
 
 @pytest.mark.parametrize(
     ("rows", "past", "shown", "not_shown"),
     [
-        pytest.param({}, None, NO_JOB, "", id="no job"),
-        pytest.param(JOB, PAST, PLACE, "", id="a run"),
+        pytest.param({}, None, NO_JOB, (), id="no job"),
+        pytest.param(JOB, PAST, PLACE, (), id="a run"),
         pytest.param(
-            {"training_feed_alive": of(1.0, rank="0")}, None, "night Ranks (1)", "loss|goodput", id="no data"
+            {"training_feed_alive": of(1.0, rank="0")},
+            None,
+            ("night Ranks (1)",),
+            ("loss", "goodput"),
+            id="no data",
         ),
-        pytest.param(IN_A_PHASE, None, "forward 50 ms|3.0 s ago", "worker", id="a rank in a phase"),
-        pytest.param(UNSAVED, PAST, f"{NOTHING_SAVED}|steps per second 2", "", id="before the first save"),
+        pytest.param(IN_A_PHASE, None, ("forward 50 ms", "3.0 s ago"), ("worker",), id="a rank in a phase"),
+        pytest.param(UNSAVED, PAST, (*NOTHING_SAVED, "steps per second 2"), (), id="before the first save"),
         pytest.param(
             UNSAVED | {"training_checkpoint_last_success_timestamp_seconds": of(NOW - 5)},
             None,
-            "goodput, committed 0 %",
-            "no save yet",
+            ("goodput, committed 0 %",),
+            ("no save yet",),
             id="after the first save",
         ),
         pytest.param(
             UNSAVED | {"training_run_state": of(1.0, state="hung")},
             PAST,
-            "night hung",
-            "steps per second|if saved|loss",
+            ("night hung",),
+            ("steps per second", "if saved", "loss"),
             id="a run that hangs is not praised",
         ),
-        pytest.param(ON_A_GPU, None, "GPU rank state 0 up 1 0 up", "", id="a rank on a GPU"),
+        pytest.param(ON_A_GPU, None, ("GPU rank state 0 up 1 0 up",), (), id="a rank on a GPU"),
         pytest.param(
-            GAPS, None, "loss_window_mean 1.5 no data on 1 of 2|1 with gaps", "", id="a statistic with gaps"
+            GAPS,
+            None,
+            ("loss_window_mean 1.5 no data on 1 of 2", "1 with gaps"),
+            (),
+            id="a statistic with gaps",
         ),
     ],
 )
 def test_the_page_shows_known_numbers_only(
-    rows: Rows, past: History | None, shown: str, not_shown: str
+    rows: Rows, past: History | None, shown: tuple[str, ...], not_shown: tuple[str, ...]
 ) -> None:
     words = page(rows, past=past).words
 
-    assert [each for each in shown.split("|") if each not in words] == []
-    assert [each for each in not_shown.split("|") if each and each in words] == []
+    assert [text for text in shown if text not in words] == []
+    assert [text for text in not_shown if text in words] == []
 
 
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
