@@ -1,0 +1,52 @@
+"""Upgrade: names that the rules and dashboards of the release before use are published, or listed as renamed.
+
+tests/data/upgrade has the names from the rules and dashboards of the release before: `families.txt` the metric names in their
+queries, `recorded.txt` the recording rules, `alerts.txt` the alerts, on which silences and routes of users depend.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from places import PROJECT
+
+BEFORE = PROJECT / "tests/data/upgrade"
+RULES = sorted((PROJECT / "deploy/prometheus/rules").glob("*.yml"))
+SAMPLES = re.compile(r"_(bucket|count|sum)$")
+
+
+def names(kind: str) -> list[str]:
+    return (BEFORE / f"{kind}.txt").read_text(encoding="utf-8").split()
+
+
+def renamed() -> set[str]:
+    """Names before in the section *Metric names* of the unreleased changes, and the removed names."""
+    unreleased = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    section = unreleased.partition("### Metric names")[2].partition("\n### ")[0]
+    first = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
+    removed = section.partition("Removed:")[2].partition("\n\n")[0]
+    return set(re.findall(r"`([a-z_:0-9]+)", "\n".join([*first, removed])))
+
+
+def rules(key: str) -> set[str]:
+    """Names of the rules of a kind."""
+    groups = [group for path in RULES for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
+    return {rule[key] for group in groups for rule in group["rules"] if key in rule}
+
+
+@pytest.mark.parametrize("name", names("families"))
+def test_a_family_in_a_query_of_the_release_before_is_published_or_listed_as_renamed(name: str) -> None:
+    documented = set(re.findall(r"`([a-z_0-9]+)`", (PROJECT / "docs/METRICS.md").read_text(encoding="utf-8")))
+
+    assert not {name, SAMPLES.sub("", name)}.isdisjoint(documented | renamed())
+
+
+@pytest.mark.parametrize("name", names("recorded"))
+def test_a_recording_rule_of_the_release_before_exists_or_is_listed_as_renamed(name: str) -> None:
+    assert name in rules("record") | renamed()
+
+
+def test_no_alert_of_the_release_before_is_gone() -> None:
+    assert set(names("alerts")) <= rules("alert")
