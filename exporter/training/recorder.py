@@ -360,12 +360,13 @@ class TrainingRecording:
         return self._reading
 
     def collect(self, *, final: bool) -> None:
-        """Apply all records; *final* also counts the configured numbers of the latest step."""
+        """Apply all records; *final* also counts the configured numbers of the latest step, and keeps its time."""
         self.drain()
         lock = self._lock
         if final and lock.acquire(timeout=PATIENCE_SECONDS):
             try:
                 self._state.progress.count_expected()
+                self._state.progress.over = False
             finally:
                 lock.release()
 

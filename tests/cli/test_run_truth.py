@@ -163,6 +163,20 @@ def test_a_job_that_reports_success_and_exits_with_an_error_has_failed(feed: Pat
         assert (sample(port, "training_uncommitted_seconds{") or 0.0) > 0.2
 
 
+def test_the_position_of_an_ended_run_stays_with_its_times(feed: Path) -> None:
+    port, began = free_port(), time.time()
+    with started(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
+        wait_until(lambda: sample(port, 'training_run_state{run="r",state="failed"}') == 1)
+
+        names = ("training_step{", "training_checkpoint_last_step{", "training_last_progress_timestamp_seconds{")
+        step, saved, progress = (sample(port, name) for name in names)
+        saved_at = sample(port, "training_checkpoint_last_success_timestamp_seconds{")
+        assert (step, saved) == (10, 5)
+        assert saved_at is not None
+        assert progress is not None
+        assert began < saved_at < progress < time.time()
+
+
 def test_metrics_of_a_job_with_only_prometheus_client_are_on_the_page(feed: Path) -> None:
     port = free_port()
     with started(command_of(feed, COUNTS, port), feed):
