@@ -130,6 +130,7 @@ class ProcessTotals(StatTotals):
         "exception",
         "failure",
         "finished",
+        "has_trained",
         "outcome",
     )
     identity: ProcessIdentity = field(kw_only=True)
@@ -139,6 +140,7 @@ class ProcessTotals(StatTotals):
     exception: str = ""  # uncaught exception
     failure: str = ""  # reported reason of the end
     finished: bool = False  # True if the job reported the end of the application
+    has_trained: bool = False  # True if the process has begun a training loop
     outcome: Outcome | None = None  # of an exited process, once decided
     snapshot: Snapshot | None = None  # latest, read by this sidecar
     counted: Snapshot | None = None  # last counted
@@ -168,13 +170,7 @@ class ProcessTotals(StatTotals):
     @property
     def trains(self) -> bool:
         """True if the process trains."""
-        return self.identity.trains or self.has_trained
-
-    @property
-    def has_trained(self) -> bool:
-        """True if the process has begun a training loop."""
-        reading = self.training
-        return reading is not None and (reading.loop > 0 or reading.steps > 0)
+        return self.identity.trains or _has_trained(self.training)
 
     def note_progress(self, now: Moment) -> None:
         """Note the time of the latest step by the monotonic clock."""
@@ -202,6 +198,11 @@ class ProcessTotals(StatTotals):
         self.exception = "" if snapshot.ending is None else snapshot.ending.exception
         self.failure = "" if self.training is None else self.training.failure
         self.finished = self.training is not None and self.training.finished
+        self.has_trained = _has_trained(self.training)
+
+
+def _has_trained(reading: TrainingReading | None) -> bool:
+    return reading is not None and (reading.loop > 0 or reading.steps > 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -230,13 +231,19 @@ class WorkerSlot:
         return total
 
     def fold(self, keep: int, present: Collection[str]) -> Iterator[str]:
-        """Move the oldest exited processes into the base, except *keep* of them and those with files; yield their ids."""
-        for _ in range(sum(not each.living for each in self.processes) - keep):
-            first = self.processes[0]
-            if first.living or first.identity.id in present:
+        """Move exited processes into the base, oldest first, and yield their ids.
+
+        The last *keep* stay, the last process that trained, which decides the state of the run, and those with files.
+        """
+        exited = [each for each in self.processes if not each.living]
+        trained = next((each for each in reversed(self.processes) if each.has_trained), None)
+        for process in exited[: max(0, len(exited) - keep)]:
+            if process.identity.id in present:
                 return
-            self.base.absorb(self.processes.pop(0))
-            yield first.identity.id
+            if process is not trained:
+                self.processes.remove(process)
+                self.base.absorb(process)
+                yield process.identity.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,11 @@ def test_the_position_of_an_ended_run_stays_with_its_times(feed: Path) -> None:
     with started(command_of(feed, FAILS_SLOWLY, port, "--run.linger=60s"), feed):
         wait_until(lambda: sample(port, 'training_run_state{run="r",state="failed"}') == 1)
 
-        names = ("training_step{", "training_checkpoint_last_step{", "training_last_progress_timestamp_seconds{")
+        names = (
+            "training_step{",
+            "training_checkpoint_last_step{",
+            "training_last_progress_timestamp_seconds{",
+        )
         step, saved, progress = (sample(port, name) for name in names)
         saved_at = sample(port, "training_checkpoint_last_success_timestamp_seconds{")
         assert (step, saved) == (10, 5)

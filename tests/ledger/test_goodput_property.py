@@ -1,0 +1,146 @@
+"""Properties of goodput over arbitrary stories of a run: hangs, saves, crashes, restarts, evaluations, ends of launches."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from goodput_support import PaperJob, Watched, a_job, check_identity
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_support import Page, Sidecar
+
+from exporter.feed.runs import End
+from exporter.ledger.goodput.accounting import CAUSES
+from exporter.ledger.goodput.endings import ExitEvidence
+from exporter.ledger.goodput.run_state import ENDED_STATES, STATES
+from exporter.recording.values import END_REASONS
+
+LAUNCH = "5f2c"
+COUNTERS = (
+    ("wall_seconds_total", {}),
+    ("productive_seconds_total", {}),
+    ("lost_steps_total", {}),
+    *(("badput_seconds_total", {"cause": cause}) for cause in CAUSES),
+    *(("interruptions_total", {"reason": reason}) for reason in END_REASONS),
+    *(("restarts_total", {"reason": reason}) for reason in END_REASONS),
+)
+
+
+class Story:
+    """A run of one launch, whose processes follow each other, and the pages of its sidecar."""
+
+    def __init__(self, directory: Path) -> None:
+        self.sidecar = Sidecar(directory)
+        self.ends: list[End] = []
+        self.launches = {LAUNCH}
+        self.process: Watched | None = None
+        self.counted: Mapping[int, float] = {}
+        self.states: list[str] = []
+        self._give_evidence()
+
+    def _give_evidence(self) -> None:
+        self.sidecar.collector.endings.evidence = ExitEvidence(
+            ends=lambda: list(self.ends), launches=lambda: set(self.launches)
+        )
+
+    def play(self, action: str, number: int) -> None:
+        """Let the run do something, and look at the page."""
+        process = self.process
+        if action == "begin" and process is None:
+            self._begin(a_job(first_step=number))
+        elif action == "evaluate" and process is None:
+            self._begin(PaperJob())
+            self._job.spend("validation", float(number))
+        elif action == "launch ends" and process is None and self.launches:
+            self.launches = set()
+            self.ends.append(
+                End(self.sidecar.directory, 99, number % 2, self.sidecar.clock.wall, launch=LAUNCH)
+            )
+        elif action == "restart the sidecar":
+            self.sidecar.restart()
+            self._give_evidence()
+        elif process is not None and action in {"exit", "crash"}:
+            process.write(final=action == "exit")
+            process.kill()
+            self.process = None
+        elif process is not None and self._job.loop:
+            if action == "train":
+                self._job.train(1 + number % 5)
+            elif action == "hold":
+                self._job.hold(40.0 * number)
+            elif action == "save":
+                self._job.save(1.0)
+        self._see(float(number))
+
+    @property
+    def _job(self) -> PaperJob:
+        assert self.process is not None
+        return self.process.job
+
+    def _begin(self, job: PaperJob) -> None:
+        self.process = Watched(self.sidecar, job)
+        self.process.process = self.process.process.replace(launch=LAUNCH)
+
+    def _see(self, seconds: float) -> None:
+        if self.process is not None:
+            self.process.write()
+        page = self.sidecar.after(seconds)
+        self._check_counters(page)
+        state = [each for each in STATES if page.get("training_run_state", run="r", state=each) == 1]
+        self.states += state
+        if page.get("training_wall_seconds_total", run="r") is not None:
+            check_identity(page)
+
+    def _check_counters(self, page: Page) -> None:
+        found = {
+            place: value
+            for place, (name, labels) in enumerate(COUNTERS)
+            if (value := page.get(f"training_{name}", run="r", **labels)) is not None
+        }
+        for place, value in found.items():
+            assert value >= self.counted.get(place, 0.0) - 1e-6, COUNTERS[place]
+        self.counted = {**self.counted, **found}
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(
+        ("begin", "train", "hold", "save", "exit", "crash", "evaluate", "launch ends", "restart the sidecar")
+    ),
+    st.integers(0, 30),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ACTIONS, max_size=14))
+def test_wall_time_is_the_sum_and_no_counter_decreases_in_any_story(
+    actions: Sequence[tuple[str, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        story = Story(Path(directory))
+        for action, number in [("begin", 0), ("train", 3), *actions]:
+            story.play(action, number)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("evaluate", "exit", "crash", "launch ends")), st.integers(0, 30)),
+        max_size=8,
+    )
+)
+def test_a_finished_training_stays_finished_whatever_follows_without_training(
+    actions: Sequence[tuple[str, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        story = Story(Path(directory))
+        for action, number in [("begin", 0), ("train", 3), ("exit", 0)]:
+            story.play(action, number)
+        story._see(61.0)
+        for action, number in actions:
+            story.play(action, number)
+
+    ended = [each for each in story.states if each in ENDED_STATES]
+    assert set(ended) == {"finished"}
+    assert story.states[story.states.index("finished") :] == ended
