@@ -100,6 +100,10 @@ class FakeNvml:
         """Assign processes (pid) to GPUs."""
         self._write("procs", "".join(f"{pid} {gpu} 1000000000 50\n" for pid, gpu in processes))
 
+    def report_xid(self, at: float, gpu: int, xid: int) -> None:
+        """Report an Xid error at a Unix time."""
+        self._write("xids", f"{at:.6f} {gpu} {xid}\n")
+
     @property
     def environment(self) -> dict[str, str]:
         return {"LD_LIBRARY_PATH": str(library()), "FAKE_NVML_DIR": str(self.directory)}
@@ -112,11 +116,11 @@ class FakeNvml:
 
 
 @contextmanager
-def collecting(fake: FakeNvml, *, period: float = 1.0) -> Iterator[GpuCollector]:
+def collecting(fake: FakeNvml, *, period: float = 1.0, retry: float = 30.0) -> Iterator[GpuCollector]:
     """Collector of the machine on a simulated clock, after its first readings."""
     saved = dict(os.environ)
     os.environ.update(fake.environment)
-    collector = GpuCollector(GpuOptions(period=period))
+    collector = GpuCollector(GpuOptions(period=period, retry=retry))
     collector.start()
     try:
         wait_until(lambda: value(collector, "gpu_nvml_up") == 1)

@@ -228,28 +228,6 @@ def test_nvml_is_detached_on_request_and_reattached(tmp_path: Path) -> None:
         assert value(collector, RESTARTS, "crashed") == 0
 
 
-def test_series_of_a_lost_card_end_and_return_while_others_continue(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="exporter.collectors.gpu")
-    changes: list[float] = []
-    lost = "at: 1s, until: 2s, gpus: [1], xid: [79], lost: true"
-    watched = watching(described(tmp_path, lost), on_change=lambda: changes.append(time.monotonic()))
-    with watched as collector:
-        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-        before = len(changes)
-        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 0})
-        during = collector.collect()
-        wait_until(
-            lambda: len(changes) > before
-        )  # logged by the thread that attached it, directly after it appears
-        wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
-
-    assert {labels[0] for labels in values(during, "gpu_utilization_ratio")} == {"0"}
-    lines = [record.getMessage() for record in caplog.records]
-    assert [line.rpartition(") ")[2] for line in lines] == ["does not answer: gpu_is_lost", "answers again"]
-
-
 def test_the_child_inherits_nothing_but_its_pipes(tmp_path: Path) -> None:
     with (tmp_path / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)
@@ -385,14 +363,3 @@ def test_modules_in_the_current_directory_do_not_replace_the_child(
         wait_until(lambda: nvml_up(collector))
 
         assert value(collector, RESTARTS, "crashed") == 0
-
-
-def test_a_replayed_call_takes_the_described_time(tmp_path: Path) -> None:
-    machine = described(tmp_path, head="costs: {nvmlDeviceGetPowerUsage: 20}\n")
-    with watching(machine, options=GpuOptions(period=0.1)) as collector:
-        wait_until(lambda: (value(collector, "gpu_energy_joules_total") or 0) > 200)
-        pid = collector.child_pid
-        assert pid is not None
-        spent = time.clock_gettime((~pid << 3) | 2)  # the child's processor time
-
-        assert spent > 0.02 * 2 * 20  # two GPUs of 100 W, ten passes a second

@@ -6,19 +6,6 @@ import pytest
 from gpu_support import machine, replay, small, small_text
 
 
-def test_processes_are_values_and_not_labels() -> None:
-    played = replay("h100", 28)
-    processes = played.registry.processes()
-
-    assert [process.pid for process in processes] == [7300 + index for index in range(8)]
-    first = processes[0]
-    assert (first.gpu, first.memory_bytes) == ("0", 73014444032)
-    assert first.ratios == {}  # a single process
-    shown = [text for family in played.families() for each in family.samples for text in each.labels.values()]
-    assert shown
-    assert "7300" not in shown
-
-
 def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
     idle_now = "load: {steps: [{seconds: 30s, level: 1}, {seconds: 20s, level: 0}]}"
     described = small("processes: [{pid: 5, memory: 100, sm: 90}, {pid: 6, memory: 1}]", model=idle_now)
@@ -26,17 +13,6 @@ def test_the_first_pass_over_processes_uses_no_stale_sample() -> None:
 
     # The process was active until ten seconds ago; the query covers the last five.
     assert played.registry.processes()[0].ratios["sm"] == 0.0
-
-
-def test_processes_come_and_go() -> None:
-    described = small(
-        "processes: [{pid: 5, memory: 100}]",
-        "at: 8s, gpus: [0], processes: []",
-        "at: 20s, gpus: [0], processes: [{pid: 77, memory: 300}, {pid: 78}]",
-    )
-    counts = [replay(described, seconds).values("gpu_processes", "0") for seconds in (7, 15, 25)]
-
-    assert [number for found in counts for number in found.values()] == [1, 0, 2]
 
 
 @pytest.mark.parametrize("how", ["errors: {%s: SUCCESS}", "errors: {%s: NOT_FOUND}", "delay: {%s: 100ms}"])

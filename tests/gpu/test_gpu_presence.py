@@ -95,13 +95,6 @@ def test_a_gpu_that_needs_a_reset_is_reported() -> None:
     assert {labels[2] for labels in played.values("gpu_error_info")} == {"reset_required"}
 
 
-def test_a_gpu_that_was_never_there_is_down_from_the_start() -> None:
-    played = replay(small("gpus: [1], lost: true"), 5)
-
-    assert [labels for labels, up in played.values("gpu_up").items() if not up] == [("1", "")]
-    assert played.values("gpu_devices") == {(): 1.0}
-
-
 @pytest.mark.parametrize(
     ("fault", "farewell", "samples"),
     [

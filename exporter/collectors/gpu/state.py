@@ -167,7 +167,7 @@ class GpuRegistry:
             # First: after the loss of a GPU, later GPUs have new indices.
             changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
             for entry in entries:
-                changed |= self._take_gpu(entry, time, child)
+                changed |= self._take_gpu(entry, time + entry.get("late", 0.0), child)
             self.most_seen = max(self.most_seen, len(self.gpus))
             cost = message.get("cost")
             if cost is not None:

@@ -195,9 +195,13 @@ class NvmlSampler:
         selected = [slot for slot in self._slots if slot.selected]
         before = [slot.down for slot in selected]
         entries = []
+        began = self._library.seconds
         for slot in selected:
             seconds = self._library.seconds
-            entries.append(self._entry(slot, now, wall))
+            # After a slow call on another GPU, readings are of a later time than the pass.
+            late = seconds - began if seconds - began >= SLOW_CALL_SECONDS else 0.0
+            entry = self._entry(slot, now + late, wall + late)
+            entries.append({**entry, "late": late} if late else entry)
             if self._library.seconds - seconds >= SLOW_CALL_SECONDS:
                 self._progress(f"GPU {slot.index}")  # slow calls of several GPUs may follow each other
         self._library.subject = None
