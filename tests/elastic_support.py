@@ -117,7 +117,7 @@ def page_of(feed: Path) -> str:
     state.mkdir(exist_ok=True)
     passed = 0.0
     collector = JobCollector(
-        FeedReader(feed), StateStore(state, keeper="test"), monotonic=lambda: time.monotonic() + passed
+        FeedReader(feed), StateStore(state, sidecar="test"), monotonic=lambda: time.monotonic() + passed
     )
     collector.collect()
     passed = 12.0  # without an exit status in time, the report of the job counts

@@ -139,7 +139,7 @@ class EnergyNode:
 
     def start(self, state: StateStore | None = None) -> None:
         self.lock = NodeLock(self.directory, self.boot)
-        self.state = state or StateStore(self.directory, keeper="here")
+        self.state = state or StateStore(self.directory, sidecar="here")
         self.collector = EnergyCollector(
             Sources(self.readings, self.use, self.gpu_use, self.alive, self.work, self.power),
             self.state,

@@ -20,7 +20,7 @@ class PaperJob:
     phase: str = "init"
     first_step: int | None = None
     loop: int = 0
-    guessed: bool = False
+    inferred_loop: bool = False
     step: int | None = None
     steps: int = 0
     work_seconds: float = 0.0

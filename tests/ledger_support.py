@@ -136,7 +136,7 @@ class Sidecar:
         self.start()
 
     def start(self) -> None:
-        self.state = StateStore(self.directory, keeper="here", clock=lambda: self.clock.wall)
+        self.state = StateStore(self.directory, sidecar="here", clock=lambda: self.clock.wall)
         self.collector = JobCollector(
             self.feed, self.state, clock=lambda: self.clock.wall, monotonic=lambda: self.clock.monotonic
         )

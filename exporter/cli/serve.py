@@ -126,8 +126,8 @@ class SidecarService:
         self._scheduler = Scheduler(publish=self._publish, withdraw=self._page.withdraw)
         self._reader = FeedReader(self.feed_directory)
         # Sidecars of a host may share a state directory, each with a separate feed directory.
-        keeper = f"{socket.gethostname()}:{self.feed_directory}"
-        state = StateStore(configuration.state.dir or self.feed_directory, keeper=keeper)
+        sidecar = f"{socket.gethostname()}:{self.feed_directory}"
+        state = StateStore(configuration.state.dir or self.feed_directory, sidecar=sidecar)
         self._jobs = JobCollector(
             self._reader,
             state,

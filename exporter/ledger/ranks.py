@@ -302,4 +302,4 @@ class Ranks:
         if key.rank is not None:
             return (KIND, key.run, str(key.rank), "", "")
         # Processes without a rank are separate per node: every node of a run has an agent.
-        return (KIND, key.run, "", key.role, self._state.keeper)
+        return (KIND, key.run, "", key.role, self._state.sidecar)

@@ -229,7 +229,7 @@ class TrainingReading(Value):
     last_progress: float | None = None
     first_step: int | None = None  # first step of the first training loop of this process; None before
     loop: int = 0  # training loops so far
-    guessed: bool = False  # True if a bridge inferred the latest loop
+    inferred_loop: bool = False  # True if a bridge inferred the latest loop
     # completed steps by the job's count, including steps before this process; None before the first loop
     step: int | None = None
     steps: int = 0  # training iterations that this process has completed

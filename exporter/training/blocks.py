@@ -117,7 +117,7 @@ class HotBlock(StackEntry, InertSpan):
         """Begin the block on any thread, at the time *began* if given."""
         clock = _CLOCK
         if clock.thread is None:
-            TRAINING.adopt(get_ident())
+            TRAINING.start_on(get_ident())
         self.is_open = TRAINING.is_training = True
         self.thread = get_ident()
         self.began = now if began is None else began

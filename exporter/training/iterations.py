@@ -111,7 +111,7 @@ class IterationBlock(HotBlock):
         if not kind.inferred:
             TRAINING.take_over()
         if clock.thread is None:
-            TRAINING.adopt(get_ident())
+            TRAINING.start_on(get_ident())
         is_main = get_ident() == clock.thread
         if is_main:
             task = clock.present_task()

@@ -222,7 +222,7 @@ def _open(block: OpenBlock, phase: str | None) -> None:
     now = monotonic()
     clock = TRAINING.clock
     if clock.thread is None:
-        TRAINING.adopt(block.thread)
+        TRAINING.start_on(block.thread)
     TRAINING.start_recording()
     TRAINING.observers.look_for_handlers()
     if block.kind in kinds.LOOPS and block.thread == clock.thread:

@@ -157,7 +157,7 @@ class TrainingRecording:
         """Return the id of the innermost open span of the calling thread or task."""
         return self.spans.id()
 
-    def adopt(self, thread: int) -> None:
+    def start_on(self, thread: int) -> None:
         """Make the thread of the first block the main thread, and start the recording thread."""
         if self.clock.thread is None and self.is_on:
             self.clock.thread = thread

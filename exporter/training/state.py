@@ -357,7 +357,7 @@ class TrainingState:
             last_progress=None if progress.last is None else progress.last + self.offset,
             first_step=self._first_step,
             loop=self._loops,
-            guessed=self._is_inferred,
+            inferred_loop=self._is_inferred,
             step=None if self.loop is None else self.loop.completed,
             steps=progress.steps,
             work_seconds=work.seconds,

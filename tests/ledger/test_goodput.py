@@ -60,11 +60,11 @@ def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_l
 @pytest.mark.usefixtures("killed_at_100")
 def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
     again = Watched(sidecar, a_job(0))
-    again.job.guessed = True
+    again.job.inferred_loop = True
     again.job.train(3)
     warm_up = again.see()
     again.job.begin_loop(90)
-    again.job.guessed, again.job.first_step = False, 90
+    again.job.inferred_loop, again.job.first_step = False, 90
 
     assert [of(warm_up, "lost_steps_total"), of(again.see(), "lost_steps_total")] == [0, 10]
 

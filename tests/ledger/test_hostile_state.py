@@ -1,4 +1,4 @@
-"""State files that no sidecar writes: each is moved aside, counted and logged, and the totals start anew."""
+"""State files that no sidecar writes: each is moved aside, counted and logged, and the totals restart at zero."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     assert sidecar.state.damaged == 1
     assert page.get("exporter_ledger_state_errors_total", reason="damaged") == 1
     assert len(list((tmp_path / "ledger").glob("*.damaged-*"))) == 1
-    assert "its totals start anew" in caplog.text
+    assert "its totals restart at zero" in caplog.text
     assert page.count("loss", **RANK_0) == (1 if lives else None)

@@ -24,7 +24,7 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.fixture
 def store(tmp_path: Path) -> StateStore:
-    return StateStore(tmp_path, keeper="here")
+    return StateStore(tmp_path, sidecar="here")
 
 
 def saved(store: StateStore, content: bytes = b"seven", key: tuple[str, ...] = KEY) -> Path:
@@ -108,7 +108,7 @@ def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_records_saved_recently_by_this_store_are_recent(tmp_path: Path) -> None:
-    ours, theirs = StateStore(tmp_path, keeper="here"), StateStore(tmp_path, keeper="there")
+    ours, theirs = StateStore(tmp_path, sidecar="here"), StateStore(tmp_path, sidecar="there")
     old = saved(ours, key=("rank", "old", "0", "", ""))
     os.utime(old, (0, 0))
     saved(ours, key=("rank", "ours", "0", "", ""))
@@ -134,7 +134,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from exporter.ledger.state.store import StateStore
-store, key = StateStore(Path(sys.argv[1]), keeper="child"), ("rank", "run", "0", "", "")
+store, key = StateStore(Path(sys.argv[1]), sidecar="child"), ("rank", "run", "0", "", "")
 assert store.claim(key)
 number = store.load(key, int) or 0
 print(number, flush=True)

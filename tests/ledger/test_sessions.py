@@ -159,7 +159,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from exporter.ledger.state.store import StateStore
-store = StateStore(Path(sys.argv[1]), keeper="elsewhere")
+store = StateStore(Path(sys.argv[1]), sidecar="elsewhere")
 print(store.claim(("goodput", "s", "session", "", "")), flush=True)
 sys.stdin.read()
 """

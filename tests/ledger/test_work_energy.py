@@ -21,7 +21,7 @@ from exporter.ledger.goodput.accounting import CAUSES
 from exporter.ledger.state.codec import dumps
 
 
-def flows(
+def account(
     productive: float = 0.0,
     lost: float = 0.0,
     hung: float = 0.0,
@@ -77,11 +77,11 @@ class Run:
 
 def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     run = Run()
-    run.energy.settle(flows())
+    run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
-    run.energy.settle(flows(uncommitted=10.0))
+    run.energy.apply_outcomes(account(uncommitted=10.0))
     before = run.productive()
-    run.energy.settle(flows(productive=6.0, lost=2.0, hung=1.0, uncommitted=1.0))
+    run.energy.apply_outcomes(account(productive=6.0, lost=2.0, hung=1.0, uncommitted=1.0))
 
     assert [before, run.productive()] == [0, 600]
     assert run.wasted() == {"lost_progress": 200, "hang": 100}
@@ -90,11 +90,11 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
 
 def test_pending_work_is_lost_when_another_task_begins() -> None:
     run = Run()
-    run.energy.settle(flows())
+    run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
-    run.energy.settle(flows(1e6, 1e6, 0.0, 1.0, session="another"))
+    run.energy.apply_outcomes(account(1e6, 1e6, 0.0, 1.0, session="another"))
     run.divide(100.0, {"forward": 10.0})
-    run.energy.settle(flows(1e6 + 9.0, 1e6, 0.0, 1.0, session="another"))
+    run.energy.apply_outcomes(account(1e6 + 9.0, 1e6, 0.0, 1.0, session="another"))
 
     assert run.wasted() == {"lost_progress": 1000}
     assert run.productive() == 90
@@ -103,7 +103,7 @@ def test_pending_work_is_lost_when_another_task_begins() -> None:
 
 def test_validation_is_productive_if_configured() -> None:
     run = Run()
-    run.energy.settle(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, validates=True))
+    run.energy.apply_outcomes(WorkAccount("s", 0.0, 0.0, 0.0, 0.0, validates=True))
     run.divide(100.0, {"validation": 10.0})
 
     assert run.productive() == 100
@@ -112,8 +112,8 @@ def test_validation_is_productive_if_configured() -> None:
 def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at_zero() -> None:
     run = Run()
     run.energy.begin([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
-    run.energy.settle(flows(productive=1.0))
-    run.energy.settle(flows(productive=2.0, lost=1.0, uncommitted=1.0))
+    run.energy.apply_outcomes(account(productive=1.0))
+    run.energy.apply_outcomes(account(productive=2.0, lost=1.0, uncommitted=1.0))
     without = list(run.energy.samples())
     run.divide(0.0, {})
     begun = {sample.labels for sample in run.energy.samples() if "wasted" in sample.spec.name}
@@ -138,7 +138,7 @@ def test_both_sums_always_equal_the_energy_of_the_run(
     for joules, spent, (productive, lost, hung, uncommitted), restarts in story:
         run.divide(joules, spent)
         done = (done[0] + productive, done[1] + lost, done[2] + hung)
-        run.energy.settle(flows(*done, uncommitted))
+        run.energy.apply_outcomes(account(*done, uncommitted))
         if restarts:
             run.restart()
         run.check()

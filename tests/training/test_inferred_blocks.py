@@ -41,7 +41,7 @@ def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(ended: bool) -> N
     reading = latest_reading()
     assert of("training.steps", mode="train") == (410 if ended else 409)
     assert of("training.step") == reading.step == 400
-    assert not reading.guessed
+    assert not reading.inferred_loop
     assert of("training.phase_entries", phase="forward") == 400
     assert reading.finished
     assert reading.committed_seconds == pytest.approx(reading.work_seconds)

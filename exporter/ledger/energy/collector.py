@@ -226,13 +226,13 @@ class EnergyCollector:
                 self._divide(gpu_use, use, work, whole, collected, now=now, attributed=attributed)
                 divided = True
         if now - self._divided_at > LONGEST_SECONDS:
-            self._devices.settle()
+            self._devices.mark_divided()
             self._divided_at, self._shares = now, {}
         # Work of a running run is settled after the division of energy.
         living = {each.run for each in work.processes if each.alive}
         for name, run in self._runs.items():
             if divided or name not in living:
-                run.counters.settle(work.account(name, run.counters.session))
+                run.counters.apply_outcomes(work.account(name, run.counters.session))
         self._save(collected)
         for name, run in list(self._runs.items()):
             if now - (run.counters.alive_at or 0.0) > self._linger_seconds:
@@ -280,7 +280,7 @@ class EnergyCollector:
                 )
                 run.counters.hold(device.reading, share.ratio, seconds, self._options)
             if before is not None or whole is not None or device.reading.component in {"gpu", "dram"}:
-                device.settle(waiting)
+                device.mark_divided(waiting)
 
     def _attribute_gpus(
         self, work: WorkUse, use: MachineUse | None, collected: Collected, *, now: float

@@ -51,7 +51,7 @@ class DeviceEnergy:
     _at: float = 0.0
     _moments: deque[_CrosscheckMoment] = field(default_factory=lambda: deque(maxlen=MAX_MOMENTS))
 
-    def settle(self, waiting: float = 0.0) -> None:
+    def mark_divided(self, waiting: float = 0.0) -> None:
         """Mark the energy as divided, except for *waiting*."""
         self.pending, self.bridged = waiting, 0.0
 
@@ -163,10 +163,10 @@ class EnergyDevices:
                 DeviceKey(each.component, each.device, each.source): each for each in record.devices
             }
 
-    def settle(self) -> None:
+    def mark_divided(self) -> None:
         """Mark all energy as divided."""
         for device in self._devices.values():
-            device.settle()
+            device.mark_divided()
 
     def record(self) -> DevicesRecord:
         """Return the state to be saved; an absent device may return."""

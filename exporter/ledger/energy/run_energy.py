@@ -159,8 +159,8 @@ class RunEnergy:
         self._before = {each.process: each.phases for each in processes}
         self._reports = self._reports or bool(processes)
 
-    def settle(self, account: WorkAccount | None) -> None:
-        """Move energy of settled work out of the pool."""
+    def apply_outcomes(self, account: WorkAccount | None) -> None:
+        """Move the energy of work with a known outcome out of the pool."""
         if account is None:
             return
         self._validates = account.validates

@@ -319,4 +319,4 @@ class Goodput:
 def _may_only_warm_up(attempt: Attempt, reading: TrainingReading) -> bool:
     """Return True if an inferred loop may be a warm-up before the training resumes."""
     saved_or_loaded = reading.committed_step is not None or "checkpoint_load" in attempt.spent
-    return reading.guessed and not saved_or_loaded and attempt.seconds < INFERRED_LOOP_SECONDS
+    return reading.inferred_loop and not saved_or_loaded and attempt.seconds < INFERRED_LOOP_SECONDS

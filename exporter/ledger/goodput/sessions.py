@@ -135,7 +135,7 @@ class Sessions:
             if not tag and self._is_evaluation(process, endings):
                 return
             # A session of a rank other than 0 is not published; this node divides energy by the session's work.
-            node = (str(identity.rank), self._state.keeper) if identity.rank else ("", "")
+            node = (str(identity.rank), self._state.sidecar) if identity.rank else ("", "")
             self._bound[identity.id] = ("goodput", name, kind, *node)
 
     def _is_evaluation(self, process: ProcessTotals, endings: Endings) -> bool:

@@ -1,7 +1,7 @@
 r"""Format of state files.
 
 training-exporter-ledger 3 3f2a90c4\n                   magic, format version, CRC-32 of the rest
-{"key": ["rank", "run", "0", "", ""], "keeper": "node7"}\n   key of the content, and the sidecar of the last save
+{"key": ["rank", "run", "0", "", ""], "sidecar": "node7"}\n   key of the content, and the sidecar of the last save
 …content…                                               JSON: a dataclass, field by field
 """
 
@@ -39,7 +39,7 @@ class StateFile:
     """Content of a state file."""
 
     key: StateKey
-    keeper: str  # name of the sidecar that saved the file last
+    sidecar: str  # name of the sidecar that saved the file last
     content: bytes
 
 
@@ -53,7 +53,7 @@ def file_name(key: StateKey) -> str:
 
 def encode_file(file: StateFile) -> bytes:
     """Return the bytes of a state file; raises OSError (EFBIG) above MAX_BYTES."""
-    head = json.dumps({"key": file.key, "keeper": file.keeper}).encode() + b"\n"
+    head = json.dumps({"key": file.key, "sidecar": file.sidecar}).encode() + b"\n"
     header = b"%s %d %08x\n" % (_MAGIC, _VERSION, zlib.crc32(file.content, zlib.crc32(head)))
     data = header + head + file.content
     if len(data) > MAX_BYTES:
@@ -76,7 +76,8 @@ def read_state_file(path: Path) -> StateFile:
     head, _, content = rest.partition(b"\n")
     try:
         found = parse(head)
-        return StateFile(tuple([str(part) for part in found["key"]]), str(found["keeper"]), content)
+        sidecar = found["sidecar"] if "sidecar" in found else found["keeper"]  # the key of earlier snapshots
+        return StateFile(tuple([str(part) for part in found["key"]]), str(sidecar), content)
     except (LookupError, TypeError, ValueError) as error:
         raise DamagedFileError(f"invalid head: {error}") from error
 

@@ -50,7 +50,7 @@ class StateStore:
         directory: Directory of the files: `ledger` in the given directory, created on first use. In a directory of several
             users, `ledger-<uid>` if another user has made `ledger`.
         foreign_directory: The `ledger` of another user, which is ignored.
-        keeper: Name of this sidecar, the same after a restart and unique among the sidecars that share the directory;
+        sidecar: Name of this sidecar, the same after a restart and unique among the sidecars that share the directory;
             the host name by default. Keys are loaded at start only if this name saved them last.
         errors: Failed loads, saves and locks.
         damaged: Files that were moved aside.
@@ -60,13 +60,13 @@ class StateStore:
         self,
         directory: Path,
         *,
-        keeper: str | None = None,
+        sidecar: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._usual = self._directory = directory / "ledger"
         self._made = False
         self.foreign_directory: ForeignEntry | None = None
-        self.keeper = socket.gethostname() if keeper is None else keeper
+        self.sidecar = socket.gethostname() if sidecar is None else sidecar
         self.errors = 0
         self.damaged = 0
         self._problems: list[str] = []
@@ -143,12 +143,12 @@ class StateStore:
             self._renew_locks()
             if key not in self._claimed:
                 raise OSError(errno.ENOLCK, "another sidecar holds the lock")
-            data = encode_file(StateFile(key, self.keeper, content))
+            data = encode_file(StateFile(key, self.sidecar, content))
             # A leftover temporary file is of a killed sidecar: the lock excludes every other writer.
             replace_file(str(path), data, temporary=f"{path}.tmp", mode=0o600)
 
     def recent(self, kind: str, within_seconds: float) -> Sequence[StateKey]:
-        """Return the keys of a kind that this keeper saved within the given time; damaged files are moved aside."""
+        """Return the keys of a kind that this sidecar saved within the given time; damaged files are moved aside."""
         keys: list[StateKey] = []
         if not os.path.lexists(self.directory):
             return keys
@@ -163,7 +163,7 @@ class StateStore:
                         self._move_aside_unlocked(path, error)
                         continue
                     if (
-                        file.keeper == self.keeper
+                        file.sidecar == self.sidecar
                         and file.key[:1] == (kind,)
                         and file_name(file.key) == path.name
                     ):
@@ -192,7 +192,7 @@ class StateStore:
     def record(self, subject: str, decode: Callable[[bytes], Saved], *, run: str = "") -> StateRecord[Saved]:
         """Return the record of a subject of this machine, for each run if a run is given; no file is opened yet."""
         # Per machine: on shared storage every machine counts separately.
-        return StateRecord(self, ("page", run, subject, self.keeper), decode)
+        return StateRecord(self, ("page", run, subject, self.sidecar), decode)
 
     @contextlib.contextmanager
     def _using(self, name: str) -> Iterator[None]:
