@@ -33,6 +33,7 @@ from exporter.training.durations import CELLS, classic_buckets, native_buckets
 from exporter.training.metrics import PHASE_BUCKETS
 from exporter.training.phases import PHASES
 from exporter.training.recorder import TRAINING
+from exporter.training.records import Expectation, IterationEnded
 from exporter.training.spans import Span
 
 NAMES = ["iteration", "validation", "data_loading", "forward", "backward", "grad_sync", None]
@@ -437,3 +438,35 @@ def test_phases_of_another_thread_do_not_affect_the_main_thread() -> None:
 
         assert of("training.steps", mode="train") == 4
         assert labelled("training.phase_entries")["iteration"] == 1
+
+
+iterations = st.lists(
+    st.builds(
+        IterationEnded,
+        began=st.just(0.0),
+        ended=st.floats(0.001, 10.0),
+        work=st.floats(0.0, 10.0),
+        waits=st.none() | st.floats(0.0, 10.0),
+        failed=st.booleans(),
+        expected=st.none() | st.just(Expectation(samples=4.0, tokens=None)),
+    ),
+    max_size=30,
+)
+
+
+@given(iterations)
+def test_iterations_applied_together_count_as_iterations_applied_one_by_one(
+    records: list[IterationEnded],
+) -> None:
+    together, single = SimulatedTraining(), SimulatedTraining()
+    together.state.apply(records)
+    for record in records:
+        single.apply(record)
+
+    found, expected = together.values(400.0), single.values(400.0)
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        assert value == pytest.approx(expected[key]), key
+    assert together.reading().step == single.reading().step
+    assert together.reading().work_seconds == pytest.approx(single.reading().work_seconds)
+    assert together.reading().failed_seconds == pytest.approx(single.reading().failed_seconds)
