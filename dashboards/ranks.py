@@ -148,7 +148,7 @@ def _slow() -> tuple[Panel, ...]:
             h=9,
         ),
         table(
-            "Every rank with its machine, the slowest first",
+            "All ranks, the slowest first",
             Column("rank", "Rank", width=70),
             Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
             Column("gpu", "GPU", width=60),

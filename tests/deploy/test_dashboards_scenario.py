@@ -75,7 +75,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     },
     ("training-run", NO_FAULT): {"Where hanging ranks wait": "ABC", "State": "BC", "Ranks": "C"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
-    ("training-ranks", NO_TORCH): {"Every rank with its machine, the slowest first": "G"},
+    ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
         "Memory of tensors": "A",
         "Allocation retries and failures": "AB",
@@ -270,7 +270,7 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
             one.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}
         )
         for one in asked("training-ranks")
-        if one.panel == "Every rank with its machine, the slowest first"
+        if one.panel == "All ranks, the slowest first"
     }
 
     def by_rank(letter: str, after: float = 0.0) -> dict[str, dict[str, Any]]:
