@@ -190,7 +190,8 @@ def waste() -> tuple[Panel, ...]:
         lines(
             "Wasted power by cause",
             Query(
-                "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval])) > 0",
+                "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval]))"
+                " and on (cause) sum by (cause) (training_wasted_energy_joules_total{@run}) > 0",
                 "{{cause}}",
             ),
             unit="watt",

@@ -238,14 +238,14 @@ def itself() -> tuple[Panel, ...]:
                 width=110,
             ),
             Column(
-                "sum by (collector) (exporter_collector_errors_total{@node})"
+                "max by (collector) (exporter_collector_errors_total{@node})"
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Errors",
                 width=90,
                 thresholds=above(1),
             ),
             Column(
-                "sum by (collector) (exporter_collector_timeouts_total{@node})"
+                "max by (collector) (exporter_collector_timeouts_total{@node})"
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Timeouts",
                 width=100,

@@ -34,13 +34,11 @@ SECONDS = 80.0
 
 VIRTUAL = "virtual machines, where these tests run, have no such hardware"
 NO_MOUNT = "neither NFS nor Lustre is mounted where tests run"
-NO_FAULT = "the scenario has no such fault, and the panel is empty without one"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
 NOT_TOLD = "the job of the scenario does not record it"
 REPLAYED = "the processes of a described GPU are described too, and are none of the job's"
 NO_LIMIT = "only in a container with such a limit"
 WHOLE = "MIG; node-4 has a separate test"
-PASSES = "a short state, which can end before the query"
 LATER = "needs a counter that was watched for longer than the scenario lasts"
 
 OF_THE_MACHINE = "training-node"
@@ -49,10 +47,7 @@ OF_THE_MACHINE = "training-node"
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-energy", VIRTUAL): {"Power of machines": "B"},
     ("training-energy", LATER): {"Source of each number": "B"},
-    ("training-energy", NO_FAULT): {"Source of each number": "CD"},
-    ("training-fleet", NO_FAULT): {"GPUs": "B", "Exporters": "C", "Runs that progress": "C"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
-    ("training-gpus", NO_FAULT): {"GPUs": "C", "New errors": "CDE"},
     ("training-gpus", WHOLE): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
         "CPU of the container, and its limit": "B",
@@ -60,20 +55,6 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     },
     ("training-node", VIRTUAL): {"RDMA": "AB", "Network errors": "DE"},
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
-    ("training-node", NO_FAULT): {
-        "Samples and files lost": "AB",
-        "Collectors": "DE",
-        "Working collectors": "B",
-        "Errors of NVIDIA's library": "A",
-    },
-    ("training-node", PASSES): {"Processes of the job": "G"},
-    ("training-ranks", NO_FAULT): {
-        "Ranks alive": "C",
-        "Rank that holds up a hang": "AB",
-        "Ended and silent ranks": "AB",
-        "Where hanging ranks wait": "ABC",
-    },
-    ("training-run", NO_FAULT): {"Where hanging ranks wait": "ABC", "State": "BC", "Ranks": "C"},
     ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
