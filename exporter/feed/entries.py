@@ -1,10 +1,10 @@
 """Names of the exporter's own entries in a directory that several users can write to.
 
-Another user may come first and take a fixed name. Each fixed name therefore has alternatives with a user id, such as
-`owner-1000.lock` for `owner.lock`, and a random suffix if the alternative is taken, too. An entry counts only if it belongs to
-a trusted user, whatever its name.
+A foreign user may create an entry with a fixed name first. Each fixed name therefore has an alternative with a user id, such as
+`owner-1000.lock` for `owner.lock`, and an alternative with a random suffix if both names are foreign. Only entries of trusted
+users count.
 """
-# ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - one kind of path within the folder, which the job and the sidecar share
+# ruff: noqa: PTH116, PTH118, PTH120, PTH122, PTH208 - the folder uses a single kind of path, shared by the job and the sidecar
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from exporter.recording.value_class import Value, value_class
 
 _OTHERS_WRITE = 0o022
 _unpredictable: dict[str, str] = {}
-"""Names that other users cannot take in advance, by the name that they have taken."""
+"""Unpredictable names, by the foreign name that they replace."""
 
 
 @value_class
 class ForeignEntry(Value):
-    """Entry of another user that is not used."""
+    """Unused entry of a foreign user."""
 
     path: str
     uid: int
-    used: str  # path in its place
+    used: str  # path that is used instead
 
 
 @value_class
@@ -46,10 +46,11 @@ def is_shared(directory: str) -> bool:
 
 
 def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
-    """Return the user of an entry that another user has made; None for a trusted entry and a missing entry.
+    """Return the user of a foreign entry; None for a trusted entry and a missing entry.
 
     Trusted are this user, root, the owner of the directory, and the users in *trusted*. Only the owner can make entries in a
-    directory that others cannot write to: there every entry is trusted, whatever user ids a network file system shows.
+    directory without write access for group and others. Every entry of such a directory is trusted, for any user ids of a network
+    file system.
     """
     try:
         parent = os.stat(os.path.dirname(path))
@@ -61,7 +62,7 @@ def foreign_uid(path: str, trusted: Collection[int] = ()) -> int | None:
 
 
 def own_entry(path: str) -> str:
-    """Return a path, or a path of this user in the same directory if another user's entry has that name.
+    """Return a path, or the path of an alternative in the same directory if the entry is foreign.
 
     An alternative that exists stays in use after the foreign entry is gone.
     """
@@ -90,9 +91,9 @@ def trusted_entries(path: str) -> list[str]:
 
 
 def newest_entry(path: str, owner: int | None = None) -> FoundEntry | None:
-    """Return the trusted entry of a name that was written last; None without one.
+    """Return the last written trusted entry of a name, or None.
 
-    Trusted is also *owner*, if given. Lists the directory only if another user has taken an alternative: training processes
+    Trusted is also *owner*, if given. Lists the directory only if an alternative is foreign: training processes
     call this function about once a second.
     """
     try:
@@ -112,7 +113,7 @@ def newest_entry(path: str, owner: int | None = None) -> FoundEntry | None:
 
 
 def foreign_entry(path: str, used: str) -> ForeignEntry | None:
-    """Return the entry for which another path is used, if that is so."""
+    """Return the foreign entry that is replaced by *used*, or None."""
     uid = foreign_uid(path) if used != path else None
     return None if uid is None else ForeignEntry(path, uid, used)
 

@@ -1,9 +1,9 @@
-"""Files of a feed directory: opened only if regular, replaced as a whole, locked by living processes.
+"""Files of a feed directory: opened only if regular, replaced as a whole, locked by running processes.
 
-Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed`, its last complete snapshot,
-`<id>.lock`, which it holds while it lives, and for a moment `<id>.tmp`; the sidecar has `owner.lock` and `overrides.json`.
+Used in training processes and in the sidecar, on Linux. A process `<id>` has `<id>.feed` with the last complete snapshot,
+`<id>.lock`, which is locked until the exit of the process, and temporarily `<id>.tmp`; the sidecar has `owner.lock` and `overrides.json`.
 """
-# ruff: noqa: PTH105, PTH108, PTH118 - one kind of path within the folder, which the job and the sidecar share
+# ruff: noqa: PTH105, PTH108, PTH118 - the folder uses a single kind of path, shared by the job and the sidecar
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 try:
     import fcntl
-except ImportError:  # Windows: everything imports and records there, without a feed
+except ImportError:  # Windows, where all modules import and record, without a feed
     fcntl = None  # type: ignore[assignment]  # never used then, see above
 
 FEED, LOCK, TEMPORARY, STACKS = ".feed", ".lock", ".tmp", ".stacks"
@@ -26,7 +26,7 @@ OVERRIDES = "overrides.json"
 OWN_MODE = 0o600
 """Permissions in the user's default directory."""
 SHARED_MODE = 0o644
-"""Permissions in a configured directory, less the umask: a sidecar of another user may read there."""
+"""Permissions in a configured directory, less the umask: readable for sidecars of other users."""
 _FLOCK = struct.Struct("@hhqqi0q")
 """struct flock of the kernel, padding included: type, whence, start, length (0: to the end), pid."""
 _HELD: dict[tuple[int, int], int] = {}
@@ -71,7 +71,7 @@ def _check_regular(found: os.stat_result, path: str) -> None:
         raise OSError(errno.EINVAL, "not a regular file", path)
     # A file without a link was replaced during the open, and is complete.
     if found.st_nlink > 1:
-        raise OSError(errno.EMLINK, "one of several links", path)
+        raise OSError(errno.EMLINK, "a file with several links", path)
 
 
 def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
@@ -86,8 +86,8 @@ def read_file(path: str, size: int) -> tuple[bytes, os.stat_result]:
 def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
     """Replace a file, or a symbolic link, atomically: a reader finds the old content or the new content.
 
-    `temporary` is a path in the same directory with the suffix `.tmp`. A leftover file there is removed; if the file belongs to
-    another user, a random name is used instead. After an OSError the old file is unchanged.
+    `temporary` is a path in the same directory with the suffix `.tmp`. A leftover file of that name is removed;
+    if the file is foreign, a random name is used instead. After an OSError the old file is unchanged.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -109,11 +109,11 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
 
 
 class RecordLock:
-    """POSIX record lock that this process holds until its end or `release`; a query of the holder takes no lock.
+    """POSIX record lock, held until `release` or the exit of this process; a query of the holder does not lock.
 
     `flock` and open-file-description locks would survive in every forked worker that inherited the descriptor. POSIX drops
     the record locks of a process on a file when the process closes *any* descriptor of the file. Therefore a process never
-    opens a lock file that the process holds (`_HELD`), and the holder locks again at each `keep`, since a job may close every
+    opens a lock file that the process holds (`_HELD`), and the holder restores the lock at each `keep`, since a job may close every
     descriptor. A forked child holds no lock.
     """
 
@@ -125,7 +125,7 @@ class RecordLock:
 
     @classmethod
     def take(cls, path: str, *, create_mode: int | None) -> RecordLock | None:
-        """Take the lock without waiting; returns None if another process, or another part of this process, holds the lock.
+        """Lock without waiting; returns None if a different process, or a different part of this process, holds the lock.
 
         With None for a mode the file must exist. Raises OSError if the file cannot be locked, or is not a regular file.
         """
@@ -147,7 +147,7 @@ class RecordLock:
         return lock
 
     def keep(self) -> bool:
-        """Take the lock again if a close in this process dropped it; returns False if the lock is lost."""
+        """Restore the lock after a close in this process; returns False if the lock is lost."""
         try:
             found = os.lstat(self.path)
             return self._is_own() and _inode(found) == self._inode and _try_lock(self._descriptor)
@@ -196,10 +196,10 @@ def holder(path: str, *, directory: int | None = None) -> int | None:
 
 
 def remove_process(directory: str, process_id: str, *, if_true: Callable[[], bool] = lambda: True) -> bool:
-    """Remove the files of a dead process, if the condition holds; returns True if no file is left.
+    """Remove the files of an exited process, if the condition holds; returns True if no file is left.
 
     The lock is held during the removal, and a missing lock file is created. A process that had only lost the lock (a job that
-    closed all descriptors) can therefore not lock again between the check and the removal.
+    closed all descriptors) can therefore not restore the lock between the check and the removal.
     """
     stem = os.path.join(directory, process_id)
     lock: RecordLock | None = None
@@ -213,9 +213,9 @@ def remove_process(directory: str, process_id: str, *, if_true: Callable[[], boo
             held = holder(stem + LOCK) is not None
         if held or not if_true():
             return False
-        # The lock file last: after a crash it still identifies the remaining files.
+        # The lock file last, which identifies the remaining files after a crash.
         for suffix in (TEMPORARY, STACKS):
-            with suppress(FileNotFoundError, PermissionError, IsADirectoryError):  # or of another user
+            with suppress(FileNotFoundError, PermissionError, IsADirectoryError):  # or foreign
                 os.unlink(stem + suffix)
         for suffix in (FEED, LOCK):
             with suppress(FileNotFoundError):

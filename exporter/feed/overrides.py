@@ -1,9 +1,9 @@
 """Recording rules: the sidecar writes `overrides.json` into the feed directory, and training processes read it.
 
-In a shared directory, a file counts only if it belongs to the reader's user, to root or to the owner of the directory. A sidecar
-that finds the file of another user writes `overrides-<uid>.json`; of several files that count, the newest does.
+In a shared directory, only files of the reader's user, of root and of the owner of the directory count. A sidecar
+writes `overrides-<uid>.json` if `overrides.json` is foreign. The newest file that counts is read.
 """
-# ruff: noqa: PTH116, PTH118, PTH119, PTH120 - one kind of path within the folder, which the job and the sidecar share
+# ruff: noqa: PTH116, PTH118, PTH119, PTH120 - the folder uses a single kind of path, shared by the job and the sidecar
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def has_overrides(directory: str | os.PathLike[str]) -> bool:
 def read_overrides(directory: str | os.PathLike[str]) -> tuple[Rule, ...] | None:
     """Return the rules, in order; None without a file or a directory.
 
-    Raises `FeedDirectoryError` if the file belongs to another user or is writable for all users, and `FeedFormatError` for
+    Raises `FeedDirectoryError` if the file is foreign or writable for all users, and `FeedFormatError` for
     invalid content.
     """
     if not os.path.lexists(directory):
@@ -66,7 +66,7 @@ class OverridesReader:
 
     def changed_rules(self) -> tuple[Rule, ...] | None:
         """Return the rules if the file has changed since the last call, otherwise None; raises once per change."""
-        # Before reading: a later write changes the file again for the next call.
+        # Before reading, so that a later write is a change for the next call.
         entry = newest_entry(self._path)
         stamp = None if entry is None else _stamp(entry)
         if stamp == self._stamp:
@@ -107,5 +107,5 @@ def _read(path: str) -> tuple[Rule, ...] | None:
 
 
 def _unusable(message: str, path: str) -> FeedDirectoryError:
-    remedy = f"remove {os.path.basename(path)} there; the sidecar writes it again"
+    remedy = f"remove {os.path.basename(path)}; the sidecar restores the file"
     return refusal(message, os.path.dirname(path), remedy)

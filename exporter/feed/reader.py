@@ -37,7 +37,7 @@ LEAST_ROOM_BYTES = 1 << 20
 MOST_DECODED_BYTES = 64 << 20
 """Cost of all files together from which on further files are refused."""
 REMOVAL_DELAY_SECONDS = 5.0
-"""Time without a change after which `remove` treats a process without a lock as dead; a job that closed all descriptors
+"""Time without a change after which `remove` treats a process without a lock as exited; a job that closed all descriptors
 has lost the lock until the next write. A final snapshot needs no wait."""
 LEFTOVER_SECONDS = 60.0
 """Age after which an empty feed file, or a lock or temporary file without a feed file, is removed; a young process may be
@@ -54,7 +54,7 @@ class FeedEntry:
     alive: bool  # True if the process holds its lock; False after an orderly close
     # monotonic seconds since the reader saw the sequence change; at first sight since the file's modification time
     age_seconds: float
-    # process id in the reader's pid namespace; None for a dead process or an invisible pid namespace
+    # process id in the reader's pid namespace; None for an exited process or an invisible pid namespace
     pid: int | None = None
     outdated: bool = False  # the writer has newer values and cannot write them
 
@@ -81,7 +81,7 @@ class _Known:
     pid: int | None = None  # holder of the lock, 0 in an invisible pid namespace
     uid: int = -1
     size: int = 0
-    needed: int = 0  # cost for which there was no room
+    needed: int = 0  # cost that exceeded the room
     is_changed: bool = True  # not read yet
     passes: int = 0  # passes in which the file was changed and not read
     outdated: bool = False
@@ -93,15 +93,13 @@ class _Known:
 class FeedReader:
     """Reader of a feed directory. The constructor touches no file.
 
-    The user's default directory may be missing before the first recording, and only the user's own files are read there; in
+    The user's default directory may be missing before the first recording, and only files of the user are read from that directory; in
     a configured directory the files of all users are read. Files beyond the limits are refused; known files have precedence.
     """
 
-    # error that prevents ownership of the directory; empty if another reader owns the directory
+    # error that prevents ownership of the directory; empty if a different reader owns the directory
     not_owned = ""
-    foreign: tuple[
-        ForeignEntry, ...
-    ] = ()  # entries of other users with names of the exporter, as of the last scan
+    foreign: tuple[ForeignEntry, ...] = ()  # foreign entries with names of the exporter, as of the last scan
 
     def __init__(
         self,
@@ -144,16 +142,16 @@ class FeedReader:
             raise FeedDirectoryError(
                 f"cannot read the feed directory ({error.strerror})",
                 path=self._directory,
-                remedy="let this user read and enter it, or choose another with --feed.dir",
+                remedy="give this user read and execute access, or choose a different directory with --feed.dir",
             ) from error
         self._clear_leftovers(names)
         self.foreign = tuple(self._foreign_entries())
         return scan
 
     def acquire_ownership(self) -> bool:
-        """Acquire or keep the ownership; returns False if another reader owns the directory, or writing fails.
+        """Acquire or keep the ownership; returns False if a different reader owns the directory, or writing fails.
 
-        In a shared directory, a lock file of another user is ignored: this reader locks a file with another name.
+        In a shared directory, a foreign lock file is ignored: this reader locks a file with an alternative name.
         """
         if self._owner_lock is not None:
             if self._owner_lock.keep():
@@ -180,10 +178,10 @@ class FeedReader:
             self._owner_lock = None
 
     def remove(self, process_id: str) -> bool:
-        """Remove the files of a process whose totals are saved; returns True if no file is left.
+        """Remove the files of a process after its totals were saved; returns True if no file is left.
 
-        Does nothing unless this reader owns. A process that lives, or may only have lost its lock for a moment, keeps its
-        files, and so does one whose last snapshot no `scan` has read yet; try again after the next one.
+        Requires ownership. The files stay if the process runs, if the lock may be lost only temporarily, or if the last snapshot was
+        not read by a `scan`; a later call can succeed.
         """
         name = process_id + FEED
         if self._owner_lock is None or not self._owner_lock.keep() or process_of(name) is None:
@@ -194,7 +192,7 @@ class FeedReader:
         return remove_process(self._directory, process_id, if_true=lambda: self._is_as_read(name))
 
     def _foreign_entries(self) -> Iterator[ForeignEntry]:
-        """Find the entries of other users that have a name of the exporter; the exporter uses other names."""
+        """Find foreign entries with a name of the exporter; the exporter uses alternative names."""
         for name in (files.OWNER_LOCK, files.OVERRIDES, REQUEST, own_name(Path(self._directory))):
             path = os.path.join(self._directory, name)
             uid = foreign_uid(path)
@@ -276,7 +274,7 @@ class FeedReader:
             each.passes = each.passes + 1 if each.is_changed else 0
             if isinstance(each.outcome, Snapshot):
                 age = max(0.0, self._monotonic() - each.changed)
-                # A process is alive until its last snapshot was read.
+                # A process counts as alive until the last snapshot was read.
                 alive = each.pid is not None or each.is_changed
                 entries.append(FeedEntry(each.outcome, alive, age, each.pid or None, each.outdated))
             elif each.outcome:
@@ -298,7 +296,7 @@ class FeedReader:
         """Update the lock's holder and the state of a file; returns the reason for a refusal, or None."""
         lock = name.removesuffix(FEED) + LOCK
         try:
-            # Before reading: the snapshot of a process that is dead now is the last snapshot.
+            # Before reading: the snapshot of an exited process is the last snapshot.
             known.pid = holder(lock, directory=directory)
             known.outdated = known.pid is not None and os.stat(lock, dir_fd=directory).st_mtime == 0
         except OSError:
@@ -318,7 +316,9 @@ class FeedReader:
         )
         if state != known.seen:
             known.seen = state
-            if isinstance(known.outcome, Snapshot):  # it writes, even if the file is not read in this pass
+            if isinstance(
+                known.outcome, Snapshot
+            ):  # the process writes, even if the file is not read in this pass
                 known.changed = self._monotonic()
         return None
 
@@ -358,7 +358,7 @@ class FeedReader:
         known.outcome, known.sequence = snapshot, snapshot.sequence
 
     def _make_room(self, name: str, known: _Known) -> bool:
-        """Return True if there is room for a file, or if other files could be refused in its favour."""
+        """Return True if a file has room, possibly after the displacement of other files."""
         excess = self._decoded - MOST_DECODED_BYTES
         if excess <= 0:
             return True
@@ -389,7 +389,7 @@ class FeedReader:
         for process, seen in list(self._leftovers.items()):
             if now - seen >= LEFTOVER_SECONDS:
                 remove_process(self._directory, process, if_true=partial(self._is_as_read, process + FEED))
-                self._leftovers[process] = now  # what is left belongs to another user: tried again later
+                self._leftovers[process] = now  # the remaining files are foreign; the next attempt is later
 
 
 def _uid(name: str, directory: int) -> int:

@@ -1,6 +1,6 @@
 """Shares of the reader's limits: which files are read in a pass, and which files have room in memory.
 
-No user can take more than a share from the others, and no large file makes a small file wait.
+A user cannot occupy the share of other users, and a large file does not delay small files.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import zip_longest
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """File whose content was not read yet."""
+    """File with unread content."""
 
     name: str
     size: int  # bytes
-    alive: bool  # True if the process holds its lock
+    alive: bool  # True if the process holds the lock
     passes: int  # number of passes in which the file was not read
 
 
@@ -33,8 +33,8 @@ class FileCost:
 def files_of_pass(changed: Iterable[ChangedFile], most_bytes: int) -> list[str]:
     """Return the files to read in a pass of at most *most_bytes*, or of one file.
 
-    Half of the bytes is for small files, those of living processes first; the other half is for the files that have waited
-    longest, so that every file is read at some time.
+    Half of the bytes is for small files, first of running processes; the other half is for the files with the longest delay, so
+    that every file is read eventually.
     """
     changed = list(changed)
     small = sorted(
@@ -48,7 +48,7 @@ def files_of_pass(changed: Iterable[ChangedFile], most_bytes: int) -> list[str]:
 
 
 def _within(files: Sequence[ChangedFile], most_bytes: int) -> dict[str, None]:
-    """Return the first files whose sizes add up to at most *most_bytes*."""
+    """Return the first files with at most *most_bytes* in total."""
     found: dict[str, None] = {}
     for each in files:
         most_bytes -= each.size
@@ -70,7 +70,7 @@ def files_of_users(users: Mapping[str, int], most: int) -> list[str]:
 def displaced(newcomer: FileCost, others: Iterable[FileCost], excess: int) -> list[str]:
     """Return files that make room of *excess* bytes for a new file; empty if the new file has no claim to that room.
 
-    A new file displaces files of users that cost more than its own user, and larger files of its own user; the largest first.
+    A new file displaces files of users with a higher cost, and larger files of the same user, in descending order.
     """
     others = list(others)
     by_user: Counter[int] = Counter()

@@ -1,10 +1,10 @@
-"""Stack requests and answers: how a sidecar asks the training processes of a feed directory for their stacks.
+"""Stack requests of the sidecar, and stack files of the training processes, in a feed directory.
 
-The sidecar replaces one request file. Each process that sees a new request writes its answer beside its feed file, once. Both
-are JSON of bounded size; a file counts only if it is regular and belongs to the reader, to root or to the directory's owner. An
-answer may also belong to the owner of the feed file. If another user has taken a name, an alternative is used (`entries.py`).
+The sidecar replaces the request file, and each process writes a stack file once for a new request. Both are JSON of bounded size.
+Only regular files of the reader, of root and of the directory's owner count, and stack files of the owner of the feed file. If a
+name is foreign, an alternative is used (`entries.py`).
 """
-# ruff: noqa: PTH116, PTH118 - one kind of path within the folder, which the job and the sidecar share
+# ruff: noqa: PTH116, PTH118 - the folder uses a single kind of path, shared by the job and the sidecar
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class StackRequest(Value):
     id: str  # 32 hexadecimal digits, new for each request
     asked_at: float  # Unix time
     detail: Detail = Detail.FULL
-    hang_of: str = ""  # the run that hangs, whose processes log the event `training.hang`; "" for none
+    hang_of: str = ""  # hanging run, in which processes log the event `training.hang`, or empty
 
 
 @value_class
 class StackAnswer(Value):
-    """Stacks of one training process at one moment."""
+    """Stacks of a training process."""
 
     request_id: str
     process_id: str  # as in the name of the feed file
@@ -56,7 +56,7 @@ class StackAnswer(Value):
     run: str
     rank: int | None
     main: ThreadStack
-    others: tuple[ThreadStack, ...] = ()  # without idle threads and without those of the exporter
+    others: tuple[ThreadStack, ...] = ()  # without idle threads and threads of the exporter
     phase: str | None = None
     phase_seconds: float | None = None  # age of the phase
     step: int | None = None  # last finished step
@@ -73,13 +73,13 @@ def write_request(directory: str, request: StackRequest, *, shared: bool) -> Non
 
 
 def request_stamp(directory: str) -> tuple[str, int, int] | None:
-    """Return path, inode and time of change of the request; None if there is none."""
+    """Return path, inode and time of change of the request, or None."""
     found = newest_entry(os.path.join(directory, REQUEST))
     return None if found is None else (found.path, found.status.st_ino, found.status.st_mtime_ns)
 
 
 def read_request(directory: str) -> StackRequest | None:
-    """Return the request of a directory; None if there is none that counts."""
+    """Return the request of a directory that counts, or None."""
     try:
         fields = _read(directory, REQUEST, MAX_REQUEST_BYTES)
         if fields is None:
@@ -95,7 +95,7 @@ def read_request(directory: str) -> StackRequest | None:
 
 
 def write_answer(directory: str, answer: StackAnswer) -> None:
-    """Write the answer of this process, at most `MAX_ANSWER_BYTES`; raises OSError."""
+    """Write the stack file of this process, at most `MAX_ANSWER_BYTES`; raises OSError."""
     data = _encoded(answer)
     while len(data) > MAX_ANSWER_BYTES and answer.others:
         answer = _with_fewer_threads(answer)
@@ -108,9 +108,9 @@ def write_answer(directory: str, answer: StackAnswer) -> None:
 
 
 def read_answer(directory: str, process_id: str) -> StackAnswer | None:
-    """Return the answer of a process; None if there is none.
+    """Return the stack file of a process, or None.
 
-    Raises FeedFormatError for a file that breaks a limit or is no answer, and OSError for one that cannot be read.
+    Raises FeedFormatError for a file with invalid content or beyond a limit, and OSError for an unreadable file.
     """
     try:
         writer = os.stat(os.path.join(directory, process_id + FEED), follow_symlinks=False).st_uid

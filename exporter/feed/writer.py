@@ -26,11 +26,11 @@ from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.recording.values import Recording
 
 OLD_SECONDS = 86_400.0
-"""Age after which the next writer removes the files of a dead process."""
+"""Age after which the next writer removes the files of an exited process."""
 BUSY_SECONDS = 1.0
-"""Longest wait of a thread for another thread's write."""
+"""Longest wait of a thread for the write of a different thread."""
 RIVAL_SECONDS = 10.0
-"""Time for which two living processes claim the same rank before a notice; in a restart they overlap for a moment."""
+"""Time for which two running processes claim the same rank before a notice; during a restart they overlap briefly."""
 MOST_CLEARED = 10_000
 """Names checked while clearing, a bound on the cost of a crowded directory."""
 
@@ -55,7 +55,7 @@ class FeedWriter:
             raise ValueError(f"a process id is 32 hexadecimal digits, not {identity.id!r}")
         self.directory = os.path.abspath(directory)  # the job may change its working directory later
         self._mode = files.SHARED_MODE if is_trusted(self.directory) else files.OWN_MODE
-        self.identity = identity  # may be replaced by one of the same id
+        self.identity = identity  # may be replaced by an identity of the same id
         self._flush_seconds = flush_seconds
         self._clock = clock
         self._max_bytes = max_bytes
@@ -76,7 +76,7 @@ class FeedWriter:
     def publish(self, recording: Recording) -> bool:
         """Replace the last snapshot with a snapshot of this recording; returns False if the write failed. Never raises."""
         if self._closed or self._pid != os.getpid() or not self._writing.acquire(timeout=BUSY_SECONDS):
-            return False  # the write of another thread may still succeed
+            return False  # the write of the other thread may still succeed
         try:
             self._write(recording)
         except (OSError, FeedDirectoryError, FeedFormatError, MemoryError) as error:
@@ -94,7 +94,7 @@ class FeedWriter:
         return True
 
     def close(self) -> None:
-        """Release the lock of a living process; the last snapshot stays. A later `publish` does nothing."""
+        """Release the lock; the last snapshot stays. A later `publish` has no effect."""
         self._closed = True
         self._drop_lock()
 
@@ -109,7 +109,7 @@ class FeedWriter:
             self._lock = None
 
     def _write(self, recording: Recording) -> None:
-        # Encoded before the lock file shows the process id: another user who takes the feed's name has less time.
+        # Encoded before the lock file shows the process id, which shortens the time for a foreign file of the same name.
         data = self._fitting(recording)
         if self._lock is None or not self._lock.keep():
             # The first snapshot, or a closed descriptor, or removed files.
@@ -117,7 +117,7 @@ class FeedWriter:
             prepare_directory(self.directory)
             self._lock = RecordLock.take(self._stem + LOCK, create_mode=self._mode)
             if self._lock is None:
-                raise BlockingIOError(f"somebody else holds {self._stem}{LOCK}")
+                raise BlockingIOError(f"another process holds {self._stem}{LOCK}")
         try:
             files.replace_file(
                 self._stem + FEED, data, temporary=self._stem + files.TEMPORARY, mode=self._mode
@@ -132,7 +132,7 @@ class FeedWriter:
             self._clear_old()
 
     def _take_new_id(self) -> None:
-        """Continue under another process id: another user has a file in a shared directory with the name of this one."""
+        """Continue under a different process id, because the file name of this id is foreign."""
         self._drop_lock()
         with suppress(OSError):
             os.unlink(self._stem + LOCK)
@@ -167,7 +167,7 @@ class FeedWriter:
         return data
 
     def _look_for_rivals(self) -> None:
-        """Search once for another process of this rank, after a delay in which a replaced process ends."""
+        """Search once for a rival process of this rank, after a delay in which a replaced process ends."""
         now, who = self._clock(), self.identity
         self._rivals_at = min(self._rivals_at, now + RIVAL_SECONDS)
         if now < self._rivals_at:
@@ -186,7 +186,7 @@ class FeedWriter:
             )
 
     def _clear_old(self) -> None:
-        """Remove the files of processes that have been dead for a day, once per writer."""
+        """Remove the files of processes that exited more than a day ago, once per writer."""
         changed: dict[str, float] = {}
         try:
             for name in os.listdir(self.directory)[:MOST_CLEARED]:
@@ -198,11 +198,11 @@ class FeedWriter:
                 if self._clock() - latest > OLD_SECONDS:
                     remove_process(self.directory, process)
         except OSError:
-            return  # another process clears the directory, or permissions are missing
+            return  # a different process clears the directory, or permissions are missing
 
 
 def _rival(directory: str, name: str, who: ProcessIdentity) -> int | None:
-    """Return the pid of a living process that trains as the same rank and started earlier."""
+    """Return the pid of a running process that trains as the same rank and started earlier."""
     path = os.path.join(directory, name)
     try:
         if holder(path.removesuffix(FEED) + LOCK) is None:

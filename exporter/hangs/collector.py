@@ -39,13 +39,13 @@ SPECS = (HANG_INFO,)
 ASK_AGAIN_SECONDS = 60.0
 MAX_REQUESTS = 10
 ANSWER_SECONDS = 3.0
-"""Time for the answers; a process answers within its flush interval."""
+"""Longest wait for stack files; a process writes within a second and a flush interval."""
 NO_ANSWER = "no_answer"
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """The explanation of one hang."""
+    """Explanation of a hang."""
 
     run: OverdueRun
     explanation: Explanation
@@ -53,7 +53,7 @@ class Explained:
     answers: tuple[StackAnswer, ...]
 
     def headline(self, now: float) -> str:
-        """Return one line: the run, the duration and the groups of ranks."""
+        """Return a line with the run, the duration and the groups of ranks."""
         step = "" if self.run.step is None else f" at step {self.run.step:,}"
         return (
             f"run {self.run.run} {self.run.state} for {duration_text(now - self.run.since)}{step}."
@@ -63,7 +63,7 @@ class Explained:
 
 @dataclass(slots=True)
 class _Case:
-    """One hang of one run, until the run progresses."""
+    """Hang of a run, until the run progresses."""
 
     run: OverdueRun
     requests: int = 0
@@ -75,7 +75,7 @@ class _Case:
 
     @property
     def is_waiting(self) -> bool:
-        """Return True between a request and its explanation."""
+        """Return True between a request and the explanation."""
         return bool(self.request_id)
 
 
@@ -146,7 +146,7 @@ class HangCollector:
         ]
         if not due or self._detail is None:
             return
-        case = min(due, key=lambda each: each.asked_at)  # one request file: one run at a time
+        case = min(due, key=lambda each: each.asked_at)  # a single request file: a run at a time
         request = StackRequest(
             os.urandom(16).hex(), self._clock(), self._detail, case.run.run if case.requests == 0 else ""
         )
@@ -177,7 +177,7 @@ class HangCollector:
 
 
 def read_valid_answer(directory: str, process_id: str, request_id: str) -> StackAnswer | None:
-    """Return the answer of a process to a request; None if there is none, or if the file is not a valid answer."""
+    """Return the stack file of a process for a request; None if the file is missing or invalid."""
     try:
         answer = read_answer(directory, process_id)
     except (OSError, FeedFormatError):
@@ -190,14 +190,14 @@ def read_valid_answer(directory: str, process_id: str, request_id: str) -> Stack
 def explanation_of(
     run: OverdueRun, answers: dict[str, StackAnswer], missing: Sequence[OverdueRank]
 ) -> Explained:
-    """Return the explanation of a run from the answers of its ranks and from the kernel's view of the others."""
+    """Return the explanation of a run from stack files, and from the kernel for ranks without a stack file."""
     stacks = [stack for answer in answers.values() if (stack := rank_stack(answer)) is not None]
     silent = {rank.rank: kernel_state.describe(rank.pid, procfs()) for rank in missing}
     return Explained(run, explain(stacks, silent), tuple(stacks), tuple(answers.values()))
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration in its largest unit: `40 s`, `2 min`, `3 h`."""
+    """Return a duration in the largest unit: `40 s`, `2 min`, `3 h`."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

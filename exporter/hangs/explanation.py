@@ -25,13 +25,13 @@ COLLECTIVES = frozenset(
         ),
     ]
 )
-"""Functions of torch.distributed that wait for other ranks."""
+"""Functions of torch.distributed that wait for ranks."""
 _WRAPPERS = frozenset(
     ["wrapper", "inner", "_fn", "decorate_context", "__call__", "_call_impl", "_wrapped_call_impl"]
 )
 _AUTOGRAD_FUNCTION = "_engine_run_backward"
 AUTOGRAD = "backward (autograd engine)"
-"""Function of a rank whose Python stack ends in the autograd engine: DDP's all-reduces run inside it, in C++."""
+"""Function of a rank with a Python stack that ends in the autograd engine, which runs DDP's all-reduces in C++."""
 DEFAULT_GROUP = "default"
 """Name of the default process group."""
 MAX_SHOWN_GROUPS = 6
@@ -40,7 +40,7 @@ MAX_SHOWN_RANKS = 12
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """Where one rank waits."""
+    """Place where a rank waits."""
 
     rank: int
     function: str  # the function that the job's code called
@@ -63,7 +63,7 @@ class RankGroup:
     process_group: str = DEFAULT_GROUP  # of torch.distributed
 
     def collectives(self) -> str:
-        """Return the number of collectives as text; empty if no number is known."""
+        """Return the number of collectives as text; empty if the number is unknown."""
         if self.sequence is None:
             return ""
         name = "" if self.process_group == DEFAULT_GROUP else f" of process group {self.process_group}"
@@ -72,14 +72,14 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a run hangs, as far as its stacks show."""
+    """Cause of a hang, as far as stacks show."""
 
     groups: tuple[RankGroup, ...]  # the odd group first
     tie: bool  # True if no rule separates the first two groups
     silent: Mapping[int, str]  # ranks without an answer, with the reason
 
     def sentence(self) -> str:
-        """Return the explanation as one sentence for each group, the odd group first."""
+        """Return a sentence for each group, the odd group first."""
         parts = [_sentence_of(group) for group in self.groups[:MAX_SHOWN_GROUPS]]
         hidden = len(self.groups) - MAX_SHOWN_GROUPS
         if hidden > 0:
@@ -91,7 +91,7 @@ class Explanation:
 
 
 def rank_stack(answer: StackAnswer) -> RankStack | None:
-    """Return where the rank of an answer waits; None for a process without a rank."""
+    """Return the place where the rank of a stack file waits; None for a process without a rank."""
     if answer.rank is None:
         return None
     function, frame = waits_in(answer.main.frames)
@@ -109,8 +109,8 @@ def rank_stack(answer: StackAnswer) -> RankStack | None:
 def waits_in(frames: Sequence[Frame]) -> tuple[str, Frame | None]:
     """Return the function that the job's own code waits in, and the innermost frame of that code.
 
-    The function is the first one below the job's code that is not a wrapper. A job that waits in C, such as in
-    `time.sleep`, waits in its own function.
+    The function is the first function below the job's code that is not a wrapper. A job that waits in C, such as in
+    `time.sleep`, waits in a function of the job.
     """
     own = next((index for index, frame in enumerate(frames) if not frame.library), None)
     if own is None:
@@ -145,7 +145,7 @@ def explain(stacks: Iterable[RankStack], silent: Mapping[int, str] | None = None
 
 
 def compared_group(stacks: Sequence[RankStack]) -> str:
-    """Return the process group whose ranks differ most in their number of collectives; the default group if none differs."""
+    """Return the process group with the largest difference in the number of collectives; the default group without a difference."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for stack in stacks:
         for name, number in stack.sequences.items():
@@ -177,7 +177,7 @@ def _order(group: RankGroup) -> tuple[float, bool, int, tuple[int, ...]]:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as ranges: `0-2, 4-7`; beyond twelve ranges, their number."""
+    """Return ranks as ranges: `0-2, 4-7`; further ranges than twelve are counted."""
     ranges: list[list[int]] = []
     for rank in ranks:
         if ranges and ranges[-1][1] == rank - 1:

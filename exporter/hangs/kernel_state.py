@@ -1,4 +1,4 @@
-"""Kernel state of the main thread of a process: the evidence for a rank that does not answer."""
+"""Kernel state of the main thread of a process: the evidence for a rank without a stack file."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MAX_TEXT = 120
 
 
 def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
-    """Return the state of the main thread of a process, and where in the kernel it waits.
+    """Return the state of the main thread of a process, and the kernel function in which the thread waits.
 
-    Includes what the kernel did not permit to read. The pid is None for a process of a pid namespace that is not visible.
+    Includes the files that the kernel did not permit to read. The pid is None in an invisible pid namespace.
     """
     if pid is None:
         return "its process is not visible from here (another pid namespace)"
