@@ -159,21 +159,11 @@ class History:
 
         The time is longer if two points are further apart, and shorter after a gap. A gap is also where the counter fell.
         """
-        points = self._points(track, per)
-        line: list[tuple[float, float | None]] = []
-        start = 0
-        for place, point in enumerate(points):
-            if point[2] is None or (place and _grown(points[place - 1][2], point[2]) is None):
-                start = place
-            while start < place - 1 and points[start][0] < point[0] - seconds:
-                start += 1
-            if place:
-                line.append((point[1], _rate(points[start], point) if start < place else None))
-        return line
+        return _rates(self._points(track, per), seconds)
 
     def recent(self, *track: str, per: str | None = None, seconds: float = RECENT_SECONDS) -> float | None:
         """Return the growth over the last `seconds`, the last point of `rates`."""
-        line = self.rates(*track, per=per, seconds=seconds)
+        line = _rates(self._points(track, per, seconds), seconds)
         return line[-1][1] if line else None
 
     def rate(self, *track: str, seconds: float) -> float | None:
@@ -271,6 +261,19 @@ def _grown(before: float | None, after: float | None) -> float | None:
 def _rate(first: _Point, last: _Point) -> float | None:
     grown, over = _grown(first[2], last[2]), _grown(first[3], last[3])
     return None if grown is None or not over else grown / over
+
+
+def _rates(points: Sequence[_Point], seconds: float) -> list[tuple[float, float | None]]:
+    line: list[tuple[float, float | None]] = []
+    start = 0
+    for place, point in enumerate(points):
+        if point[2] is None or (place and _grown(points[place - 1][2], point[2]) is None):
+            start = place
+        while start < place - 1 and points[start][0] < point[0] - seconds:
+            start += 1
+        if place:
+            line.append((point[1], _rate(points[start], point) if start < place else None))
+    return line
 
 
 def _tracks(readings: Readings) -> Iterator[tuple[Track, float]]:
