@@ -67,7 +67,7 @@ class StatusSources:
             families = self.page.offered()
             self.history.note(now, Readings(families))
             seen = self._view(families)
-            self.history.note_holders({gpu.uuid: gpu.holders for gpu in seen.gpus})
+            self.history.note_holders({gpu.uuid: gpu.last_holders for gpu in seen.gpus})
             self.onsets.note(seen.about.now, findings(seen))
 
     def _view(self, families: Sequence[Metric]) -> View:

@@ -163,7 +163,9 @@ def plot(
     numbers = [value for line in drawn.values() for _, value in line if value is not None]
     if not numbers:
         return []
-    low, high = min(numbers) if floor is None else floor, max(numbers)
+    high = max(numbers)
+    # At least a tenth of the value, so that noise is not drawn as a change.
+    low = min(*numbers, high - abs(high) / 10) if floor is None else floor
     seconds = max(FEWEST_SECONDS, now - min(line[0][0] for line in drawn.values()))
     write = partial(quantity, unit=unit)
     current = f"{len(drawn)} lines" if len(drawn) > 1 else f"now {write(latest)}"

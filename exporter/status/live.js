@@ -43,7 +43,9 @@
       width: area.clientWidth, height: HEIGHT,
       cursor: {drag: {x: false, y: false}},
       scales: {y: {range: (_, low, high) => {
-        const bottom = told.floor ?? low, room = (high - bottom) * 0.05 || Math.abs(high) * 0.05 || 1;
+        // At least a tenth of the value: noise is not drawn as a change, and the labels of the axis differ.
+        const bottom = told.floor ?? Math.min(low, high - Math.abs(high) * 0.1);
+        const room = (high - bottom) * 0.05 || Math.abs(high) * 0.05 || 1;
         return [told.floor ?? bottom - room, high + room];
       }}},
       axes: [

@@ -46,11 +46,16 @@ def clock(at: float) -> str:
     return time.strftime(form, time.gmtime(at))
 
 
+def _three_digits(value: float) -> str:
+    """Return three digits, and all digits before the point."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def size(count: float) -> str:
     """Return bytes in binary units."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
-            return f"{count / 1024**power:.3g} {unit}"
+            return f"{_three_digits(count / 1024**power)} {unit}"
     return f"{count:.0f} B"
 
 
@@ -63,7 +68,8 @@ def number(value: float, unit: str = "") -> str:
         return f"{value:.0f}{tail}"
     for factor, prefix in _PREFIXES:
         if abs(value) >= factor and (abs(value) >= 1e4 or unit):
-            return f"{value / factor:.3g} {prefix}{unit}" if unit else f"{value / factor:.3g}{prefix}"
+            digits = _three_digits(value / factor)
+            return f"{digits} {prefix}{unit}" if unit else f"{digits}{prefix}"
     return f"{value:.4g}{tail}"
 
 

@@ -60,9 +60,10 @@ def run_section(seen: View, run: Run) -> RunSection:
         badges.append(StyledText(ago_text if run.ended else f"for {ago_text.removesuffix(' ago')}", "dim"))
     if attempt is not None and attempt > 1:
         badges.append(StyledText(f"attempt {attempt:.0f}", "warn"))
-    alive = sum(rank.alive == 1 for rank in seen.ranks if rank.run == name and rank.rank)
-    if 0 < alive < len(run.ranks):
-        badges.append(StyledText(f"{alive} of {len(run.ranks)} ranks alive", "bad"))
+    if 0 < run.reporting < len(run.ranks):
+        badges.append(StyledText(f"{run.reporting} of {len(run.ranks)} ranks report", "bad"))
+    elif run.is_partial and not run.state and run.reporting:
+        badges.append(StyledText(f"{run.reporting} rank{'s' if run.reporting > 1 else ''} alive", "good"))
     return RunSection(
         name=name,
         badges=tuple(badges),
@@ -70,7 +71,7 @@ def run_section(seen: View, run: Run) -> RunSection:
         position=_position(seen, run),
         remark=_remark(run),
         figures=_run_figures(seen, run),
-        phases_title=f"last minute of all ranks{' of this node' if run.is_partial else ''}",
+        phases_title=f"last minute{_reporting(run) or ' of all ranks'}",
         phases=[] if run.ended else parts(run.phases),
         plots=_run_plots(seen, run),
     )
@@ -92,6 +93,13 @@ def _remark(run: Run) -> str:
 
 def _here(run: Run) -> str:
     return " (this node)" if run.is_partial else ""
+
+
+def _reporting(run: Run) -> str:
+    """Return which ranks a rate covers, if not all: a rate of half of the ranks is no fall."""
+    if 0 < run.reporting < len(run.ranks):
+        return f" ({run.reporting} of {len(run.ranks)} ranks{' of this node' if run.is_partial else ''})"
+    return _here(run)
 
 
 def _step_seconds(seen: View, run: Run) -> float | None:
@@ -121,7 +129,7 @@ def _run_figures(seen: View, run: Run) -> list[Figure]:
         *figure("steps per second", known(past.recent("steps", name) if run.steps_now else None, number)),
         *figure("loss", known(_loss(seen, run), number)),
         *figure("not finite", words(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
-        *figure(f"tokens per second{here}", known(_tokens_per_second(seen, run), number)),
+        *figure(f"tokens per second{_reporting(run)}", known(_tokens_per_second(seen, run), number)),
         *figure("gradient norm", known(current("training_grad_norm"), number)),
         *figure("learning rate", known(current("training_learning_rate"), number)),
         *_goodput(seen, run),
@@ -158,7 +166,7 @@ def _run_plots(seen: View, run: Run) -> list[Plot]:
         *drawn("loss", with_current(past.levels("loss", name), loss, now), loss),
         *drawn("step time", rates, _step_seconds(seen, run), "seconds"),
         *drawn(
-            f"tokens per second{_here(run)}",
+            f"tokens per second{_reporting(run)}",
             past.rates("tokens", name),
             _tokens_per_second(seen, run),
             floor=0.0,

@@ -88,6 +88,7 @@ class Run:
     ended: bool  # True if the run has no process any more
     is_partial: bool  # True if sums over ranks lack the ranks of other nodes
     ranks: tuple[int, ...]  # ranks of this node
+    reporting: int  # number of these ranks that are alive and report; sums and rates have no other ranks
     world_size: int | None
 
     @property
@@ -122,6 +123,10 @@ class Rank:
     rivals: float = 0.0  # further processes that are alive with the same run and rank
     condition: str = "unknown"  # unknown, alive, ended (with its run), or one of `TROUBLES`
     is_slow: bool = False
+
+    def reports(self, now: float) -> bool:
+        """Return True if the process is alive and its snapshot is not old."""
+        return self.alive == 1 and (self.updated is None or now - self.updated <= STOPPED_SECONDS)
 
     @property
     def phase_seconds(self) -> float | None:
@@ -182,7 +187,7 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
     names = {rank.run for rank in ranks if rank.run}
     for family in ("training_wall_seconds_total", "training_run_state", "training_steps_total"):
         names |= {labels["run"] for labels, _ in readings.rows(family)}
-    runs = {name: _run(name, readings, past, ranks) for name in sorted(names)}
+    runs = {name: _run(name, readings, past, ranks, about.now) for name in sorted(names)}
     for rank in ranks:
         rank.is_slow = _is_slow(rank, runs.get(rank.run))
         rank.condition = _condition(rank, runs.get(rank.run), about)
@@ -192,7 +197,7 @@ def view(about: About, readings: Readings, past: History, collectors: Sequence[C
     return View(about, readings, past, collectors, runs, ranks, gpus)
 
 
-def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) -> Run:
+def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank], now: float) -> Run:
     states = readings.rows("training_run_state", run=name)
     state = next((labels["state"] for labels, holds in states if holds), "")
     own_ranks = [rank for rank in ranks if rank.run == name]
@@ -215,6 +220,7 @@ def _run(name: str, readings: Readings, past: History, ranks: Sequence[Rank]) ->
         ended=state in ENDED_STATES or (bool(alive) and not any(alive)),
         is_partial=_is_partial(name, readings, numbers),
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
+        reporting=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
         world_size=_whole(readings.value("training_world_size", run=name)),
     )
 
@@ -251,8 +257,15 @@ def _gpu(
         up=up == 1,
         throttled_ratio=sum(known) if known else past.recent("clock events", uuid, HEAT),
         holders=frozenset(holders),
-        last_holders=frozenset(holders) or past.last_holders(uuid),
+        last_holders=_named(frozenset(holders), past.last_holders(uuid)),
     )
+
+
+def _named(holders: frozenset[Holder], last: frozenset[Holder]) -> frozenset[Holder]:
+    """Return the holders, or the last holders if these are the same runs with ranks, or the only known."""
+    runs = {run for run, _ in holders}
+    has_ranks = any(rank for _, rank in holders)
+    return last if not holders or (not has_ranks and runs == {run for run, _ in last}) else holders
 
 
 def _ranks(readings: Readings) -> list[Rank]:
@@ -285,7 +298,7 @@ def _condition(rank: Rank, run: Run | None, about: About) -> str:
         if rank.alive is None:
             return "unknown"
         return "ended early" if rank.rank and run is not None and not run.ended else "ended"
-    if rank.updated is not None and now - rank.updated > STOPPED_SECONDS:
+    if not rank.reports(now):
         return "silent"
     if run is not None and run.state == "hung" and rank.progress is not None:
         return "hangs"

@@ -189,7 +189,9 @@ def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> Non
         "training_feed_alive": [({"run": "day", "rank": "0"}, 1.0)],
     }
 
+    shared: Rows = {"training_energy_share_ratio": of(0.5, component="gpu", device="GPU-3")}
     assert texts(lost, past=past) == ["GPU 3 (last held by rank 5 of night) does not answer."]
+    assert texts(lost | shared, past=past) == ["GPU 3 (rank 5 of night) does not answer."]
     assert texts(taken | xid(48, 5), past=past) == ["GPU 3 (rank 0 of day) reported Xid 48."]
 
 

@@ -137,6 +137,28 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
     assert "Rank 0 runs on a different node" in words
 
 
+def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
+    def tokens(tick: int) -> Rows:
+        return {"training_tokens_total": of(500.0 * tick, rank="0", mode="train")}
+
+    silent: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="1")}
+    words = page(JOB | silent, past=noted(3, tokens)).words
+
+    assert "tokens per second (1 of 2 ranks) 100" in words
+    assert "night 1 of 2 ranks report" in words
+
+
+def test_a_node_without_rank_0_explains_its_part() -> None:
+    rows: Rows = {
+        "training_feed_alive": of(1.0, rank="8") + of(1.0, rank="9"),
+        "training_world_size": of(16.0),
+    }
+    words = page(rows).words
+
+    assert "night 2 ranks alive" in words
+    assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in words
+
+
 def test_figure_and_plot_of_the_processors_agree() -> None:
     past = noted(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
     document = page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=past)
@@ -304,6 +326,8 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
         (duration(None), "\N{EN DASH}"),
         (duration(86400 * 9), "9 d"),
         (size(80 * 1024**3), "80 GiB"),
+        (size(1010 * 1024), "1010 KiB"),
+        (number(999_700.0), "1000k"),
         (number(5130.0, "W"), "5130 W"),
         (number(1.5e9), "1.5G"),
         (number(float("nan")), "\N{EN DASH}"),
