@@ -174,6 +174,25 @@ def test_a_run_on_eight_cards_has_their_energy_also_over_a_restart_of_the_sideca
     assert WATTS * (sum(lives) - 8 * away) * 0.98 <= found <= WATTS * sum(lives) * 1.02
 
 
+def test_an_attempt_of_two_seconds_has_its_energy_and_its_cause_before_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = prepared(tmp_path, monkeypatch)
+    with sidecar(tmp_path, flags(tmp_path)) as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        first = Job(tmp_path, "a", 1.5, code=CRASH)
+        hold(fake, [first])
+        seconds = first.wait()
+        second = Job(tmp_path, "a", 10)
+        hold(fake, [second])
+        seconds += second.wait()
+        found = settled(running, "a")
+        cause = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
+
+    assert found == pytest.approx(WATTS * seconds, rel=0.05)
+    assert cause == pytest.approx(WATTS * 1.5, rel=0.1)
+
+
 @pytest.mark.parametrize("device", ["GPU-00000001-fa4e-4e47-8888-123456789abc", "1"])
 def test_without_a_list_of_processes_a_run_has_the_energy_of_the_card_in_its_feed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
