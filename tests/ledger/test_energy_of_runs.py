@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from container_support import Contained, contained, reason_to_skip
 from fake_nvml_support import FakeNvml, Load, needs_fake_nvml, steady
 from serve_support import Sidecar, environment, sidecar
 from waiting import wait_until
 
 pytestmark = needs_fake_nvml
 
+SKIP = reason_to_skip()
 WATTS = 500.0
 JOB = """
 import sys, time
@@ -68,13 +70,13 @@ class Job:
         return self.wait()
 
 
-def joules(running: Sidecar, family: str, run: str, label: str = "") -> float:
+def joules(running: Sidecar | Contained, family: str, run: str, label: str = "") -> float:
     """Return the sum over the series of a run with a label."""
     pattern = rf'^{family}{{(?=[^}}]*run="{run}")(?=[^}}]*{label})[^}}]*}} (\S+)$'
     return sum(float(number) for number in re.findall(pattern, running.page, re.MULTILINE))
 
 
-def settled(running: Sidecar, run: str) -> float:
+def settled(running: Sidecar | Contained, run: str) -> float:
     """Return the energy of a finished run once it is constant."""
     found, since = joules(running, "training_energy_joules_total", run), time.monotonic()
     while time.monotonic() - since < 12:
@@ -209,6 +211,22 @@ def test_without_a_list_of_processes_a_run_has_the_energy_of_the_card_in_its_fee
 
     assert WATTS * 4.0 <= found <= WATTS * seconds * 1.02
     assert load == pytest.approx(WATTS * 4.0, rel=0.1)
+
+
+@pytest.mark.skipif(bool(SKIP), reason=SKIP)
+def test_a_sidecar_in_another_pid_namespace_finds_the_card_of_a_run_in_its_feed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = prepared(tmp_path, monkeypatch, count=2)
+    fake.draw(100.0, WATTS)
+    with contained(tmp_path, tmp_path / "feed") as running:
+        wait_until(lambda: "gpu_energy_joules_total{" in running.page)
+        job = Job(tmp_path, "a", 12, CUDA_VISIBLE_DEVICES="1")
+        fake.hold((job.process.pid, 1))  # a number of another namespace
+        seconds = job.wait()
+        found = settled(running, "a")
+
+    assert WATTS * 12 <= found <= WATTS * seconds * 1.02
 
 
 def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
