@@ -28,8 +28,9 @@ from exporter.feed.snapshot import Snapshot
 from exporter.feed.stacks import REQUEST
 
 MAX_FILES = 4096
-FIRST_PASS_BYTES, PASS_BYTES = 32 << 20, 8 << 20
-"""Bytes that the first pass and each later pass read of changed files; the other files wait for a later pass."""
+FIRST_PASS_BYTES, PASS_BYTES = 16 << 20, 4 << 20
+"""Bytes of changed files that the first pass and each later pass read; the other files wait for a later pass. Snapshots that
+fit into memory have about 3 MiB of content."""
 MAX_DECODED_BYTES = 52 << 20
 """Cost of all files together from which on Stats of users are ignored and counted."""
 LEAST_ROOM_BYTES = 1 << 20

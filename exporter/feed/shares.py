@@ -31,7 +31,7 @@ class FileCost:
 
 
 def files_of_pass(changed: Iterable[ChangedFile], most_bytes: int) -> list[str]:
-    """Return the files to read in a pass of at most *most_bytes*, or of one file.
+    """Return the files to read in a pass: at most *most_bytes*, and at least the file with the longest delay.
 
     Half of the bytes is for small files, first of running processes; the other half is for the files with the longest delay, so
     that every file is read eventually.
