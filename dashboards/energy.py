@@ -122,6 +122,7 @@ def _power() -> tuple[Panel, ...]:
             unit="watt",
             stacked=True,
             overrides=by_first_word(COMPONENTS),
+            legend="right",
         ),
         lines(
             "Power of machines",

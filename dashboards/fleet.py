@@ -77,7 +77,11 @@ def _glance() -> tuple[Panel, ...]:
     return (
         stat(
             "Runs that progress",
-            now("count(run:training_last_progress:age_seconds{@cluster} < 300)", "progress"),
+            now(
+                "count(run:training_last_progress:age_seconds{@cluster} < 300 and on (cluster, run)"
+                " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
+                "progress",
+            ),
             now("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
             now(
                 "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"

@@ -119,7 +119,12 @@ def _glance() -> tuple[Panel, ...]:
                 ' gpu_nvml_error_info{@node, reason="library_not_found"}) or max by (instance) (gpu_nvml_up{@node})',
                 "{{instance}} driver",
             ),
-            Query("gpu_up{@gpu}", LEGEND),
+            Query(
+                'label_replace(min by (instance) (gpu_up{@gpu}), "gpu", "all GPUs", "", "")'
+                " or label_replace(max by (instance, gpu) (gpu_up{@gpu}"
+                ' and on (uuid) min_over_time(gpu_up{@gpu}[$__range] @ end()) == 0), "gpu", "GPU $1", "gpu", "(.+)")',
+                "{{instance}} {{gpu}}",
+            ),
             mappings=words({1: ("up", GOOD), 0: ("down", BAD), 2: ("no driver here", ABSENT)}),
             w=14,
             h=10,

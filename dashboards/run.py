@@ -40,7 +40,10 @@ MEAN = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{past}))'
 )
-OBSERVED = "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0)"
+OBSERVED = (
+    "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0"
+    ' and on () max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1)'
+)
 """Share of the last five minutes that the counters cover: below 1 for a younger run. Ends with the run."""
 POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {UUID_OF})"
 WALL = "max by (run) (training_wall_seconds_total{@run})"
@@ -177,7 +180,11 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Failures",
-            now('sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))', "failed saves"),
+            now(
+                'sum(increase(training_checkpoints_total{@run, result="failed"}[$__range]))'
+                " or 0 * max(training_wall_seconds_total{@run})",
+                "failed saves",
+            ),
             now(
                 "sum(increase(training_restarts_total{@run}[$__range])) or 0 * max(training_wall_seconds_total{@run})",
                 "restarts",
