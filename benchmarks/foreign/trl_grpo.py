@@ -10,7 +10,7 @@ def length(completions, **others):
     return [float(len(each)) for each in completions]
 
 
-prompts = Dataset.from_list([{"prompt": f"the {noun}"} for noun in ("cat", "dog") for _ in range(40)])
+prompts = Dataset.from_list([{"prompt": f"the {noun}"} for noun in ("cat", "dog") for _ in range(20)])
 GRPOTrainer(
     model=model(),
     processing_class=tokenizer(),
