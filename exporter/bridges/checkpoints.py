@@ -19,7 +19,7 @@ def holds_optimizer(saved: Any, depth: int = 3) -> bool:
     """Return True if a dictionary, or a nested dictionary, is an optimizer's state."""
     if not isinstance(saved, Mapping):
         return False
-    if "param_groups" in saved and "state" in saved:
+    if "state" in saved and ("param_groups" in saved or "hypers" in saved):  # of torch or of fastai
         return True
     if not depth:
         return False

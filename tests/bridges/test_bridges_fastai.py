@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, SAMPLES, STEPS, VALIDATED, job, wanted
+from bridges_support import AUTO, SAMPLES, SAVED, STEPS, VALIDATED, job, wanted
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
@@ -19,6 +19,8 @@ class Optimizer:
     def step(self, closure=None):
         for parameter in self.parameters:
             parameter.data.add_(parameter.grad, alpha=-0.125)
+    def state_dict(self):
+        return {"state": [{} for _ in self.parameters], "hypers": [{"lr": 0.125}]}
     def zero_grad(self):
         for parameter in self.parameters:
             parameter.grad = None
@@ -41,6 +43,7 @@ for _ in range(2):
     with torch.no_grad():
         for (batch,) in DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=4):
             model(batch)
+torch.save({"model": model.state_dict(), "opt": optimizer.state_dict()}, "last.pth")
 print("gauges", json.dumps({**gauges(), "own loss": loss.item()}))
 """
 
@@ -53,7 +56,14 @@ def test_steps_of_an_optimizer_that_does_not_derive_from_torch_are_counted(tmp_p
     recorded = job(tmp_path, LEARNER, AUTO)
 
     found = recorded.gauges("gauges")
-    expected = {STEPS: 20, SAMPLES: 80, VALIDATED: 6, "epochs_total": 2, "run_info framework=fastai": 1}
+    expected = {
+        STEPS: 20,
+        SAMPLES: 80,
+        VALIDATED: 6,
+        SAVED: 1,
+        "epochs_total": 2,
+        "run_info framework=fastai": 1,
+    }
     assert recorded.unlike(expected) == {}
     assert found["loss,mode=train"] == pytest.approx(found["own loss"], rel=1e-5)
     assert found["learning_rate"] == 0.125
