@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 from energy_support import nobody
-from feed_support import Child, read_only_view, training_process
+from feed_support import Child, new_identity, new_recording, read_only_view, training_process
 from ledger_support import Page
 from waiting import wait_until
 
 from exporter.errors import CollectError
+from exporter.feed import reader as feed_reader
 from exporter.feed.reader import FeedReader
+from exporter.feed.writer import FeedWriter
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 
@@ -62,7 +64,9 @@ def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Pa
 SIDECAR = """
 import sys, time
 from pathlib import Path
+from exporter.feed import reader as feed_reader
 from exporter.feed.reader import FeedReader
+from exporter.feed.writer import FeedWriter
 from exporter.ledger.collector import JobCollector
 from exporter.ledger.state.store import StateStore
 collector = JobCollector(FeedReader(Path(sys.argv[1])), StateStore(Path(sys.argv[-1])))
@@ -212,3 +216,29 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == len(reasons)
     assert sum("and 49 more" in line for line in lines) == 1
+
+
+def test_a_process_whose_file_is_not_read_yet_has_not_ended_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass of the second sidecar reads a single file: the rest waits for later passes."""
+    writers = [FeedWriter(tmp_path, new_identity(rank=rank)) for rank in range(3)]
+    for writer in writers:
+        writer.publish(new_recording(count=5))
+    reader = FeedReader(tmp_path)
+    JobCollector(reader, StateStore(tmp_path)).collect()
+    reader.release_ownership()
+    monkeypatch.setattr(feed_reader, "FIRST_PASS_BYTES", 1)
+    monkeypatch.setattr(feed_reader, "PASS_BYTES", 1)
+    second = JobCollector(FeedReader(tmp_path), StateStore(tmp_path))
+    pages = [look(second) for _ in range(4)]
+
+    for page in pages:
+        totals = page.all("train_stat0_count")
+        assert set(totals.values()) == {5}
+    assert [len(page.all("train_stat0_count")) for page in pages][-1] == 3
+    assert len(pages[-1].all("training_feed_alive")) == 3
+    assert set(pages[-1].all("training_feed_alive").values()) == {1}
+    assert not [value for value in pages[0].all("training_feed_alive").values() if value == 0]
+    for writer in writers:
+        writer.close()
