@@ -1,0 +1,80 @@
+"""Values of panels over invented series, evaluated by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from dashboards_support import CHOSEN, asked, filled
+from rules_support import needs_promtool, promtool
+
+RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{more}}}'
+OUTAGE = "stale _x11"
+"""Three minutes without samples, after a staleness marker."""
+
+
+def value_at(tmp_path: Path, panel: str, series: dict[str, str], minutes: dict[str, float | None]) -> str:
+    """Return what promtool finds wrong with the first query of a panel of *Run* at these times; None for no value."""
+    query = next(one for one in asked("training-run") if (one.panel, one.letter) == (panel, "A"))
+    expression = f"round({filled(query.expression, CHOSEN | {'run': 'a'})})"
+    case = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": expression,
+                "eval_time": at,
+                "exp_samples": [] if value is None else [{"labels": "{}", "value": value}],
+            }
+            for at, value in minutes.items()
+        ],
+    }
+    path = tmp_path / "case.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}), encoding="utf-8")
+    done = promtool("test", "rules", path)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@needs_promtool
+def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path) -> None:
+    series = {
+        RANK.format(name="tokens_total", node=1, rank=0, more=',mode="train"'): "0+15000x60",
+        RANK.format(
+            name="tokens_total", node=2, rank=1, more=',mode="train"'
+        ): f"0+15000x20 {OUTAGE} 495000+15000x27",
+        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
+        RANK.format(name="process_up", node=2, rank=1, more=""): f"1x20 {OUTAGE} 1x27",
+        'training_world_size{run="a",instance="n1"}': "2x60",
+    }
+
+    wrong = value_at(tmp_path, "Throughput", series, {"4m": 2000, "6m": None, "8m": None, "12m": 2000})
+
+    assert not wrong, wrong
+
+
+@needs_promtool
+def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path) -> None:
+    series = {
+        RANK.format(name="tokens_total", node=1, rank=0, more=',mode="train"'): "0+15000x60",
+        RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
+    }
+
+    wrong = value_at(tmp_path, "Throughput", series, {"4m": 1000})
+
+    assert not wrong, wrong
+
+
+@needs_promtool
+def test_time_left_is_right_in_the_first_minutes_and_ends_with_the_run(tmp_path: Path) -> None:
+    series = {
+        'training_step{run="a"}': "0+15x40 600x20",
+        'training_step_target{run="a"}': "10000x60",
+        'training_steps_total{run="a",rank="0",mode="train"}': "0+15x40 600x20",
+        'training_wall_seconds_total{run="a"}': "0+15x40 600x20",
+        'training_run_state{run="a",state="running"}': "1x40 0x20",
+        'training_run_state{run="a",state="failed"}': "0x40 1x20",
+    }
+
+    wrong = value_at(tmp_path, "Time left", series, {"1m": 9940, "2m": 9880, "8m": 9520, "11m": None})
+
+    assert not wrong, wrong
