@@ -113,6 +113,9 @@ def events(counter: str, by: str = "", *, born: bool = False) -> str:
     return f"clamp_min({here} - {before}, 0)"
 
 
+LAST_COMPUTE = "last_over_time(training_rank_compute_seconds{@run}[$__rate_interval])"
+"""Compute time of the last steps of a rank, through pauses shorter than a minute at a scrape interval of 15 s."""
+
 _REPORTING = (
     "count by ({by}) (group by ({labels}) (training_process_up{{@run}}"
     " and count_over_time(training_process_up{{@run}}[$__rate_interval]) > 1))"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
 from dashboards.palette import BAD, BLUE, GREEN, ORANGE, PHASES, PLAIN, VERMILION, WARNING, named
 from dashboards.panels import Panel, above, heatmap, lines, stat, steps, to, words
-from dashboards.queries import GPU_OF, Query, held, now
+from dashboards.queries import GPU_OF, LAST_COMPUTE, Query, held, now
 from dashboards.tables import NO_ZERO, Column, hanging_ranks, nothing, percent, table
 
 UID = "training-ranks"
@@ -18,8 +18,10 @@ RANKS = Variable(
     what="For the last row: the ranks to look at closely.",
 )
 COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
-SCORE = f"scalar(min({COMPUTE})) / {COMPUTE}"
-SCORE_AT = f"scalar(min({COMPUTE})) / max by (instance, rank) (training_rank_compute_seconds{{@run}} > 0)"
+RECENT = f"max by (rank) ({LAST_COMPUTE} > 0)"
+RECENT_AT = f"max by (instance, rank) ({LAST_COMPUTE} > 0)"
+SCORE = f"scalar(min({RECENT})) / {RECENT}"
+SCORE_AT = f"scalar(min({RECENT})) / {RECENT_AT}"
 FEED_AGE = (
     "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
     " - training_feed_last_update_timestamp_seconds{@run})"
@@ -83,7 +85,7 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Lost to the slowest",
-            now(f"1 - quantile(0.5, {COMPUTE}) / max({COMPUTE})"),
+            now(f"1 - quantile(0.5, {RECENT}) / max({RECENT})"),
             unit="percentunit",
             decimals=0,
             thresholds=above(0.1, 0.25),
@@ -163,7 +165,7 @@ def _slow() -> tuple[Panel, ...]:
                 above(0.01, 0.1),
             ),
             Column(
-                "max by (instance, rank) (training_rank_compute_seconds{@run} > 0)",
+                RECENT_AT,
                 "Computes",
                 unit="s",
                 decimals=3,

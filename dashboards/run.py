@@ -23,7 +23,7 @@ from dashboards.palette import (
     shades,
 )
 from dashboards.panels import Panel, above, below, lines, stat, steps, to
-from dashboards.queries import UUID_OF, Query, complete, events, now
+from dashboards.queries import LAST_COMPUTE, UUID_OF, Query, complete, events, now
 from dashboards.tables import Column, firing_alerts, hanging_ranks, table
 from exporter.training import phases
 
@@ -35,7 +35,7 @@ MFU = (
     " / sum(training_peak_flops_per_second{{@run}})"
 )
 """Ranks with a known peak only; the peak disappears with the process, the totals stay."""
-COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
+COMPUTE = f"max by (rank) ({LAST_COMPUTE} > 0)"
 MEAN = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
     ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{past}))'
