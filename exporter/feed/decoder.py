@@ -1,7 +1,7 @@
 """Feed file decoding, in the sidecar: bytes to snapshots, within limits on memory.
 
 Damaged or invented content and content of another version raises `FeedFormatError`. Unknown keys, aggregations and fields
-are ignored; missing fields have the default of the contract. Every limit that the writer keeps is checked again.
+are ignored; missing fields have the default of the contract. All limits of the writer are checked.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ TAKEN_LABELS = frozenset({"run", "rank", "worker", "le", "quantile"})
 """Labels that the sidecar adds to a Stat's series; a second label of the name would invalidate the scrape."""
 
 MOST_NESTED = 200_000
-"""Lists and objects of one section: 10,000 Stats with 16 labels each have 180,000."""
+"""Lists and objects of a section: 10,000 Stats with 16 labels each have 180,000."""
 MOST_AGGREGATIONS = 64
 MOST_REASONS = 32
 """Reasons for rejected samples of a Stat."""
 STAT_BYTES, PART_BYTES = 4_000, 700
-"""Cost of a Stat in the sidecar, from its decoding to its series, and of each of its aggregations and buckets."""
+"""Cost of a Stat in the sidecar, from the snapshot to the series, and of an aggregation or bucket of the Stat."""
 BUCKET_BYTES = 100
 """Cost of an exponential bucket."""
 ITEM_BYTES = 200
@@ -69,16 +69,15 @@ ITEM_BYTES = 200
 MOST_BESIDE_BYTES = 1 << 20
 """Limit of the cost of facts, events and phases of a process; 500 kinds of events and all handlers use half of it."""
 MOST_EXPONENTIAL = 40_000
-"""Exponential buckets of one process; further histograms stay classic."""
+"""Limit of the exponential buckets of a process; further histograms stay classic."""
 ROOM_BYTES = 24 << 20
-"""Default limit of the cost of one process."""
+"""Default limit of the cost of a process."""
 
 
 class Decoder:
-    """Decoder of the successive snapshots of one process; an unchanged section is not parsed again.
+    """Decoder of the successive snapshots of a process; unchanged sections are not parsed.
 
-    Stats for which there is no room are ignored: first those of users, the latest first. `dropped["memory"]` of the snapshot
-    has their number.
+    Stats without room are ignored: first Stats of users, in reverse order. `dropped["memory"]` of the snapshot has the number.
 
     Attributes:
         cost: Memory of the process in the sidecar in bytes, computed from the decoded objects and their series.
@@ -97,7 +96,7 @@ class Decoder:
         self.cost = 0
 
     def decode(self, data: bytes, room: int = ROOM_BYTES) -> Snapshot:
-        """Return the snapshot of one file, of a cost of at most *room* bytes; raises only `FeedFormatError`."""
+        """Return the snapshot of a file, with a cost of at most *room* bytes; raises only `FeedFormatError`."""
         try:
             process_id, sequence, (definitions, windows, totals) = _sections(data)
             found = _hash(definitions)
@@ -117,7 +116,7 @@ class Decoder:
     def _take_definitions(self, body: dict[str, Any], process_id: str, room: int) -> None:
         found = [to_object(each) for each in to_list(body["stats"])]
         kept, cost = [False] * len(found), 0
-        for ours in (True, False):  # the exporter's own families before those of users
+        for ours in (True, False):  # families of the exporter before Stats of users
             for place, each in enumerate(found):
                 if (each.get("kind", "stat") != "stat") is ours and cost + (needed := _cost(each)) <= room:
                     kept[place] = True
@@ -162,7 +161,7 @@ class Decoder:
 
 
 def decode(data: bytes) -> Snapshot:
-    """Return one snapshot; a reader of many uses a `Decoder` for each process."""
+    """Return a single snapshot; for successive snapshots, use a `Decoder` for each process."""
     return Decoder().decode(data)
 
 
@@ -197,7 +196,7 @@ def _sections(data: bytes) -> tuple[str, int, list[bytes]]:
 
 
 def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parsed:
-    # Before anything is built: a container of three bytes of JSON takes 64 bytes of memory.
+    # Before parsing, because a container of three bytes of JSON becomes 64 bytes of memory.
     check_size(section.count(b"[") + section.count(b"{"), MOST_NESTED, "lists and objects")
     try:
         return convert(to_object(_JSON.decode(section.decode())))
@@ -211,7 +210,7 @@ def _parse(section: bytes, convert: Callable[[dict[str, Any]], Parsed]) -> Parse
 _JSON = json.JSONDecoder(parse_constant=lambda name: refuse(f"{name} is no number"))
 
 _counts = converter(Mapping[str, int])
-_window = converter(WindowReading)  # it may end before it starts, after a step of the wall clock
+_window = converter(WindowReading)  # the end may precede the start, after a step of the wall clock
 _PROCESS = converters_of(ProcessIdentity, "id")
 _DEFINITION = converters_of(StatDefinition, "min_samples")
 _RECORDING = converters_of(Recording, "stats")
@@ -245,7 +244,7 @@ def _check_labels(labels: tuple[tuple[str, str], ...]) -> None:
 
 def _definition(body: dict[str, Any], known: dict[object, Any]) -> StatDefinition:
     found = convert_fields(body, _DEFINITION)
-    # Most Stats share them: kept once for a process, a Stat's memory is a third less.
+    # Shared by most Stats of a process, which saves a third of the memory.
     for name in ("aggregations", "buckets"):
         found[name] = known.setdefault(found.get(name, ()), found.get(name, ()))
     definition = StatDefinition(**found)

@@ -1,8 +1,8 @@
 """Launches of `run` in a feed directory, their jobs, and the exit status of each job.
 
-A launch locks `runs/<pid>-<random>.lock`. A file without a lock is from a killed launch, whose job may still run. With the
-same stem, in JSON, `….job` describes the running job, and `….ended` the exit status. In a feed directory that several users
-can write to, each user has a directory `runs-<uid>` that only this user can write to.
+A launch locks `runs/<pid>-<random>.lock`. A file without a lock is from a killed launch; the job may still run. Files of the
+same stem, in JSON, contain the description of the running job (`….job`) and the exit status (`….ended`). In a shared feed
+directory, each user has a directory `runs-<uid>` without write access for other users.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JOB = ".job"
 ENDED = ".ended"
 MAX_BYTES = 4096
 MAX_FILES = 4096
-"""Files of another user's launches that are read, and directories of users."""
+"""Limit of the files that are read from a foreign directory, and of the directories."""
 ENDED_SECONDS = 86400.0
 """Age after which files of ended launches are removed."""
 SILENT_SECONDS = 20.0
@@ -43,21 +43,21 @@ SILENT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Why a job has recorded nothing."""
+    """Diagnosis of a job without records."""
 
     reason: str  # a value of the label `reason`
-    found: str  # what is the case, with the interpreter or file that it is about
-    remedy: str  # what the user can do
+    found: str  # finding, with the interpreter or file
+    remedy: str  # action of the user
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """Job of a running launch."""
 
-    pid: int  # the job's process, as `run` saw it
-    run: str  # the run's name that the job was given
+    pid: int  # process id of the job, in the namespace of `run`
+    run: str  # name of the run
     started: float  # Unix time
-    # why it has recorded nothing; None when it has, and as long as it is not asked
+    # None for a job with records, and before the diagnosis
     silence: Silence | None = None
     launch: str = ""  # the launch id in the environment of the job's processes; "" from older releases
 
@@ -66,14 +66,14 @@ class Job:
 class End:
     """Exit status of the job of a launch."""
 
-    path: Path  # where that stands
-    pid: int  # the job's process, as `run` saw it
-    status: int  # its exit status, or a signal as a negative number
-    at: float  # when `run` saw the end, Unix time
-    run: str = ""  # the run's name that the job was given; "" where an older `run` has left it
-    started: float = 0.0  # when the job was started, Unix time; 0 likewise
+    path: Path  # file of the exit status
+    pid: int  # process id of the job, in the namespace of `run`
+    status: int  # exit status, or a signal as a negative number
+    at: float  # Unix time at which `run` noticed the exit
+    run: str = ""  # name of the run; empty from older releases
+    started: float = 0.0  # Unix time of the job's start; 0 from older releases
     launch: str = ""  # launch id in the environment of the job's processes; empty from older releases
-    worker: bool = False  # reported by torchrun's agent about one of its workers
+    worker: bool = False  # True for a worker, reported by torchrun's agent
 
 
 class Registration:
@@ -89,12 +89,12 @@ class Registration:
         directory = _make_directory(self._feed_directory)
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         beginning, self._path = directory / f"{name}.new", directory / f"{name}{LOCK}"
-        # Readable by a sidecar of another user, where the directory lets it in.
+        # Readable for sidecars of other users, if the directory permits.
         lock = RecordLock.take(os.fspath(beginning), create_mode=0o644)
         if lock is None:
             raise FeedError(f"{beginning}: locked by another process")
         try:
-            # Only now may others see it: without the lock it would look like a run that was killed.
+            # Visible only with the lock: a file without a lock is from a killed launch.
             beginning.rename(self._path)
         except OSError:
             lock.release()
@@ -143,7 +143,7 @@ class Registration:
 
 
 def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
-    """Return True while a run needs the sidecar: a running launch, or a job that still records after its launch was killed.
+    """Return True if a run needs the sidecar: a running launch, or a recording job of a killed launch.
 
     Files of a killed launch are removed after the last recording process has ended. `launcher` is the process that started
     this process, and registers again in a directory that was emptied.
@@ -153,7 +153,7 @@ def any_active(feed_directory: Path, *, launcher: int | None = None) -> bool:
         return True
     if launcher is not None and launcher == os.getppid() and not _directories(feed_directory):
         return True
-    # A run may have ended in order since the directory was listed: its file is gone, not abandoned.
+    # A file that disappeared since the listing is of a launch that ended normally.
     abandoned = [path for path in registered if path.exists()]
     if abandoned and recording_processes(feed_directory):
         return True
@@ -190,12 +190,12 @@ def jobs(feed_directory: Path) -> list[Job]:
 
 
 def launches(feed_directory: Path) -> set[str]:
-    """Return the ids of the living launches."""
+    """Return the ids of the running launches."""
     return {job.launch for job in jobs(feed_directory)}
 
 
 def write_worker_end(feed_directory: Path, *, pid: int, status: int, launch: str) -> None:
-    """Write the exit status of a worker as torchrun's agent saw it; never raises OSError."""
+    """Write the exit status of a worker, reported by torchrun's agent; never raises OSError."""
     end = {"pid": pid, "status": status, "at": time.time(), "launch": launch, "worker": True}
     with contextlib.suppress(OSError):
         path = _make_directory(feed_directory) / f"worker-{pid}-{secrets.token_hex(4)}{ENDED}"
@@ -216,7 +216,7 @@ def _make_directory(feed_directory: Path) -> Path:
     directory = Path(own_entry(os.fspath(feed_directory / own_name(feed_directory))))
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        # Other users may read what they may read in the feed directory.
+        # Readable for the same users as the feed directory.
         directory.chmod(stat.S_IMODE(feed_directory.stat().st_mode) & ~0o1022)
     return directory
 
@@ -227,7 +227,7 @@ def own_name(feed_directory: Path) -> str:
 
 
 def _directories(feed_directory: Path) -> list[Path]:
-    """Return the directories of launches; in a shared feed directory one for each user, this user's first."""
+    """Return the directories of launches; in a shared feed directory for each user, this user's directory first."""
     names = [RUNS]
     if is_shared(os.fspath(feed_directory)):
         with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ def _remove_registration(lock_file: Path) -> None:
 
 
 def recording_processes(feed_directory: Path) -> set[int]:
-    """Return the processes that hold the lock of a feed file; 0 for a process of another pid namespace."""
+    """Return the processes that hold the lock of a feed file; 0 in an invisible pid namespace."""
     try:
         locks = [path for path in feed_directory.iterdir() if path.suffix == LOCK and process_of(path.name)]
     except OSError:
