@@ -5,7 +5,6 @@ The time is divided into bins of one power sample. Within a bin each phase has o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from math import floor
 from typing import Protocol
@@ -39,7 +38,7 @@ class PhaseHistory:
         self.bin_end = (self._bin + 1) / BINS_PER_SECOND
         self._first = ""  # the phase at the begin of the present bin
         self._intervals: list[int] = []  # of the open group: index of the phase, and microseconds
-        self._groups: deque[tuple[int, ...]] = deque()
+        self._groups: tuple[tuple[int, ...], ...] = ()
         self._group_end = self._bin + GROUP_BINS
 
     def close_bin(
@@ -78,21 +77,23 @@ class PhaseHistory:
 
     def _close_group(self) -> None:
         """Complete the open group, and forget groups that are too old."""
-        self._groups.append(tuple(self._intervals))
-        self._intervals = []
-        self._group_end = self._bin + GROUP_BINS
-        kept = sum([sum(group[1::2]) for group in self._groups])
-        while kept - (oldest := sum(self._groups[0][1::2])) >= SECONDS * 1e6:
-            self._groups.popleft()
+        groups = [*self._groups, tuple(self._intervals)]
+        kept = sum([sum(group[1::2]) for group in groups])
+        while kept - (oldest := sum(groups[0][1::2])) >= SECONDS * 1e6:
+            del groups[0]
             kept -= oldest
+        complete = tuple(groups)
+        # In one line without a call: the recording thread sees the old groups or the new groups.
+        self._groups, self._intervals, self._group_end = complete, [], self._bin + GROUP_BINS
 
     def read(self, active: str, now: float) -> tuple[float, tuple[str, ...], tuple[tuple[int, ...], ...]]:
         """Return the end of the history, the phases, and groups of alternating phase indexes and microseconds.
 
         *active* is the phase of a main thread that has passed no edge since the present bin began.
         """
-        intervals = tuple(self._intervals)
+        groups, latest = self._groups, self._intervals
+        intervals = tuple(latest)
         until = max(floor(now * BINS_PER_SECOND), self._bin)
         if until > self._bin:
             intervals += (_INDEXES[active], (until - self._bin) * 1_000_000 // BINS_PER_SECOND)
-        return until / BINS_PER_SECOND, NAMES, (*self._groups, intervals)
+        return until / BINS_PER_SECOND, NAMES, (*groups, intervals)
