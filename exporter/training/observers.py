@@ -48,18 +48,17 @@ class Observers:
 
     def logs_spans(self) -> bool:
         """Return True if an event handler requests the spans of steps."""
-        self._logs_spans = any(each.names("span") for each in RECORDER.events.active)
-        return self._logs_spans
+        return any(each.names("span") for each in RECORDER.events.active)
 
     def look_for_handlers(self) -> None:
         """Observe hot blocks if an event handler requests spans."""
-        before = self._logs_spans
-        if self.logs_spans() != before:
+        if self.logs_spans() != self._logs_spans:
             self._update()
 
     def _update(self) -> None:
         wanted = {kind for kind in _HOT for each in self._observers if each.wants(kind)}
-        self.kinds = frozenset(wanted | (set(_HOT) if self.logs_spans() else set()))
+        self._logs_spans = self.logs_spans()
+        self.kinds = frozenset(wanted | (set(_HOT) if self._logs_spans else set()))
         self._changed()
 
     def notify(self, call: Callable[[TrainingObserver], Any], *, propagates: bool = True) -> list[Any]:

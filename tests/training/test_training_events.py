@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from training_support import fresh_recorder, of
 import exporter
 from exporter import training
 from exporter.recording.handlers import JsonLinesHandler
+from exporter.training import kinds
+from exporter.training.kinds import BlockKind
 from exporter.training.recorder import TRAINING
 
 
@@ -146,3 +148,36 @@ def test_application_and_loop_events_have_start_end_and_outcome() -> None:
     assert begin.data.items() >= parameters.items()
     assert begin.span_id == end.span_id
     assert (end.data["step"], end.data["steps"], end.data["ok"]) == (7, 2, True)
+
+
+class IterationObserver:
+    """Observer that requests the spans of iterations, and ignores every call."""
+
+    def wants(self, kind: BlockKind) -> bool:
+        return kind is kinds.TRAINING_ITERATION
+
+    def allows(self, *_: object) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return lambda *_: False
+
+
+def test_a_handler_that_requests_spans_receives_short_spans_in_a_job_whose_iterations_are_observed() -> None:
+    received: list[exporter.Event] = []
+    observer: Any = IterationObserver()
+    with fresh_recorder():
+        TRAINING.observers.add(observer)
+        with training.training_iteration():
+            pass
+        handle = exporter.events.register(received.append, types="span.*")
+        with training.training_iteration():
+            pass
+        exporter.flush()
+        with training.model_forward():
+            pass
+        exporter.flush()
+        handle.unregister()
+
+    started = [event.data["name"] for event in received if event.type == "span.start"]
+    assert started == ["training_single_iteration", "model_forward"]
