@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,14 @@ def test_the_import_table_matches_the_architecture_document() -> None:
         ours = "anything" if "*" in allowed else ", ".join(f"`{each}`" for each in sorted(allowed)) or "none"
         others = ", ".join(f"`{each}`" for each in sorted(THIRD_PARTY.get(stage, set()))) or "none"
         assert cells[2:4] == [ours, others], name
+
+
+def test_every_file_that_the_architecture_document_names_exists() -> None:
+    text = (ROOT.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = sorted(set(re.findall(r"`([a-z_/]+\.py)`", text)))
+
+    assert len(named) > 30
+    assert [name for name in named if not ((ROOT / name).exists() or (ROOT.parent / name).exists())] == []
 
 
 def test_dunder_all_is_sorted_and_importable() -> None:

@@ -69,7 +69,7 @@ class Notices:
     def flush(self, timeout_seconds: float = EXIT_SECONDS) -> None:
         """Wait until all notices are written, for a bounded time."""
         until = monotonic() + timeout_seconds
-        while self._is_writing and monotonic() < until:
+        while (self._is_writing or self._waiting) and monotonic() < until:
             sleep(0.002)
 
     def _write_now(self) -> None:
