@@ -75,28 +75,40 @@ def patch_frequent(owner: Any, name: str, before: Before, after: After) -> None:
     Raises:
         AttributeError: The owner has no such method.
     """
+
+    def around(method: Function) -> Function:
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            try:
+                token = before(*args, **kwargs)
+            except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
+                log_failure(before, failure)
+                token = None
+            try:
+                result = method(*args, **kwargs)
+            except BaseException as error:
+                if token is not None:
+                    _call_after(after, token, None, error)
+                drop_frame(error)
+                raise
+            if token is not None:
+                _call_after(after, token, result, None)
+            return result
+
+        return patched  # type: ignore[return-value]  # the same signature
+
+    replace(owner, name, around)
+
+
+def replace(owner: Any, name: str, around: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a method by the function that *around* makes of the method. A patched method stays unchanged.
+
+    Raises:
+        AttributeError: The owner has no such method.
+    """
     method = getattr(owner, name)
     if _PATCHED in vars(method):
         return
-
-    @wraps(method)
-    def patched(*args: Any, **kwargs: Any) -> Any:
-        try:
-            token = before(*args, **kwargs)
-        except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
-            log_failure(before, failure)
-            token = None
-        try:
-            result = method(*args, **kwargs)
-        except BaseException as error:
-            if token is not None:
-                _call_after(after, token, None, error)
-            drop_frame(error)
-            raise
-        if token is not None:
-            _call_after(after, token, result, None)
-        return result
-
+    patched = wraps(method)(around(method))
     setattr(patched, _PATCHED, True)
     setattr(owner, name, patched)
     home = sys.modules.get(method.__module__)

@@ -14,6 +14,10 @@ def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
     Tokens are counted only in a batch with two-dimensional `input_ids`.
     """
     try:
+        # Most batches: a tensor, or a list that begins with a tensor. An `isinstance` of an abstract class is slow.
+        first = batch[0] if type(batch) is list or type(batch) is tuple else batch
+        if (shape := getattr(first, "shape", None)) and type(samples := shape[0]) is int and samples:
+            return samples, None
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         shape = getattr(ids, "shape", None)
         if shape is not None and len(shape) == 2:

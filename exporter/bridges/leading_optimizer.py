@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 from weakref import WeakSet, ref
+
+UNSEEN_SECONDS = 10.0
+"""Time of backward passes without a step of any optimizer after which the log reports an unseen optimizer."""
+UNSEEN = """backward passes, but no step of a torch optimizer, in the first 10 s: the training is not recorded. Add:
+    from exporter import training
+    training.step()                                     # after each step of the optimizer
+    training.record(loss=loss, samples=len(batch))      # if wanted"""
 
 
 def _nobody() -> None:
@@ -22,6 +30,14 @@ class LeadingOptimizer:
         self._leader: Callable[[], Any] = _nobody
         self._others: set[int] = set()
         self._known: WeakSet[Any] = WeakSet()
+        self._waiting_since: float | None = None
+
+    def is_missing(self) -> bool:
+        """Return True if backward passes have waited too long for the first step of an optimizer."""
+        now = monotonic()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        return now - self._waiting_since > UNSEEN_SECONDS
 
     def begins(self, optimizer: Any, *, has_new_data: bool) -> None:
         """Note that an optimizer is about to step."""

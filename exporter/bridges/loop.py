@@ -17,7 +17,10 @@ from exporter.bridges.loss import SampledTensors, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
+from exporter.training.blocks import HotBlock
+from exporter.training.kinds import named_kind
 from exporter.training.recorder import TRAINING
+from exporter.training.successions import next_iteration, next_phase
 
 
 class Level(Enum):
@@ -50,11 +53,11 @@ class LoopTracker:
     def __init__(self, *, inferred: bool = False) -> None:
         self._loop: Any = api.inferred_loop if inferred else api.training_loop
         self._iteration: Any = (api.inferred_iteration if inferred else api.training_iteration)()
-        self._phases: dict[str, AbstractContextManager[Any]] = {}
+        self._phases: dict[str, HotBlock] = {}
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
         self._phase_name: str | None = None
-        self._phase: AbstractContextManager[Any] | None = None
+        self._phase: HotBlock | None = None
 
     def is_open(self, level: Level) -> bool:
         """Return True if a block of this level is open."""
@@ -85,15 +88,18 @@ class LoopTracker:
         """End the previous phase and begin a new phase unless the argument is None."""
         if name == self._phase_name:
             return
-        before, self._phase, self._phase_name = self._phase, None, name
-        if before is not None:
-            before.__exit__(None, None, None)
+        before, after = self._phase, None
         if name is not None:
-            block = self._phases.get(name)
-            if block is None:
-                block = self._phases[name] = training.phase(name)
-            block.__enter__()
-            self._phase = block
+            after = self._phases.get(name)
+            if after is None:
+                after = self._phases[name] = HotBlock(named_kind(name, phase=True))
+        self._phase, self._phase_name = after, name
+        if before is not None and after is not None:
+            next_phase(before, after)
+        elif after is not None:
+            after.__enter__()
+        elif before is not None:
+            before.__exit__(None, None, None)
 
     def _end_phase(self, error: BaseException | None = None) -> None:
         block = self._phase
@@ -114,12 +120,10 @@ class LoopTracker:
 
     def next_iteration(self) -> None:
         """End the iteration and begin the next one."""
-        innermost = self._open[-1]
-        if (
-            innermost.level is Level.ITERATION and self._phase is None
-        ):  # no other block is open: the usual case
-            innermost.block.__exit__(None, None, None)
-            innermost.block.__enter__()
+        phase = self._phase
+        if phase is not None and self._open[-1].level is Level.ITERATION:  # the usual case
+            self._phase = self._phase_name = None
+            next_iteration(self._iteration, phase)
         else:
             self.end(Level.ITERATION)
             self.begin_iteration()

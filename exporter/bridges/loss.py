@@ -16,22 +16,23 @@ from typing import Any
 DEVICE_SECONDS = 0.1
 """Minimum interval of reads from a device: each read is a copy on the device."""
 _DEEPEST = 8
-_SCALE = 2.0
-"""A constant factor from here on is a scale against underflow, and the product is not the job's loss."""
 _TOLERANCE = 1e-4
 _SCALING = frozenset({"DivBackward0", "MulBackward0"})
+_REDUCING = frozenset({"MeanBackward0", "MeanBackward1", "SelectBackward0", "SumBackward0", "SumBackward1"})
+"""Nodes that do not change the size of a number if their input has a single element."""
 _UNCHANGED = frozenset(
     {
         "AliasBackward0",
         "CloneBackward0",
+        "NegBackward0",
         "SqueezeBackward0",
         "ToCopyBackward0",
         "UnsqueezeBackward0",
         "ViewBackward0",
     }
 )
-"""Nodes of torch's graph that do not change a scalar."""
-_READ = _SCALING | _UNCHANGED
+"""Nodes of torch's graph that do not change the size of a scalar."""
+_READ = _SCALING | _REDUCING | _UNCHANGED
 
 
 class SampledTensors:
@@ -56,7 +57,7 @@ class _Pass:
     """A backward pass: the scalar at the root, and the constant factors of the scalar, last factor first."""
 
     value: Any
-    factors: Sequence[float] = ()
+    factors: Sequence[float] | None  # None if a factor cannot be read
 
 
 class StepLoss:
@@ -66,14 +67,14 @@ class StepLoss:
         self._sampled = SampledTensors()
         self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
         self._longest = 1
+        self._is_given = False
         self.begin()
 
     def begin(self) -> None:
         """Begin a step."""
         self._passes: list[_Pass] = []
         self._batches = 0
-        self._is_known = False
-        self._is_given = False
+        self._is_known = True
 
     def add_batch(self) -> None:
         """Count a batch of the step."""
@@ -94,20 +95,17 @@ class StepLoss:
 
     def _add(self, loss: Any) -> None:
         if type(loss) is self._tensor and loss.is_cpu and loss.numel() == 1:  # the usual case
-            self._is_known = self._is_known or not self._passes
             self._passes.append(_Pass(loss.item(), _factors(loss)))
             return
         if not self._passes:
             self._is_known = self._sampled.is_due("loss", loss)
-        if not self._is_known:
-            self._passes.append(_Pass(None))
-            return
-        value = readable(loss) if hasattr(loss, "grad_fn") else None
+        value = readable(loss) if self._is_known and hasattr(loss, "grad_fn") else None
         if value is None:
             self._is_known = False
-        elif hasattr(value, "detach"):
-            value = value.detach()
-        self._passes.append(_Pass(value, () if value is None else _factors(loss)))
+            self._passes.append(_Pass(None, None))
+        else:
+            value = value.detach() if hasattr(value, "detach") else value
+            self._passes.append(_Pass(value, _factors(loss)))
 
     def take(self) -> Any:
         """Return the loss of the step, or None if unknown; later passes belong to the next step."""
@@ -115,32 +113,37 @@ class StepLoss:
         if not passes:
             return None
         self.begin()
-        if len(passes) == 1 and not passes[0].factors:
+        if len(passes) == 1 and (passes[0].factors == () or _is_nonfinite(passes[0].value)):
             return passes[0].value
         self._longest = max(self._longest, len(passes))
         return _combined(passes, batches, self._longest) if is_known else None
 
 
+def _is_nonfinite(value: Any) -> bool:
+    """Return True for a NaN or an infinite number on the host, which no factor hides."""
+    return type(value) is float and not isfinite(value)
+
+
 def _combined(passes: list[_Pass], batches: int, longest: int) -> Any:
-    """Return the loss of which the passes are parts; None if their factors do not explain them."""
-    for place in range(min(len(each.factors) for each in passes)):
-        parts = [each.value / prod(each.factors[:place]) for each in passes]
-        factors = [each.factors[place] for each in passes]
+    """Return the loss of which the passes are parts; None if their factors do not show the loss."""
+    scales = [each.factors for each in passes if each.factors is not None]
+    if len(scales) < len(passes):
+        return None
+    if not any(scales):
+        return sum(each.value for each in passes) / len(passes) if batches == len(passes) else None
+    for place in range(min(map(len, scales))):
+        parts = [each.value / prod(scale[:place]) for each, scale in zip(passes, scales, strict=True)]
+        factors = [scale[place] for scale in scales]
         if abs(sum(factors) - 1.0) < _TOLERANCE:  # the shares of a mean
             return sum(parts)
-        if all(
-            abs(factor * longest - 1.0) < _TOLERANCE for factor in factors
-        ):  # the last step has fewer batches
+        if longest > 1 and all(abs(factor * longest - 1.0) < _TOLERANCE for factor in factors):
+            # The last step of an epoch may have fewer batches.
             return sum(part / factor for part, factor in zip(parts, factors, strict=True)) / len(passes)
-    if len(passes) == 1:
-        return passes[0].value if all(abs(each) < _SCALE for each in passes[0].factors) else None
-    if batches == len(passes) and not any(each.factors for each in passes):
-        return sum(each.value for each in passes) / len(passes)
     return None
 
 
-def _factors(loss: Any) -> Sequence[float]:
-    """Read the constants by which a loss was multiplied last, from its graph."""
+def _factors(loss: Any) -> Sequence[float] | None:
+    """Read the constants other than 1 by which a loss was multiplied last, from its graph; None if one cannot be read."""
     node = loss.grad_fn
     if type(node).__name__ not in _READ:  # the usual case
         return ()
@@ -155,18 +158,25 @@ def _factors(loss: Any) -> Sequence[float]:
                 constant, node_before = node._saved_self, inputs[1]  # noqa: SLF001  # torch's name
             else:
                 break
-            if constant is None or not constant.is_cpu or constant.numel() != 1 or not constant.item():
-                break
-            number = float(constant.item())
-            if not isfinite(number):
-                break
-            found.append(1.0 / number if name == "DivBackward0" else number)
+            factor = _number(constant)
+            if factor is None:
+                return None
+            if factor != 1.0:
+                found.append(1.0 / factor if name == "DivBackward0" else factor)
             node = node_before
-        elif name in _UNCHANGED:
+        elif name in _UNCHANGED or (name in _REDUCING and prod(node._saved_self_sym_sizes) == 1):  # noqa: SLF001
             node = node.next_functions[0][0]
         else:
             break
-    return found
+    return tuple(found)
+
+
+def _number(constant: Any) -> float | None:
+    """Return a constant of the graph; None if the constant is not a finite number on the host, or is 0."""
+    if constant is None or not constant.is_cpu or constant.numel() != 1:
+        return None
+    number = float(constant.item())
+    return number if number and isfinite(number) else None
 
 
 def readable(value: Any) -> Any:

@@ -34,7 +34,7 @@ class Source:
     """A bridge that can report the training, and is called by the hooks on torch.
 
     Methods that a source does not define are ignored. Those marked * are called in every step, before and after a call of
-    torch; the second is called only if the first does not return None:
+    torch; `backward_ends` is called only if `backward_begins` does not return None:
 
         fetch_begins(loader)* fetch_ends(loader, batch, error)*    a batch is fetched from an iterator of a loader
         iterator_made(loader, error)    a loader has made an iterator; `fetch_begins(loader)` was called before
@@ -157,3 +157,12 @@ def set_rank(rank: int) -> None:
         import exporter  # noqa: PLC0415  # the composition root imports nothing of the bridges
 
         exporter.configure(rank=rank)
+
+
+def world_size() -> int | None:
+    """Return the number of ranks, from torch or from the launcher's environment."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    ranks = os.environ.get("WORLD_SIZE", "")
+    return int(ranks) if ranks.isascii() and ranks.isdigit() else None

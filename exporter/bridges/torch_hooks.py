@@ -13,7 +13,7 @@ from functools import partial, wraps
 from importlib import import_module
 from time import monotonic
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from exporter import training
 from exporter.bridges.loop import leave
@@ -22,10 +22,13 @@ from exporter.patching import (
     After,
     Around,
     Before,
+    drop_frame,
+    log_failure,
     never_raises,
     patch,
     patch_existing,
     patch_frequent,
+    replace,
     when_imported,
 )
 
@@ -33,15 +36,36 @@ SCALE_SECONDS = 1.0
 """Interval in which the loss scale is recorded: the scale changes every few thousand steps, or at a skipped step."""
 
 
-class _Seen:
+class _HookState:
     """State of the hooks in this process."""
 
-    installed = False
-    optimizer_hooks: tuple[Any, ...] = ()
-    optimizer_made = False
-    optimizer_steps = 0  # started
-    next_scale = 0.0
-    compiling: ClassVar[list[Any]] = []
+    def __init__(self) -> None:
+        self.installed = False
+        self.optimizer_made = False
+        self.optimizer_steps = 0  # started
+        self.next_scale = 0.0
+        self.compiling: list[Any] = []
+        self.is_traced: Callable[[], bool] = lambda: False  # True in a hook that torch compiles
+        self.untraced_begins: Callable[[Any], None] = _step_begins
+        self.untraced_ends: Callable[[Any], None] = _step_ends
+
+
+def _step_begins(optimizer: Any) -> None:
+    _HOOKS.optimizer_steps += 1
+    try:
+        ACTIVE.source.optimizer_begins(optimizer)
+    except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
+        log_failure(_step_begins, failure)
+
+
+def _step_ends(optimizer: Any) -> None:
+    try:
+        ACTIVE.source.optimizer_ends(optimizer)
+    except Exception as failure:  # noqa: BLE001  # as above
+        log_failure(_step_ends, failure)
+
+
+_HOOKS = _HookState()
 
 
 def install() -> None:
@@ -51,27 +75,28 @@ def install() -> None:
         ImportError: torch is not installed.
         AttributeError: A patched function does not exist in this version of torch.
     """
-    if _Seen.installed:
+    if _HOOKS.installed:
         return
     torch: Any = import_module("torch")
     loaders: Any = import_module("torch.utils.data.dataloader")
-    _Seen.installed = True
-    _watch_optimizers(lambda hook: hook)
+    _HOOKS.installed = True
+    optimizers: Any = import_module("torch.optim.optimizer")
+    optimizers.register_optimizer_step_pre_hook(_optimizer_begins)
+    optimizers.register_optimizer_step_post_hook(_optimizer_ends)
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
-
-    def unless_compiling(before: Before) -> Before:
-        return wraps(before)(lambda *args, **kwargs: None if is_compiling() else before(*args, **kwargs))
-
-    def patch_call(owner: Any, name: str, before: Before, after: After) -> None:
-        patch_frequent(owner, name, unless_compiling(before), after)
+    # The base class of the iterators of loaders has no other hook.
+    replace(loaders._BaseDataLoaderIter, "__next__", _around_fetch)  # noqa: SLF001
+    replace(torch.autograd, "backward", partial(_around_backward, is_compiling))
 
     def patch_success(owner: Any, name: str, hook: Callable[..., None]) -> None:
-        patch_call(owner, name, *_on_success(hook))
+        before, after = _on_success(hook)
 
-    # Their base class has no other hook.
-    patch_frequent(loaders._BaseDataLoaderIter, "__next__", _fetch_begins, _fetch_ends)  # noqa: SLF001
+        def unless_compiling(*args: Any, **kwargs: Any) -> Any:
+            return None if is_compiling() else before(*args, **kwargs)
+
+        patch_frequent(owner, name, wraps(before)(unless_compiling), after)
+
     patch_frequent(loaders.DataLoader, "__iter__", _iterator_begins, _iterator_made)
-    patch_call(torch.autograd, "backward", _backward_begins, _backward_ends)
     patch_success(torch.nn.utils, "clip_grad_norm_", _clipped)
     patch_success(torch.nn.Module, "eval", _evaluates)
     patch_success(torch.optim.Optimizer, "load_state_dict", _state_loaded)
@@ -85,7 +110,7 @@ def install() -> None:
 
 def optimizer_exists() -> bool:
     """Return True if an optimizer of torch was constructed since the hooks were installed."""
-    return _Seen.optimizer_made
+    return _HOOKS.optimizer_made
 
 
 def _on_success(hook: Callable[..., None]) -> tuple[Before, After]:
@@ -105,30 +130,65 @@ def _on_success(hook: Callable[..., None]) -> tuple[Before, After]:
 
 
 # Data and backward passes ---------------------------------------------------------------------------------------
+# Hooks of every step, with the exact signatures: `patch_frequent` would cost as much as the hooks.
 
 
-def _fetch_begins(iterator: Any) -> Any:
-    return ACTIVE.source.fetch_begins(iterator)
+def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def fetched(iterator: Any) -> Any:
+        source = ACTIVE.source
+        try:
+            source.fetch_begins(iterator)
+        except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
+            log_failure(source.fetch_begins, failure)
+        try:
+            batch = fetch(iterator)
+        except BaseException as error:
+            never_raises(source.fetch_ends)(iterator, None, error)
+            drop_frame(error)
+            raise
+        try:
+            source.fetch_ends(iterator, batch, None)
+        except Exception as failure:  # noqa: BLE001  # as above
+            log_failure(source.fetch_ends, failure)
+        return batch
+
+    return fetched
 
 
-def _fetch_ends(iterator: Any, batch: Any, error: BaseException | None) -> None:
-    ACTIVE.source.fetch_ends(iterator, batch, error)
+def _around_backward(is_compiling: Callable[[], bool], backward: Callable[..., Any]) -> Callable[..., Any]:
+    def passed(tensors: Any, *args: Any, **kwargs: Any) -> Any:  # torch's name
+        if is_compiling():
+            return backward(tensors, *args, **kwargs)
+        source = ACTIVE.source
+        try:
+            token = source.backward_begins(tensors)
+        except Exception as failure:  # noqa: BLE001  # as above
+            log_failure(source.backward_begins, failure)
+            token = None
+        try:
+            result = backward(tensors, *args, **kwargs)
+        except BaseException as error:
+            if token is not None:
+                never_raises(source.backward_ends)(token, error)
+            drop_frame(error)
+            raise
+        if token is not None:
+            try:
+                source.backward_ends(token, None)
+            except Exception as failure:  # noqa: BLE001  # as above
+                log_failure(source.backward_ends, failure)
+        return result
+
+    return passed
 
 
 def _iterator_begins(loader: Any) -> Any:
-    return ACTIVE.source.fetch_begins(loader)
+    ACTIVE.source.fetch_begins(loader)
+    return loader
 
 
 def _iterator_made(loader: Any, _iterator: Any, error: BaseException | None) -> None:
     ACTIVE.source.iterator_made(loader, error)
-
-
-def _backward_begins(tensors: Any = None, *_args: Any, **kwargs: Any) -> Any:
-    return ACTIVE.source.backward_begins(kwargs.get("tensors", tensors))
-
-
-def _backward_ends(token: Any, _result: Any, error: BaseException | None) -> None:
-    ACTIVE.source.backward_ends(token, error)
 
 
 def _clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -138,29 +198,22 @@ def _clipped(norm: Any, *_args: Any, **_kwargs: Any) -> None:
 # Optimizers -----------------------------------------------------------------------------------------------------
 
 
-def _watch_optimizers(wrapped: Any) -> None:
-    optimizers: Any = import_module("torch.optim.optimizer")
-    for hook in _Seen.optimizer_hooks:
-        hook.remove()
-    _Seen.optimizer_hooks = (
-        optimizers.register_optimizer_step_pre_hook(wrapped(_optimizer_begins)),
-        optimizers.register_optimizer_step_post_hook(wrapped(_optimizer_ends)),
-    )
-
-
-@never_raises
 def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    _Seen.optimizer_steps += 1
-    ACTIVE.source.optimizer_begins(optimizer)
+    if _HOOKS.is_traced():
+        _HOOKS.untraced_begins(optimizer)
+    else:
+        _step_begins(optimizer)
 
 
-@never_raises
 def _optimizer_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    ACTIVE.source.optimizer_ends(optimizer)
+    if _HOOKS.is_traced():
+        _HOOKS.untraced_ends(optimizer)
+    else:
+        _step_ends(optimizer)
 
 
 def _optimizer_made(*_args: Any, **_kwargs: Any) -> None:
-    _Seen.optimizer_made = True
+    _HOOKS.optimizer_made = True
 
 
 def _state_loaded(_result: Any, _optimizer: Any, state: Any = None, *_args: Any, **kwargs: Any) -> None:
@@ -179,7 +232,7 @@ def watch_training_mode(*, on: bool) -> None:
 
     The hook exists only during a validation: torch calls `train` for each of a model's modules, in some jobs in every step.
     """
-    if not _Seen.installed:
+    if not _HOOKS.installed:
         return
     module_class = import_module("torch").nn.Module
     present = module_class.train
@@ -243,7 +296,9 @@ def _watch_distributed_saves(module: ModuleType) -> None:
 
 def _watch_compiler(module: ModuleType) -> None:
     """Keep the hooks on optimizers out of compiled functions, and record when torch compiles."""
-    _watch_optimizers(module.disable)
+    # A compiled function calls these hooks after a break of the graph. `disable` costs 5 µs a call, so it is used only there.
+    _HOOKS.untraced_begins, _HOOKS.untraced_ends = module.disable(_step_begins), module.disable(_step_ends)
+    _HOOKS.is_traced = import_module("torch").compiler.is_dynamo_compiling
     # `torch._dynamo.reset()` drops registered callbacks.
     handler = type(getattr(module, "callback_handler", None))
     patch_existing(handler, ("run_start_callbacks",), _compiling_begins)
@@ -252,13 +307,13 @@ def _watch_compiler(module: ModuleType) -> None:
 
 def _compiling_begins(*_args: Any) -> None:
     if ACTIVE.source.has_phases() and threading.current_thread() is threading.main_thread():
-        _Seen.compiling.append(training.phase("compile"))
-        _Seen.compiling[-1].__enter__()
+        _HOOKS.compiling.append(training.phase("compile"))
+        _HOOKS.compiling[-1].__enter__()
 
 
 def _compiling_ends(*_args: Any) -> None:
-    if _Seen.compiling and threading.current_thread() is threading.main_thread():
-        leave(_Seen.compiling.pop())
+    if _HOOKS.compiling and threading.current_thread() is threading.main_thread():
+        leave(_HOOKS.compiling.pop())
 
 
 def _watch_scaler(module: ModuleType) -> None:
@@ -286,21 +341,21 @@ class _ScaledStep:
 
 
 def _scaled_step_begins(scaler: Any, optimizer: Any = None, *_args: Any, **kwargs: Any) -> _ScaledStep:
-    return _ScaledStep(scaler, kwargs.get("optimizer", optimizer), _Seen.optimizer_steps)
+    return _ScaledStep(scaler, kwargs.get("optimizer", optimizer), _HOOKS.optimizer_steps)
 
 
 def _scaled_step_ends(step: _ScaledStep, _result: Any, error: BaseException | None) -> None:
-    skipped = step.scaler.is_enabled() and step.steps_before == _Seen.optimizer_steps
+    skipped = step.scaler.is_enabled() and step.steps_before == _HOOKS.optimizer_steps
     if error is None and skipped and ACTIVE.source is not NOBODY:
         training.skipped_step("overflow")
         ACTIVE.source.optimizer_skipped(step.optimizer)
-        _Seen.next_scale = 0.0
+        _HOOKS.next_scale = 0.0
 
 
 def _scale_updated(_result: Any, scaler: Any, *_args: Any, **_kwargs: Any) -> None:
     now = monotonic()
-    if now >= _Seen.next_scale and ACTIVE.source is not NOBODY:
+    if now >= _HOOKS.next_scale and ACTIVE.source is not NOBODY:
         scale = getattr(scaler, "_scale", None)  # a tensor; `get_scale()` would wait for the device
         if scale is not None:
-            _Seen.next_scale = now + SCALE_SECONDS
+            _HOOKS.next_scale = now + SCALE_SECONDS
             training.record(loss_scale=scale)

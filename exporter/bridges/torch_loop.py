@@ -11,33 +11,26 @@ import sys
 import threading
 from enum import Enum
 from threading import get_ident
-from time import monotonic
 from typing import Any
 
 from exporter import training
 from exporter.bridges import torch_hooks
 from exporter.bridges.checkpoints import AsyncSave, holds_optimizer, steps_made
-from exporter.bridges.leading_optimizer import LeadingOptimizer, learning_rate
+from exporter.bridges.leading_optimizer import UNSEEN, LeadingOptimizer, learning_rate
 from exporter.bridges.loop import Discarded, Level, LoopTracker
 from exporter.bridges.loss import StepLoss
 from exporter.bridges.pending_batches import PendingBatch, PendingBatches
-from exporter.bridges.sources import Source
+from exporter.bridges.sources import Source, world_size
 from exporter.patching import Around, never_raises, version_of
 from exporter.recording.notices import log_once
 from exporter.training.recorder import TRAINING
-
-UNSEEN_SECONDS = 10.0
-"""Time of backward passes without a step of any optimizer after which the log reports an unseen optimizer."""
-UNSEEN = """backward passes, but no step of a torch optimizer, in the first 10 s: the training is not recorded. Add:
-    from exporter import training
-    training.step()                                     # after each step of the optimizer
-    training.record(loss=loss, samples=len(batch))      # if wanted"""
 
 
 class LoopState(Enum):
     """State of the inferred loop. The phase of a state is open during the state.
 
-    From READY on, an iteration is open; before READY, only an iteration with a backward pass and without a step.
+    A training step passes through READY, FETCHING, FORWARD, BACKWARD, READY and OPTIMIZER, with an open iteration. In the
+    states before, an iteration is open only if it has a backward pass, and no step.
     """
 
     INSTRUMENTED = ("the job reports its loop itself", None)
@@ -56,8 +49,12 @@ class LoopState(Enum):
         self.phase = phase
 
 
+# Constants of the module: a member of an Enum takes four times as long to look up.
+_WATCHING, _EVALUATING, _PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
+_READY, _FETCHING, _FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
+_BACKWARD, _OPTIMIZER = LoopState.BACKWARD, LoopState.OPTIMIZER
 _SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
-_BETWEEN = (LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED)
+_BETWEEN = (_WATCHING, _EVALUATING, _PAUSED)
 
 
 class LoopSource(Source):
@@ -65,14 +62,15 @@ class LoopSource(Source):
 
     def __init__(self) -> None:
         self._defers = os.environ.get("EXPORTER_AUTO") == "1"
+        self._is_grad_enabled = sys.modules["torch"].is_grad_enabled
         self.forget()
 
     def forget(self) -> None:
         """Return to the initial state."""
         torch_hooks.watch_training_mode(on=False)
-        self._state = LoopState.WATCHING
-        self._tracker: LoopTracker | None = None
-        self._thread: int | None = None
+        self._state = _WATCHING
+        self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
+        self._thread: int | None = None  # which trains: the first with a backward pass or a step
         self.batches = PendingBatches()
         self._fetching: object = None  # the outermost loader of a fetch under way
         self._claimed: PendingBatch | None = None  # perhaps the first batch of this validation
@@ -84,7 +82,6 @@ class LoopSource(Source):
         self.is_evaluating = False  # the trained model is in evaluation mode
         self.counts_epochs = True  # False if a library reports epochs
         self._start = self._steps = self._epochs = self._steps_at_epoch = 0
-        self._first_backward: float | None = None
 
     @property
     def step(self) -> int:
@@ -114,36 +111,38 @@ class LoopSource(Source):
 
     # Threads and states -----------------------------------------------------------------------------------------
 
-    def _here(self, *, trains: bool = False) -> LoopTracker | None:
-        """Return the tracker on the thread that trains; the first thread with a backward pass."""
-        if self._thread == get_ident() and self._tracker is not None:  # the usual case
-            if self._defers and TRAINING.job_is_instrumented and self._state not in _SILENT:
-                self._silence(self._tracker, LoopState.INSTRUMENTED)
-            return None if self._state in _SILENT else self._tracker
-        if self._state in _SILENT:
-            return None
-        if self._thread is None:
-            if trains:
-                self._thread = get_ident()
-            elif threading.current_thread() is not threading.main_thread():
+    def _here(self) -> LoopTracker | None:
+        """Return the tracker on the thread that trains; before training, on the main thread."""
+        thread = self._thread
+        if thread is None:
+            if threading.current_thread() is not threading.main_thread():
                 return None
-        elif self._thread != get_ident():
+        elif thread != get_ident():
             return None
-        tracker = self._tracker
-        if tracker is None:
-            tracker = self._tracker = LoopTracker(inferred=self._defers)
-            world_size = _world_size()
-            training.describe(
-                framework="pytorch", framework_version=version_of("torch"), world_size=world_size
-            )
-        if self._defers and TRAINING.job_is_instrumented:
-            self._silence(tracker, LoopState.INSTRUMENTED)
-            return None
-        return tracker
+        if self._defers and TRAINING.job_is_instrumented and self._state not in _SILENT:
+            self._silence(LoopState.INSTRUMENTED)
+        elif self._tracker is None and self._state not in _SILENT:
+            self._tracker = LoopTracker(inferred=self._defers)
+            version = version_of("torch")
+            training.describe(framework="pytorch", framework_version=version, world_size=world_size())
+        return self._tracker
 
-    def _silence(self, tracker: LoopTracker, state: LoopState) -> None:
-        tracker.end_all(Discarded())
-        self._state = state
+    def _trains_here(self) -> LoopTracker | None:
+        """Return the tracker on the thread that trains, which is the first that calls this method."""
+        if self._thread is None and self._state not in _SILENT:
+            self._thread = get_ident()
+        return self._here()
+
+    def _may_train_elsewhere(self) -> bool:
+        """Return True on a thread other than the main thread, if this thread may be the one that will train."""
+        is_open = self._thread is None and self._state not in _SILENT
+        return is_open and threading.current_thread() is not threading.main_thread()
+
+    def _silence(self, state: LoopState) -> None:
+        """Discard the open blocks and report no more."""
+        if self._tracker is not None:
+            self._tracker.end_all(Discarded())
+        self._tracker, self._state = None, state
 
     def _enter(self, tracker: LoopTracker, state: LoopState) -> None:
         """Enter a state of a step, in which the loop and an iteration are open."""
@@ -151,15 +150,12 @@ class LoopSource(Source):
             self._end_evaluation(tracker, None)
             if not tracker.is_open(Level.LOOP):
                 tracker.begin_loop(self.step)
-            self._begin_iteration(tracker)
+            if not tracker.is_open(Level.ITERATION):
+                self._has_worked = False
+                self._loss.begin()
+                tracker.begin_iteration()
         self._state = state
         tracker.phase(state.phase)
-
-    def _begin_iteration(self, tracker: LoopTracker) -> None:
-        if not tracker.is_open(Level.ITERATION):
-            self._has_worked = False
-            self._loss.begin()
-            tracker.begin_iteration()
 
     def _pause(self, tracker: LoopTracker) -> None:
         """Leave the iteration: continue later after a backward pass, otherwise discard."""
@@ -168,55 +164,48 @@ class LoopSource(Source):
             tracker.discard_iteration()
         tracker.phase(None)
         if tracker.is_open(Level.LOOP):
-            self._state = LoopState.PAUSED
+            self._state = _PAUSED
 
     # Data -------------------------------------------------------------------------------------------------------
 
-    def fetch_begins(self, loader: Any) -> Any:
+    def fetch_begins(self, loader: Any) -> None:
         """Begin a batch of the validation, or the fetch of a training batch."""
-        if self._thread is None and threading.current_thread() is not threading.main_thread():
-            return loader  # perhaps on the thread that will train
         tracker = self._here()
         if tracker is None or self._fetching is not None:
-            return None  # a nested fetch is a part of the outer fetch
+            return  # a nested fetch is a part of the outer fetch
         self._fetching = loader
         if self.is_evaluating:
             self._end_batch(tracker, loader)
-        elif not sys.modules["torch"].is_grad_enabled():
+        elif not self._is_grad_enabled():
             self._begin_evaluation(tracker)
             self._end_batch(tracker, loader)
         else:
             self._has_new_data = True
-            if tracker.is_open(
-                Level.LOOP
-            ):  # before the first backward pass a fetch may be a look at the data
-                self._enter(tracker, LoopState.FETCHING)
-            else:
+            if self._state is _READY or tracker.is_open(Level.LOOP):
+                self._enter(tracker, _FETCHING)
+            else:  # before the first backward pass a fetch may be a look at the data
                 tracker.phase("data_loading")
-        return loader
 
     def iterator_made(self, loader: Any, _error: BaseException | None) -> None:
         """End the phase in which a loader creates an iterator."""
         if self._fetching is loader:
             self._fetching = None
-            if self._state is LoopState.FETCHING and self._tracker is not None:
-                self._enter(self._tracker, LoopState.READY)
-        if self._state is LoopState.WATCHING:
+            if self._state is _FETCHING and self._tracker is not None:
+                self._enter(self._tracker, _READY)
+        if self._state is _WATCHING:
             self.batches.clear()  # batches of an earlier iterator were only looked at
             if self._tracker is not None and self._thread is None:
                 self._tracker.phase(None)
 
     def fetch_ends(self, loader: Any, batch: Any, error: BaseException | None) -> None:
         """Store the batch until the backward pass; an exhausted loader ends the epoch or the validation."""
-        if self._fetching is not loader:
-            if self._thread is None and error is None:
+        tracker = self._tracker
+        if self._fetching is not loader or tracker is None:
+            if error is None and self._may_train_elsewhere():
                 self.batches.add(loader, batch)
             return
         self._fetching = None
-        tracker = self._tracker
-        if tracker is None or self._state in _SILENT:
-            return
-        if self._state is LoopState.EVALUATING:
+        if self._state is _EVALUATING:
             if error is None:
                 tracker.begin_batch()
             else:
@@ -225,15 +214,15 @@ class LoopSource(Source):
         self.batches.is_exhausted = error is not None
         if error is None:
             self.batches.add(loader, batch)
-        if self._state is LoopState.FETCHING:
-            self._enter(tracker, LoopState.FORWARD if error is None else LoopState.READY)
+        if self._state is _FETCHING:
+            self._enter(tracker, _FORWARD if error is None else _READY)
         else:
             tracker.phase(None)
         if isinstance(error, StopIteration):
             self._end_epoch(tracker)
 
     def _end_epoch(self, tracker: LoopTracker) -> None:
-        if self._state is LoopState.WATCHING:
+        if self._state is _WATCHING:
             self.batches.clear()
             return
         self._pause(tracker)
@@ -262,7 +251,7 @@ class LoopSource(Source):
     def validation(self) -> Around:
         """Record a validation around a call of a library that validates."""
         tracker = self._here()
-        if tracker is None or self._state is LoopState.EVALUATING or not tracker.is_open(Level.LOOP):
+        if tracker is None or self._state is _EVALUATING or not tracker.is_open(Level.LOOP):
             yield
             return
         self.is_evaluating = True
@@ -274,7 +263,7 @@ class LoopSource(Source):
     def validation_batch_begins(self) -> None:
         """Begin a batch of the validation unless the hooks on torch's loaders have recorded the batch."""
         tracker = self._here()
-        if tracker is not None and self._state is LoopState.EVALUATING and not tracker.is_open(Level.BATCH):
+        if tracker is not None and self._state is _EVALUATING and not tracker.is_open(Level.BATCH):
             tracker.begin_batch()
 
     def validation_batch_ends(self) -> None:
@@ -289,13 +278,13 @@ class LoopSource(Source):
         if tracker is not None and self._optimizers.trains(module):
             self._end_evaluation(tracker, None)
             if tracker.is_open(Level.LOOP):
-                self._enter(tracker, LoopState.READY)
+                self._enter(tracker, _READY)
 
     def _begin_evaluation(self, tracker: LoopTracker) -> None:
-        if self._state is not LoopState.EVALUATING:
+        if self._state is not _EVALUATING:
             self._pause(tracker)
             tracker.begin_evaluation()
-            self._state = LoopState.EVALUATING
+            self._state = _EVALUATING
 
     def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
         """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
@@ -312,53 +301,47 @@ class LoopSource(Source):
         if self.is_evaluating:
             self.is_evaluating = False
             torch_hooks.watch_training_mode(on=False)
-        if self._state is LoopState.EVALUATING:
+        if self._state is _EVALUATING:
             tracker.end(Level.EVALUATION, error)
-            self._state = LoopState.PAUSED if tracker.is_open(Level.LOOP) else LoopState.WATCHING
+            self._state = _PAUSED if tracker.is_open(Level.LOOP) else _WATCHING
 
     # Steps ------------------------------------------------------------------------------------------------------
 
     def loss_is(self, loss: Any) -> None:
         """Record the loss of the next backward pass before a library scales the loss."""
-        tracker = self._here(trains=True)
+        tracker = self._trains_here()
         if tracker is not None:
             if self._state in _BETWEEN:
-                self._enter(tracker, LoopState.READY)
+                self._enter(tracker, _READY)
             self._loss.give(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass; return the state after it."""
-        tracker = self._here(trains=True)
-        if tracker is None or self._state is LoopState.BACKWARD:
+        tracker = self._trains_here()
+        state = self._state
+        if tracker is None or state is _BACKWARD:
             return None
-        before = LoopState.OPTIMIZER if self._state is LoopState.OPTIMIZER else LoopState.READY
-        self._enter(tracker, LoopState.BACKWARD)
+        self._enter(tracker, _BACKWARD)
         self._has_worked = True
         while (batch := self.batches.next()) is not None:
             self._loss.add_batch()
             training.record(samples=batch.samples, tokens=batch.tokens, microbatches=1)
         self._loss.add(tensors)
-        if self._steps == 0:
-            self._notice_missing_optimizer(tracker)
-        return before
+        if self._steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
+            log_once("optimizer not seen", UNSEEN)
+            self._silence(LoopState.UNSEEN)
+        return _OPTIMIZER if state is _OPTIMIZER else _READY
 
-    def backward_ends(self, before: LoopState, _error: BaseException | None) -> None:
+    def backward_ends(self, after: LoopState, _error: BaseException | None) -> None:
         """End a backward pass."""
         tracker = self._tracker
-        if tracker is not None and self._state is LoopState.BACKWARD:
-            self._enter(tracker, before)
-
-    def _notice_missing_optimizer(self, tracker: LoopTracker) -> None:
-        now = monotonic()
-        if self._first_backward is None:
-            self._first_backward = now
-        elif now - self._first_backward > UNSEEN_SECONDS and not torch_hooks.optimizer_exists():
-            log_once("optimizer not seen", UNSEEN)
-            self._silence(tracker, LoopState.UNSEEN)
+        if tracker is not None and self._state is _BACKWARD:
+            self._state = after
+            tracker.phase(after.phase)
 
     def gradient_norm_is(self, norm: Any) -> None:
         """Record the norm of the gradients."""
-        tracker = self._here(trains=True)
+        tracker = self._trains_here()
         if tracker is not None:
             tracker.record("grad_norm", norm)
 
@@ -366,27 +349,27 @@ class LoopSource(Source):
         """Begin an optimizer's step."""
         if self._state is LoopState.UNSEEN:
             self.forget()
-        tracker = self._here(trains=True)
-        if tracker is None or (self._state is LoopState.OPTIMIZER and self._stepping is not optimizer):
+        tracker = self._trains_here()
+        if tracker is None or (self._state is _OPTIMIZER and self._stepping is not optimizer):
             return  # a nested step is a part of the outer optimizer's step
         self._optimizers.begins(optimizer, has_new_data=self._has_new_data)
-        self._enter(tracker, LoopState.OPTIMIZER)
+        self._enter(tracker, _OPTIMIZER)
         self._has_worked = True
         self._stepping = optimizer
 
     def optimizer_ends(self, optimizer: Any, *, has_stepped: bool = True) -> None:
         """Note the end of a step; `has_stepped` is False if a library has only accumulated gradients."""
-        tracker = self._here(trains=True)
+        tracker = self._here()
         if tracker is None or self._stepping is not optimizer:
             return
         self._stepping = None
-        self._enter(tracker, LoopState.READY)
         if has_stepped:
             self._end_step(tracker, optimizer, learning_rate(optimizer))
+        self._enter(tracker, _READY)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
         """Count a step without finite gradients, as frameworks do."""
-        tracker = self._here(trains=True)
+        tracker = self._trains_here()
         if tracker is not None and tracker.is_open(Level.ITERATION):
             self._end_step(tracker, optimizer, None)
 
@@ -421,15 +404,15 @@ class LoopSource(Source):
             return
         if tracker.is_open(Level.SAVE) or not tracker.is_open(Level.LOOP):
             return
-        if self._state is not LoopState.EVALUATING:
+        if self._state is not _EVALUATING:
             self._pause(tracker)
         tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
         future, error = yield
         if self._tracker is tracker:
             tracker.end(Level.SAVE, error)
-            if self._state is not LoopState.EVALUATING:
-                self._enter(tracker, LoopState.READY)
+            if self._state is not _EVALUATING:
+                self._enter(tracker, _READY)
             if whole and not at_once:
                 save.report_when_done(future, error)
 
@@ -460,11 +443,3 @@ class LoopSource(Source):
             self._end_evaluation(tracker, None)
             tracker.discard_iteration()
         tracker.end_all(error)
-
-
-def _world_size() -> int | None:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_world_size())
-    ranks = os.environ.get("WORLD_SIZE", "")
-    return int(ranks) if ranks.isascii() and ranks.isdigit() else None

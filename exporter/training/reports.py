@@ -76,11 +76,18 @@ def record(
         else:
             _take("samples", mode, samples)
     if learning_rate is not None:
-        _take("learning_rate", mode, learning_rate)
+        rate = learning_rate
+        if type(rate) is float and rate - rate == 0.0 and numbers.learning_rate is not None:
+            numbers.learning_rate = rate
+        else:
+            _take("learning_rate", mode, rate)
     if loss_scale is not None:
         _take("loss_scale", mode, loss_scale)
     if microbatches is not None:
-        _take("microbatches", mode, microbatches)
+        if type(microbatches) is int and 0 <= microbatches < LARGEST and numbers.microbatches:
+            numbers.microbatches += microbatches
+        else:
+            _take("microbatches", mode, microbatches)
     if epoch is not None:
         _take("epoch", mode, epoch)
 

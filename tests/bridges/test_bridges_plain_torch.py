@@ -99,12 +99,38 @@ def divided_and_scaled():
         optimizer.zero_grad()
         expect(sum(losses) / 4)
 
-def half_of_a_loss():
+def a_single_pass_with_a_factor():
     model, optimizer = made(torch.optim.SGD)
-    loss = 0.5 * model(torch.randn(4, 4)).pow(2).mean()
-    loss.backward()
+    scales = (
+        lambda loss: loss / 4,
+        lambda loss: (loss / 4) * 1.0,
+        lambda loss: (loss / 4) * 1024,
+        lambda loss: (loss * torch.ones(2)[:1] / 4).mean(),
+        lambda loss: -(loss * 0.5).view(1).squeeze(),
+        lambda loss: loss * torch.tensor([0.0]),
+    )
+    for scale in scales:
+        scale(model(torch.randn(4, 4)).pow(2).mean()).backward()
+        optimizer.step()
+        expect(None)
+
+def factors_of_one():
+    model, optimizer = made(torch.optim.SGD)
+    for scale in (lambda loss: loss / 1, lambda loss: loss * 1.0, lambda loss: loss.mean() * torch.tensor(1)):
+        loss = model(torch.randn(4, 4)).pow(2).mean()
+        scale(loss).backward()
+        optimizer.step()
+        expect(loss.item())
+
+def divided_and_scaled_by_one():
+    model, optimizer = made(torch.optim.SGD)
+    losses = []
+    for (batch,) in loader(16):
+        loss = model(batch).pow(2).mean()
+        ((loss / 4) * 1.0).mean().backward()
+        losses.append(loss.item())
     optimizer.step()
-    expect(loss.item())
+    expect(sum(losses) / 4)
 
 def scaled_by_hand():
     model, optimizer = made(torch.optim.SGD)
@@ -466,7 +492,7 @@ def test_the_loss_matches_the_log_of_the_job_or_is_absent(recorded: Job) -> None
     expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
 
     assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
-    assert len(lines) == 3 + 1 + 2 + 1 + 1 + 1 + 1 + 2 + 1
+    assert len(lines) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 2 + 1
 
 
 # Without a line of code ---------------------------------------------------------------------------------------
@@ -606,8 +632,8 @@ def test_an_unchanged_torch_job_is_recorded(tmp_path: Path, name: str) -> None:
 
 
 OWN_OPTIMIZER = """
-from exporter.bridges import torch_loop
-torch_loop.UNSEEN_SECONDS = 0.2
+from exporter.bridges import leading_optimizer
+leading_optimizer.UNSEEN_SECONDS = 0.2
 model = nn.Linear(4, 1)
 for _ in range(5):
     model(torch.randn(4, 4)).pow(2).mean().backward()
