@@ -8,16 +8,25 @@ from typing import Any
 _DEEPEST = 4
 
 
+def samples_of_tensors(batch: Any) -> int | None:
+    """Return the samples of a tensor, or of a list that begins with a tensor; None for all other batches.
+
+    A fraction of the cost of `samples_and_tokens`, for the batches of most loaders.
+    """
+    kind = type(batch)
+    try:
+        samples = batch[0].shape[0] if kind is list or kind is tuple else batch.shape[0]
+    except Exception:  # noqa: BLE001  # a batch is the job's own object
+        return None
+    return samples or None if type(samples) is int else None
+
+
 def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
     """Return the samples and the tokens of a batch; None if the shapes do not show the numbers.
 
     Tokens are counted only in a batch with two-dimensional `input_ids`.
     """
     try:
-        # Most batches: a tensor, or a list that begins with a tensor. An `isinstance` of an abstract class is slow.
-        first = batch[0] if type(batch) is list or type(batch) is tuple else batch
-        if (shape := getattr(first, "shape", None)) and type(samples := shape[0]) is int and samples:
-            return samples, None
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         shape = getattr(ids, "shape", None)
         if shape is not None and len(shape) == 2:

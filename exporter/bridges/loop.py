@@ -17,10 +17,10 @@ from exporter.bridges.loss import SampledTensors, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
-from exporter.training.blocks import HotBlock
-from exporter.training.kinds import named_kind
+from exporter.training.blocks import InferredIterationBlock, IterationBlock
+from exporter.training.kinds import INFERRED_ITERATION, TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
-from exporter.training.successions import next_iteration, next_phase
+from exporter.training.successions import Phases
 
 
 class Level(Enum):
@@ -52,12 +52,13 @@ class LoopTracker:
 
     def __init__(self, *, inferred: bool = False) -> None:
         self._loop: Any = api.inferred_loop if inferred else api.training_loop
-        self._iteration: Any = (api.inferred_iteration if inferred else api.training_iteration)()
-        self._phases: dict[str, HotBlock] = {}
+        self._iteration = (
+            InferredIterationBlock(INFERRED_ITERATION) if inferred else IterationBlock(TRAINING_ITERATION)
+        )
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
-        self._phase_name: str | None = None
-        self._phase: HotBlock | None = None
+        self._phases = Phases(self._iteration)
+        self.phase = self._phases.switch
 
     def is_open(self, level: Level) -> bool:
         """Return True if a block of this level is open."""
@@ -84,27 +85,11 @@ class LoopTracker:
             self._close(error)
         self._end_phase(error)
 
-    def phase(self, name: str | None) -> None:
-        """End the previous phase and begin a new phase unless the argument is None."""
-        if name == self._phase_name:
-            return
-        before, after = self._phase, None
-        if name is not None:
-            after = self._phases.get(name)
-            if after is None:
-                after = self._phases[name] = HotBlock(named_kind(name, phase=True))
-        self._phase, self._phase_name = after, name
-        if before is not None and after is not None:
-            next_phase(before, after)
-        elif after is not None:
-            after.__enter__()
-        elif before is not None:
-            before.__exit__(None, None, None)
-
     def _end_phase(self, error: BaseException | None = None) -> None:
-        block = self._phase
+        phases = self._phases
+        block = phases.present
         if block is not None:
-            self._phase = self._phase_name = None
+            phases.present = phases.name = None
             leave(block, error)
 
     def begin_loop(self, step: int, target: int | None = None) -> None:
@@ -120,10 +105,8 @@ class LoopTracker:
 
     def next_iteration(self) -> None:
         """End the iteration and begin the next one."""
-        phase = self._phase
-        if phase is not None and self._open[-1].level is Level.ITERATION:  # the usual case
-            self._phase = self._phase_name = None
-            next_iteration(self._iteration, phase)
+        if self._open[-1].level is Level.ITERATION:  # the usual case
+            self._phases.next_iteration()
         else:
             self.end(Level.ITERATION)
             self.begin_iteration()
@@ -173,8 +156,7 @@ class LoopTracker:
 
     def record_batch(self, batch: Any) -> None:
         """Record the size of a batch that is trained on."""
-        samples, tokens = samples_and_tokens(batch)
-        training.record(samples=samples, tokens=tokens, microbatches=1)
+        TRAINING.numbers.add_batch(*samples_and_tokens(batch))
 
     def _close(self, error: BaseException | None) -> Level:
         self._end_phase(error)

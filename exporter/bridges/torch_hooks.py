@@ -52,17 +52,19 @@ class _HookState:
 
 def _step_begins(optimizer: Any) -> None:
     _HOOKS.optimizer_steps += 1
+    source = ACTIVE.source
     try:
-        ACTIVE.source.optimizer_begins(optimizer)
+        source.optimizer_begins(optimizer)
     except Exception as failure:  # noqa: BLE001  # the job must not fail because of a bridge
-        log_failure(_step_begins, failure)
+        log_failure(source.optimizer_begins, failure)
 
 
 def _step_ends(optimizer: Any) -> None:
+    source = ACTIVE.source
     try:
-        ACTIVE.source.optimizer_ends(optimizer)
+        source.optimizer_ends(optimizer)
     except Exception as failure:  # noqa: BLE001  # as above
-        log_failure(_step_ends, failure)
+        log_failure(source.optimizer_ends, failure)
 
 
 _HOOKS = _HookState()
@@ -86,7 +88,8 @@ def install() -> None:
     is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
     # The base class of the iterators of loaders has no other hook.
     replace(loaders._BaseDataLoaderIter, "__next__", _around_fetch)  # noqa: SLF001
-    replace(torch.autograd, "backward", partial(_around_backward, is_compiling))
+    is_traced = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", is_compiling)
+    replace(torch.autograd, "backward", partial(_around_backward, is_traced))
 
     def patch_success(owner: Any, name: str, hook: Callable[..., None]) -> None:
         before, after = _on_success(hook)
@@ -155,9 +158,9 @@ def _around_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return fetched
 
 
-def _around_backward(is_compiling: Callable[[], bool], backward: Callable[..., Any]) -> Callable[..., Any]:
+def _around_backward(is_traced: Callable[[], bool], backward: Callable[..., Any]) -> Callable[..., Any]:
     def passed(tensors: Any, *args: Any, **kwargs: Any) -> Any:  # torch's name
-        if is_compiling():
+        if is_traced():  # for a compilation
             return backward(tensors, *args, **kwargs)
         source = ACTIVE.source
         try:

@@ -113,25 +113,32 @@ class LoopSource(Source):
 
     def _here(self) -> LoopTracker | None:
         """Return the tracker on the thread that trains; before training, on the main thread."""
-        thread = self._thread
-        if thread is None:
+        if self._thread == get_ident() and not TRAINING.job_is_instrumented:  # the usual case
+            return self._tracker
+        if self._state in _SILENT:
+            return None
+        if self._thread is None:
             if threading.current_thread() is not threading.main_thread():
                 return None
-        elif thread != get_ident():
+        elif self._thread != get_ident():
             return None
-        if self._defers and TRAINING.job_is_instrumented and self._state not in _SILENT:
+        if self._defers and TRAINING.job_is_instrumented:
             self._silence(LoopState.INSTRUMENTED)
-        elif self._tracker is None and self._state not in _SILENT:
-            self._tracker = LoopTracker(inferred=self._defers)
-            version = version_of("torch")
-            training.describe(framework="pytorch", framework_version=version, world_size=world_size())
+        elif self._tracker is None:
+            self._begin_tracker()
         return self._tracker
 
     def _trains_here(self) -> LoopTracker | None:
         """Return the tracker on the thread that trains, which is the first that calls this method."""
         if self._thread is None and self._state not in _SILENT:
             self._thread = get_ident()
+            if self._tracker is None:
+                self._begin_tracker()
         return self._here()
+
+    def _begin_tracker(self) -> None:
+        self._tracker = LoopTracker(inferred=self._defers)
+        training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
 
     def _may_train_elsewhere(self) -> bool:
         """Return True on a thread other than the main thread, if this thread may be the one that will train."""
@@ -317,15 +324,19 @@ class LoopSource(Source):
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass; return the state after it."""
-        tracker = self._trains_here()
         state = self._state
+        tracker = self._here() if state is _FORWARD else self._trains_here()
         if tracker is None or state is _BACKWARD:
             return None
-        self._enter(tracker, _BACKWARD)
+        if state in _BETWEEN:
+            self._enter(tracker, _BACKWARD)
+        else:
+            self._state = _BACKWARD
+            tracker.phase("backward")
         self._has_worked = True
-        while (batch := self.batches.next()) is not None:
-            self._loss.add_batch()
-            training.record(samples=batch.samples, tokens=batch.tokens, microbatches=1)
+        for batch in self.batches.take():
+            self._loss.batches += 1
+            TRAINING.numbers.add_batch(batch.samples, batch.tokens)
         self._loss.add(tensors)
         if self._steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
             log_once("optimizer not seen", UNSEEN)
@@ -364,7 +375,7 @@ class LoopSource(Source):
             return
         self._stepping = None
         if has_stepped:
-            self._end_step(tracker, optimizer, learning_rate(optimizer))
+            self._end_step(tracker, optimizer, learning_rate(optimizer) if self._loss.is_read else None)
         self._enter(tracker, _READY)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
@@ -378,7 +389,8 @@ class LoopSource(Source):
         self._has_new_data = False
         if self._optimizers.ends_step(optimizer):
             self._steps += 1
-            training.record(loss=loss, learning_rate=rate)
+            if rate is not None or loss is not None:
+                training.record(loss=loss, learning_rate=rate)
             tracker.next_iteration()
             self._has_worked = False
 

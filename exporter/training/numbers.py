@@ -75,6 +75,24 @@ class Numbers:
             except Exception:  # noqa: BLE001, PERF203  # any error of CUDA
                 _refuse_tensor(field, "error")
 
+    def add_batch(self, samples: int | None, tokens: int | None) -> None:
+        """Count a batch that is trained on; None if unknown."""
+        train = self.train
+        if samples is not None:
+            if train.samples:
+                train.samples += samples
+            else:
+                self.take("samples", "train", samples)
+        if tokens is not None:
+            if train.tokens:
+                train.tokens += tokens
+            else:
+                self.take("tokens", "train", tokens)
+        if self.microbatches:
+            self.microbatches += 1
+        else:
+            self.take("microbatches", "train", 1)
+
     def take(self, field: str, mode: str, value: object) -> None:
         """Record a number of any class; a value that is not recorded is misuse, the value of a tensor follows."""
         if type(value) is not float and type(value) is not int:
