@@ -17,7 +17,7 @@ from exporter.bridges.loss import SampledTensors, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
-from exporter.training.blocks import InferredIterationBlock, IterationBlock
+from exporter.training.iterations import InferredIterationBlock, IterationBlock
 from exporter.training.kinds import INFERRED_ITERATION, TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
 from exporter.training.successions import Phases
@@ -154,9 +154,10 @@ class LoopTracker:
         if self._sampled.is_due(field, value):
             training.record(**{field: readable(value)})
 
-    def record_batch(self, batch: Any) -> None:
+    def record_batch(self, batch: Any, *, rows_per_sample: int = 1) -> None:
         """Record the size of a batch that is trained on."""
-        TRAINING.numbers.add_batch(*samples_and_tokens(batch))
+        samples, tokens = samples_and_tokens(batch)
+        TRAINING.numbers.add_batch(None if samples is None else samples // rows_per_sample, tokens)
 
     def _close(self, error: BaseException | None) -> Level:
         self._end_phase(error)

@@ -16,7 +16,14 @@ from exporter import training
 from exporter.bridges import torch_hooks
 from exporter.bridges.loop import Level, LoopTracker
 from exporter.bridges.sources import ACTIVE, Source, Strength, set_rank
-from exporter.patching import Around, Hook, never_raises, patch_existing, version_of, when_imported
+from exporter.patching import Around, Hook, never_raises, patch, patch_existing, version_of, when_imported
+
+ROWS_PER_SAMPLE = {
+    "DataCollatorForPreference": 2,
+    "DataCollatorForVisionPreference": 2,
+    "DataCollatorForTriplePreference": 3,
+}
+"""Collators of TRL that put the completions of a sample into rows of the batch, by class name."""
 
 
 def callback(name: str = "ExporterCallback") -> Any:
@@ -66,6 +73,7 @@ class _Callback(Source):
         self._batches_are_seen = False  # True if each batch is recorded and not only the logs
         self._norms_are_seen = False  # since gradients are clipped, before they are logged
         self._in_batch = False
+        self._prepared: Any = None  # the batch of this call of `training_step`
         self._loss: Any = None
         self._mode, self._evaluated_at = "validation", 0.0
         return True
@@ -163,19 +171,24 @@ class _Callback(Source):
             if not (result[0] if isinstance(result, tuple) else result):
                 self.tracker.discard_iteration()
 
-    def works(
-        self, _trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **given: Any
-    ) -> Around:
+    def works(self, trainer: Any, _model: Any = None, batch: Any = None, *_args: Any, **given: Any) -> Around:
         """Record the work on a batch; the call returns the batch's share of the step's loss."""
         self._batches_are_seen = self._in_batch = True
+        self._prepared = given.get("inputs", batch)
         self.tracker.begin_iteration()
         self.tracker.phase("forward")
-        self.tracker.record_batch(given.get("inputs", batch))
         loss, error = yield
-        self._in_batch = False
+        prepared, self._prepared, self._in_batch = self._prepared, None, False
         if error is None:
             self.tracker.phase(None)
+            self.tracker.record_batch(prepared, rows_per_sample=_rows_per_sample(trainer))
             self._loss = loss if self._loss is None or loss is None else self._loss + loss
+
+    def prepares(self, *_args: Any, **_kwargs: Any) -> Around:
+        """Note the batch that the step trains on: TRL fetches the batches of several steps at once."""
+        prepared, error = yield
+        if error is None and self._in_batch:
+            self._prepared = prepared
 
     def saves(self, trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         whole = not getattr(trainer.args, "save_only_model", False)
@@ -205,12 +218,19 @@ for _name in [each for each in vars(_Callback) if each.startswith("on_")]:
         setattr(_Callback, _name, _while_active(getattr(_Callback, _name)))
 
 
+def _rows_per_sample(trainer: Any) -> int:
+    return ROWS_PER_SAMPLE.get(type(getattr(trainer, "data_collator", None)).__name__, 1)
+
+
 def _active() -> _Callback | None:
     return ACTIVE.source if isinstance(ACTIVE.source, _Callback) else None
 
 
 def _begun(trainer: Any) -> _Callback | None:
     """Return the active callback of a Trainer; None if a different source is active."""
+    for each in type(trainer).__mro__:
+        if "_prepare_inputs" in vars(each):
+            patch(each, "_prepare_inputs", _within("prepares"))
     ours = (each for each in trainer.callback_handler.callbacks if isinstance(each, _Callback))
     return next((each for each in ours if each.begins()), None)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from time import monotonic
 
-from exporter.training.blocks import HotBlock, IterationBlock
+from exporter.training.blocks import HotBlock
 from exporter.training.durations import CELLS
+from exporter.training.iterations import IterationBlock
 from exporter.training.kinds import named_kind
 from exporter.training.recorder import MANY_RECORDS, TRAINING
 from exporter.training.records import IterationEnded

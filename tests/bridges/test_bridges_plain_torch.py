@@ -132,6 +132,20 @@ def divided_and_scaled_by_one():
     optimizer.step()
     expect(sum(losses) / 4)
 
+def losses_of_many_steps():
+    from exporter.bridges import loss as losses
+    before = losses.EVERY_STEP, losses.HOST_SECONDS
+    losses.EVERY_STEP, losses.HOST_SECONDS = 2, 60.0
+    model, optimizer = made(torch.optim.SGD)
+    log = []
+    for (batch,) in loader(20):
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        log.append(loss.item())
+    losses.EVERY_STEP, losses.HOST_SECONDS = before
+    expect(log[1])  # the last loss that was read
+
 def scaled_by_hand():
     model, optimizer = made(torch.optim.SGD)
     (model(torch.randn(4, 4)).pow(2).mean() * 1024).backward()
@@ -422,6 +436,8 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "accumulation": {STEPS: 3, "microbatches_total": 10},
     "accumulation_over_the_end": {STEPS: 5, "epochs_total": 2},
     "closure": {STEPS: 2},
+    # Counts are exact although not every loss is read.
+    "losses_of_many_steps": {STEPS: 5, SAMPLES: 20, "microbatches_total": 5},
     # Two optimizers on a batch are one step, and both are optimizer time.
     "gan": {STEPS: 3, "phase optimizer": 6},
     # A second step of an optimizer on a batch is a separate step.
@@ -492,7 +508,7 @@ def test_the_loss_matches_the_log_of_the_job_or_is_absent(recorded: Job) -> None
     expected = [None if line[2] == "None" else pytest.approx(float(line[2]), rel=1e-5) for line in lines]
 
     assert [None if line[1] == "None" else float(line[1]) for line in lines] == expected
-    assert len(lines) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 2 + 1
+    assert len(lines) == 3 + 1 + 2 + 6 + 3 + 1 + 1 + 1 + 1 + 1 + 2 + 1
 
 
 # Without a line of code ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ PRELUDE = """
 import copy, pickle, tempfile, warnings
 warnings.simplefilter("ignore")
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 def data(samples):
@@ -95,6 +95,33 @@ def evaluations():
     made.evaluate()
     made.predict(data(4))
 
+def pairs_of_completions():
+    class DataCollatorForPreference:  # TRL's collator for DPO: the chosen completions, then the rejected completions
+        def __call__(self, examples):
+            rows = torch.stack([each["input_ids"] for each in examples] * 2)
+            return {"input_ids": rows, "labels": rows}
+    made = trainer(samples=9, num_train_epochs=1)
+    made.data_collator = DataCollatorForPreference()
+    made.train()
+
+def batches_of_several_steps():
+    class Generating(Trainer):  # TRL's GRPOTrainer: a batch of generations for two calls of `training_step`
+        calls = 0
+        def get_train_dataloader(self):
+            batches = [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+            return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=list)
+        def training_step(self, *args, **kwargs):
+            loss = super().training_step(*args, **kwargs)
+            self.calls += 1
+            return loss
+        def _prepare_inputs(self, examples):
+            if self.calls % 2 == 0:
+                rows = torch.stack([each["input_ids"] for each in examples])
+                self.slices = rows.split(2)
+            rows = self.slices[self.calls % 2]
+            return {"input_ids": rows, "labels": rows}
+    trainer(samples=8, cls=Generating, gradient_accumulation_steps=2, max_steps=2).train()
+
 def own_steps():
     class Own(Trainer):
         def training_step(self, model, inputs, *rest):
@@ -106,6 +133,13 @@ def own_steps():
 recorded = loops(PRELUDE, LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
+    "pairs_of_completions": {STEPS: 5, SAMPLES: 9, "tokens_total mode=train": 2 * 9 * 8},
+    "batches_of_several_steps": {
+        STEPS: 2,
+        "microbatches_total": 4,
+        SAMPLES: 8,
+        "tokens_total mode=train": 64,
+    },
     "accumulation": {
         STEPS: 4,
         "microbatches_total": 8,

@@ -1,0 +1,50 @@
+"""A training loop in JAX that records its losses as arrays, compared with the loop's own log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bridges_support import SAMPLES, STEPS, job, wanted
+
+pytestmark = [wanted("jax"), pytest.mark.timeout(240)]
+
+LOOP = """
+import jax
+import jax.numpy as jnp
+from exporter import training
+
+@jax.jit
+def step(weights, batch, targets):
+    def loss_of(weights):
+        return jnp.mean((batch @ weights - targets) ** 2)
+    loss, gradients = jax.value_and_grad(loss_of)(weights)
+    return weights - 0.1 * gradients, loss, jnp.sqrt(jnp.sum(gradients ** 2))
+
+weights = jnp.zeros(4)
+batch = jax.random.normal(jax.random.key(1), (8, 4))
+log = []
+with training.training_loop(0):
+    for number in range(6):
+        with training.training_iteration():
+            weights, loss, norm = step(weights, batch, batch.sum(axis=1))
+            shaped = loss if number % 2 else loss.reshape(1)
+            training.record(loss=shaped, grad_norm=norm, samples=len(batch))
+        log.append(float(loss))
+        jax.block_until_ready(loss)
+        training.record(loss=shaped)  # computed by now
+        print("loss", json.dumps([gauges().get("loss,mode=train"), float(loss), shaped.shape]))
+print("values", json.dumps(gauges()))
+"""
+
+
+def test_losses_of_a_jax_loop_are_those_of_its_own_log(tmp_path: Path) -> None:
+    told = job(tmp_path, LOOP, {"JAX_PLATFORMS": "cpu"})
+    printed = [line for line in told.done.stdout.splitlines() if line.startswith("loss ")]
+    lines = [json.loads(line.removeprefix("loss ")) for line in printed]
+
+    assert [line[0] for line in lines] == [pytest.approx(line[1]) for line in lines]
+    assert [line[2] for line in lines] == [[1], []] * 3
+    assert told.unlike({STEPS: 6, SAMPLES: 48, "misuse_total": None}) == {}
+    assert told.gauges()["grad_norm"] > 0

@@ -1,0 +1,93 @@
+"""Phases and iterations that follow one another with one clock reading, compared with blocks that are left and entered."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from training_support import fresh_recorder
+
+from exporter import training
+from exporter.training.iterations import IterationBlock
+from exporter.training.kinds import TRAINING_ITERATION
+from exporter.training.recorder import TRAINING
+from exporter.training.records import IterationEnded
+from exporter.training.successions import Phases
+
+STEP = ("data_loading", "forward", "backward", None, "optimizer")
+
+
+@pytest.fixture(autouse=True)
+def _recorder() -> Iterator[None]:
+    with fresh_recorder():
+        yield
+
+
+def train_in_succession(steps: int) -> Phases:
+    """Train with a block of iterations that follow one another."""
+    iteration = IterationBlock(TRAINING_ITERATION)
+    phases = Phases(iteration)
+    with training.training_loop(0):
+        iteration.__enter__()
+        for _ in range(steps):
+            for name in STEP:
+                phases.switch(name)
+            phases.next_iteration()
+        iteration.__exit__(None, None, None)
+    return phases
+
+
+def entries() -> Counter[str]:
+    return Counter({name: totals.entries for name, totals in TRAINING.clock.phases.items()})
+
+
+def test_phases_in_succession_are_counted_as_blocks_are() -> None:
+    train_in_succession(50)
+    durations = {name: sum(TRAINING.clock.phases[name].cells or ()) for name in STEP if name}
+
+    assert entries() >= Counter({**dict.fromkeys(filter(None, STEP), 50), "iteration": 50})
+    assert durations == dict.fromkeys(filter(None, STEP), 50)
+
+
+def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
+    began = TRAINING.clock.read()
+    train_in_succession(200)
+    ended = TRAINING.clock.read()
+
+    passed = sum(ended.seconds.values()) - sum(began.seconds.values())
+    assert passed == pytest.approx(ended.at - began.at, abs=1e-6)
+    assert TRAINING.clock.stack == [TRAINING.clock.base]
+
+
+def test_an_iteration_in_succession_ends_where_the_next_begins() -> None:
+    TRAINING.records.clear()
+    train_in_succession(20)
+    iterations = [each for each in TRAINING.records if isinstance(each, IterationEnded)]
+
+    assert len(iterations) == 20 + 1
+    assert all(before.ended == after.began for before, after in pairwise(iterations))
+    assert all(0 <= each.work <= each.ended - each.began + 1e-9 for each in iterations)
+
+
+def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:
+    iteration = IterationBlock(TRAINING_ITERATION)
+    phases = Phases(iteration)
+    with training.training_loop(0):
+        iteration.__enter__()
+        for _ in range(3):
+            phases.switch("forward")
+            block = training.phase("logging")
+            block.__enter__()
+            time.sleep(0.01)
+            phases.switch("backward")  # the job's block is still open
+            block.__exit__(None, None, None)
+            phases.switch("optimizer")
+            phases.next_iteration()
+        iteration.__exit__(None, None, None)
+
+    assert TRAINING.clock.phases["logging"].seconds == pytest.approx(0.03, abs=0.02)
+    assert entries()["backward"] == entries()["forward"] == 3
+    assert TRAINING.clock.stack == [TRAINING.clock.base]
