@@ -17,8 +17,8 @@ from exporter.bridges.loss import SampledTensors, readable
 from exporter.bridges.sources import EXIT
 from exporter.patching import Around
 from exporter.training import api
-from exporter.training.iterations import InferredIterationBlock, IterationBlock
-from exporter.training.kinds import INFERRED_ITERATION, TRAINING_ITERATION
+from exporter.training.iterations import IterationBlock
+from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
 from exporter.training.successions import Phases
 
@@ -52,9 +52,7 @@ class LoopTracker:
 
     def __init__(self, *, inferred: bool = False) -> None:
         self._loop: Any = api.inferred_loop if inferred else api.training_loop
-        self._iteration = (
-            InferredIterationBlock(INFERRED_ITERATION) if inferred else IterationBlock(TRAINING_ITERATION)
-        )
+        self._iteration = api.inferred_iteration() if inferred else IterationBlock(TRAINING_ITERATION)
         self._sampled = SampledTensors()
         self._open: list[_OpenBlock] = []
         self._phases = Phases(self._iteration)
