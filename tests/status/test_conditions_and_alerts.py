@@ -111,11 +111,7 @@ class Case:
         """Return the runs with a state at a time."""
         place = int(at // seconds(self.body["interval"]))
         states = [each for each in self.series if each.name == "training_run_state"]
-        return {
-            each.labels["run"]
-            for each in states
-            if any(v is not None for v in each.values[place : place + 1])
-        }
+        return {each.labels["run"] for each in states if 1.0 in each.values[place : place + 1]}
 
 
 def seconds(text: str) -> float:
