@@ -110,6 +110,7 @@ def gpus_section(seen: View) -> TableSection:
     """Return the table and the plots of the GPUs."""
     names = {labels["uuid"]: labels.get("name", "") for labels, _ in seen.readings.rows("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in seen.gpus}
+    several_runs = len({rank.run for rank in seen.ranks}) > 1
     colours = {gpu.uuid: place for place, gpu in enumerate(seen.gpus)}
 
     def row(gpu: Gpu) -> dict[str, Words]:
@@ -119,13 +120,14 @@ def gpus_section(seen: View) -> TableSection:
         held = words(f"slowed {share(gpu.throttled_ratio)}", "warn") if gpu.throttled_ratio else ()
         used, total = value("gpu_memory_used_bytes"), value("gpu_memory_total_bytes")
         power, limit = value("gpu_power_watts"), value("gpu_power_limit_watts", limit="enforced")
-        users = [rank.rank or rank.role for rank in seen.ranks if rank.uuid == gpu.uuid and rank.alive]
+        users = [rank for rank in seen.ranks if rank.uuid == gpu.uuid and rank.alive]
+        holders = [f"{rank.rank or rank.role}{f' of {rank.run}' if several_runs else ''}" for rank in users]
         of_total = () if used is None or total is None else words(f"of {size(total)}", "dim")
         of_limit = words(f"of {limit:.0f}", "dim") if power is not None and limit else ()
         return {
             "GPU": (StyledText(gpu.index, "", colours[gpu.uuid]),),
             "model": words(names.get(gpu.uuid, "")) if len(models) > 1 else (),
-            "rank": words(", ".join(users)),
+            "rank": words(", ".join(holders)),
             "state": (StyledText("up", "good") if gpu.up else StyledText("lost", "bad"), *held),
             "busy": known(value("gpu_utilization_ratio"), share),
             "tensor cores": known(value("gpu_tensor_activity_ratio"), share),

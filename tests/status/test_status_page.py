@@ -137,6 +137,20 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
     assert "Rank 0 runs on a different node" in words
 
 
+def test_the_cards_of_two_runs_name_rank_and_run() -> None:
+    cards = [({"gpu": str(each), "uuid": f"GPU-{each}"}, 1.0) for each in range(2)]
+    runs = ("day", "night")
+    rows: Rows = {
+        "gpu_up": cards,
+        "training_feed_alive": [({"run": run, "rank": "0"}, 1.0) for run in runs],
+        "training_rank_info": [
+            ({"run": run, "rank": "0", **card}, 1.0) for run, (card, _) in zip(runs, cards, strict=True)
+        ],
+    }
+
+    assert "0 0 of day up 1 0 of night up" in page(rows).words
+
+
 def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
     def tokens(tick: int) -> Rows:
         return {"training_tokens_total": of(500.0 * tick, rank="0", mode="train")}
