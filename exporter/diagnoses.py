@@ -104,6 +104,13 @@ FEED_DIRECTORY_REMOTE = Diagnosis(
     remedy="use a memory-backed directory of the node, such as /dev/shm",
 )
 
+NO_FEED = Diagnosis(
+    condition="no feed file for a minute after the start",
+    sentence="no job has written to the feed directory {directory} yet",
+    remedy="check that the job's Python has training-exporter installed, that the job records anything, and that the job has the"
+    " same EXPORTER_FEED_DIR (or user) as this sidecar; `training-exporter check` checks each",
+)
+
 # Sidecar ------------------------------------------------------------------------------------------------
 
 NO_SIDECAR = Diagnosis(
@@ -179,16 +186,67 @@ DRIVER_NOT_LOADED = Diagnosis(
     sentence="NVIDIA's library {library} is installed, but the driver is not loaded",
     remedy="run nvidia-smi, or modprobe nvidia; without a GPU remove the library or set gpu.enabled: false",
 )
-NVML_MISMATCH = Diagnosis(
-    condition="gpu_nvml_error_info has the reason lib_rm_version_mismatch",
-    sentence="NVIDIA's library and the loaded driver have different versions: the library refuses to work",
-    remedy="reboot, or load the kernel module of the library's version",
-)
 NVML_DOWN = Diagnosis(
-    condition="gpu_nvml_up is 0",
+    condition="gpu_nvml_up is 0, for a reason that is not in NVML_FAILURES",
     sentence="NVIDIA's library does not answer: {reason}",
     remedy="see the message of the collector gpu on /, and docs/runbook.md",
 )
+
+
+def _nvml_failure(reason: str, sentence: str, remedy: str) -> Diagnosis:
+    return Diagnosis(
+        condition=f"gpu_nvml_error_info has the reason {reason}", sentence=sentence, remedy=remedy
+    )
+
+
+NVML_FAILURES = {
+    "library_not_found": _nvml_failure(
+        reason="library_not_found",
+        sentence="NVIDIA's library libnvidia-ml.so.1 is not found",
+        remedy="install the NVIDIA driver, or give the container access to the GPUs (docker run --gpus all)",
+    ),
+    "function_not_found": _nvml_failure(
+        reason="function_not_found",
+        sentence="libnvidia-ml.so.1 is too old, or not NVIDIA's",
+        remedy="check which file is loaded (ldconfig -p)",
+    ),
+    "gpu_not_found": _nvml_failure(
+        reason="gpu_not_found",
+        sentence="the NVIDIA driver finds no supported GPU",
+        remedy="run nvidia-smi, and check the permissions of /dev/nvidia*",
+    ),
+    "driver_not_loaded": _nvml_failure(
+        reason="driver_not_loaded",
+        sentence="the NVIDIA driver is not loaded",
+        remedy="run nvidia-smi, or modprobe nvidia",
+    ),
+    "no_permission": _nvml_failure(
+        reason="no_permission",
+        sentence="the NVIDIA driver refuses this user",
+        remedy="check the permissions of /dev/nvidiactl and /dev/nvidia*",
+    ),
+    "binding_not_found": _nvml_failure(
+        reason="binding_not_found",
+        sentence="the Python package nvidia-ml-py is not installed",
+        remedy="pip install nvidia-ml-py",
+    ),
+    "lib_rm_version_mismatch": _nvml_failure(
+        reason="lib_rm_version_mismatch",
+        sentence="NVIDIA's library and the loaded driver have different versions: the library refuses to work",
+        remedy="reboot, or load the kernel module of the library's version",
+    ),
+    "unknown": _nvml_failure(
+        reason="unknown",
+        sentence="NVIDIA's library fails for an unknown reason",
+        remedy="a container may have lost its devices (after systemctl daemon-reload): restart it; else check the kernel log",
+    ),
+    "hung": _nvml_failure(
+        reason="hung",
+        sentence="an NVML call does not return",
+        remedy="check the kernel log for Xid errors",
+    ),
+}
+"""Diagnosis of a failure of NVIDIA's library by the reason of the GPU collector."""
 
 # Feed files that the reader refuses ---------------------------------------------------------------------
 
@@ -205,6 +263,11 @@ REFUSED_FILES = {
         (
             "name",
             "{name} is a copy of another process's file, whose samples would count twice",
+            "remove the copy",
+        ),
+        (
+            "taken",
+            "{name} has samples that are counted already: a copy, or a process that ended and writes again",
             "remove the copy",
         ),
         ("too_many", "{name} is one file too many", "remove files of dead processes"),

@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "autoload": set(),
     "families": {"errors"},
     "config": {"errors"},
-    "collectors": {"config", "errors", "families", "feed", "recording.values", "version"},
+    "collectors": {"config", "diagnoses", "errors", "families", "feed", "recording.values", "version"},
     "replay": {"collectors", "config", "errors"},
     "ledger": {
         "config",

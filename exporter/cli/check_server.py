@@ -123,10 +123,9 @@ def own_metrics(page: str, base: str, feed_directory: Path) -> Iterator[CheckFin
             nvml_down = float(value) == 0
         elif name == "gpu_nvml_error_info":
             nvml_reason = labels.get("reason", "")
-    if nvml_down and nvml_reason == "lib_rm_version_mismatch":
-        yield fail("nvidia", diagnoses.NVML_MISMATCH.describe())
-    elif nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
-        yield fail("nvidia", diagnoses.NVML_DOWN.describe(reason=nvml_reason))
+    if nvml_down and nvml_reason not in {"library_not_found", "starting", ""}:
+        known = diagnoses.NVML_FAILURES.get(nvml_reason, diagnoses.NVML_DOWN)
+        yield fail("nvidia", known.describe(reason=nvml_reason))
 
 
 def _get(base: str, path: str, size: int = 200) -> HttpAnswer:

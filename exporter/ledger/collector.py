@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 
 from exporter.collectors.job import JobProcess, OverdueRank, OverdueRun
-from exporter.diagnoses import FOREIGN_ENTRY
+from exporter.diagnoses import FOREIGN_ENTRY, NO_FEED, REFUSED_FILES
 from exporter.errors import CollectError, FeedError
 from exporter.families import Collected
 from exporter.feed.reader import FeedEntry, FeedReader
@@ -167,12 +167,8 @@ class JobCollector:
             self._quiet_since = now.monotonic
         quiet = not found and now.monotonic - self._quiet_since >= NO_FEED_SECONDS
         if quiet:
-            _log.info(
-                "no job has written to the feed directory%s yet: check that the job's Python has training-exporter"
-                " installed, that the job records anything, and that the job has the same EXPORTER_FEED_DIR (or user)"
-                " as this sidecar; `training-exporter check` checks each",
-                f" {self._directory}" if self._directory else "",
-            )
+            described = NO_FEED.describe(directory=self._directory or "")
+            _log.info("%s", described.found, extra={"remedy": described.remedy})
         if quiet or found:
             self._quiet_since = inf
 
@@ -183,7 +179,8 @@ class JobCollector:
         for reason in fresh.keys() - {reason for _, reason in self._refused}:
             names = sorted(name for name, why in refused if why == reason)
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            _log.warning("feed file %r%s refused: %s", names[0], more, reason)
+            known = REFUSED_FILES[reason].describe(name=f"feed file {names[0]!r}{more}")
+            _log.warning("refused: %s", known.found, extra={"reason": reason, "remedy": known.remedy})
         self._refused = frozenset(refused)
 
     # Count and save -------------------------------------------------------------------------------------

@@ -143,8 +143,8 @@ def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
     assert refused["remedy"].startswith("a living process replaces")
 
 
-def test_every_refusal_of_the_reader_has_a_remedy() -> None:
-    assert set(REFUSED_FILES) == set(REFUSAL_REASONS) - {"taken"}  # of the ledger, not of the reader
+def test_every_refusal_of_a_feed_file_has_a_remedy() -> None:
+    assert set(REFUSED_FILES) == set(REFUSAL_REASONS)
 
 
 def test_a_directory_that_cannot_be_created_fails(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def renamed() -> set[str]:
     section = unreleased.partition("### Metric names")[2].partition("\n### ")[0]
     first = [line.split("|")[1] for line in section.splitlines() if line.startswith("|")]
     removed = section.partition("Removed:")[2].partition("\n\n")[0]
-    return set(re.findall(r"`([a-z_:0-9]+)", "\n".join([*first, removed])))
+    return set(re.findall(r"`([a-z_:0-9]+)(?=[`{*])", "\n".join([*first, removed])))
 
 
 def rules(key: str) -> set[str]:

@@ -21,6 +21,7 @@ from exporter.collectors.gpu.options import DEFAULT_OPTIONS, GpuOptions, expecte
 from exporter.collectors.gpu.publishing import SPECS, GpuBlock
 from exporter.collectors.gpu.state import GpuRegistry
 from exporter.collectors.gpu.supervisor import DEFAULT_TIMINGS, DETACHED, STARTING, Supervisor, Timings
+from exporter.diagnoses import NVML_DOWN, NVML_FAILURES
 from exporter.errors import CollectError
 from exporter.families import Collected
 
@@ -29,18 +30,6 @@ LOG = logging.getLogger("exporter.collectors.gpu")
 # The section of the configuration has more keys than these options.
 _CHILD_OPTIONS = tuple(each.name for each in dataclasses.fields(GpuOptions))
 _DOWN = "nvml_down"
-
-_REMEDIES = {
-    "library_not_found": "install the NVIDIA driver, or give the container access to the GPUs (docker run --gpus all)",
-    "function_not_found": "libnvidia-ml.so.1 is too old, or not NVIDIA's: check which file is loaded (ldconfig -p)",
-    "gpu_not_found": "the driver finds no supported GPU: run nvidia-smi, and check the permissions of /dev/nvidia*",
-    "driver_not_loaded": "the driver is not loaded: run nvidia-smi, or modprobe nvidia",
-    "no_permission": "the driver refuses this user: check the permissions of /dev/nvidiactl and /dev/nvidia*",
-    "binding_not_found": "the Python package nvidia-ml-py is not installed: pip install nvidia-ml-py",
-    "lib_rm_version_mismatch": "library and driver have different versions: reboot, or load the new driver",
-    "unknown": "a container may have lost its devices (after systemctl daemon-reload): restart it; else check the kernel log",
-    "hung": "an NVML call does not return: check the kernel log for Xid errors",
-}
 
 
 class GpuCollector:
@@ -145,8 +134,8 @@ class GpuCollector:
             collected.unsupported.append("another exporter on this machine counts its energy: absent here")
         if reason in {"", STARTING, DETACHED}:
             return collected
-        parts = (message, _REMEDIES.get(reason, ""))
-        about = f"GPUs are not watched ({reason}): {'; '.join(filter(None, parts)) or 'NVML does not answer'}"
+        known = NVML_FAILURES.get(reason, NVML_DOWN).describe(reason=reason)
+        about = f"GPUs are not watched ({reason}): {message or known.found}; {known.remedy}"
         if self._options.mode == "required" or self._was_up or expected is not None:
             collected.fail(CollectError(about, reason=_DOWN))
         else:
