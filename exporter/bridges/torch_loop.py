@@ -6,10 +6,8 @@ if the job reports the loop or uses a framework with a bridge.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
-from enum import Enum
 from threading import get_ident
 from typing import Any
 
@@ -20,57 +18,35 @@ from exporter.bridges.leading_optimizer import UNSEEN, LeadingOptimizer, learnin
 from exporter.bridges.loop import Discarded, Level, LoopTracker
 from exporter.bridges.loss import StepLoss
 from exporter.bridges.pending_batches import PendingBatch, PendingBatches
-from exporter.bridges.sources import Source, world_size
-from exporter.patching import Around, never_raises, version_of
+from exporter.bridges.training_thread import (
+    BACKWARD,
+    BETWEEN,
+    EVALUATING,
+    FETCHING,
+    FORWARD,
+    OPTIMIZER,
+    PAUSED,
+    READY,
+    WATCHING,
+    LoopState,
+    TrainingThread,
+)
+from exporter.patching import Around, never_raises
 from exporter.recording.notices import log_once
 from exporter.training.recorder import TRAINING
 
 
-class LoopState(Enum):
-    """State of the inferred loop. The phase of a state is open during the state.
-
-    A training step passes through READY, FETCHING, FORWARD, BACKWARD, READY and OPTIMIZER, with an open iteration. In the
-    states before, an iteration is open only if it has a backward pass, and no step.
-    """
-
-    INSTRUMENTED = ("the job reports its loop itself", None)
-    UNSEEN = ("the steps of the optimizer are not seen", None)
-    WATCHING = ("no backward pass was made yet", None)
-    EVALUATING = ("a validation", None)
-    PAUSED = ("after an epoch, a validation or a checkpoint", None)
-    READY = ("between two events of a step", None)
-    FETCHING = ("a batch is fetched", "data_loading")
-    FORWARD = ("a batch has arrived", "forward")
-    BACKWARD = ("a backward pass", "backward")
-    OPTIMIZER = ("a step of an optimizer", "optimizer")
-
-    def __init__(self, meaning: str, phase: str | None) -> None:
-        self.meaning = meaning
-        self.phase = phase
-
-
-# Constants of the module: a member of an Enum takes four times as long to look up.
-_WATCHING, _EVALUATING, _PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
-_READY, _FETCHING, _FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
-_BACKWARD, _OPTIMIZER = LoopState.BACKWARD, LoopState.OPTIMIZER
-_SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
-_BETWEEN = (_WATCHING, _EVALUATING, _PAUSED)
-
-
-class LoopSource(Source):
+class LoopSource(TrainingThread):
     """Source of loops without a framework; with `EXPORTER_AUTO=1` the source yields to reports of the job."""
 
     def __init__(self) -> None:
-        self._defers = os.environ.get("EXPORTER_AUTO") == "1"
         self._is_grad_enabled = sys.modules["torch"].is_grad_enabled
-        self.forget()
+        super().__init__()
 
     def forget(self) -> None:
         """Return to the initial state."""
         torch_hooks.watch_training_mode(on=False)
-        self._state = _WATCHING
-        self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
-        self._thread: int | None = None  # which trains: the first with a backward pass or a step
+        super().forget()
         self.batches = PendingBatches()
         self._fetching: object = None  # the outermost loader of a fetch under way
         self._claimed: PendingBatch | None = None  # perhaps the first batch of this validation
@@ -93,15 +69,6 @@ class LoopSource(Source):
         """Steps in this process."""
         return self._steps
 
-    @property
-    def is_reporting(self) -> bool:
-        """Return True if this source reports the loop on this thread."""
-        return self._here() is not None
-
-    def has_phases(self) -> bool:
-        """Return True on the thread that trains."""
-        return self.is_reporting
-
     def yields(self) -> None:
         """Discard the open blocks, because a stronger source begins."""
         if self._tracker is not None:
@@ -111,49 +78,9 @@ class LoopSource(Source):
 
     # Threads and states -----------------------------------------------------------------------------------------
 
-    def _here(self) -> LoopTracker | None:
-        """Return the tracker on the thread that trains; before training, on the main thread."""
-        if self._thread == get_ident() and not TRAINING.job_is_instrumented:  # the usual case
-            return self._tracker
-        if self._state in _SILENT:
-            return None
-        if self._thread is None:
-            if threading.current_thread() is not threading.main_thread():
-                return None
-        elif self._thread != get_ident():
-            return None
-        if self._defers and TRAINING.job_is_instrumented:
-            self._silence(LoopState.INSTRUMENTED)
-        elif self._tracker is None:
-            self._begin_tracker()
-        return self._tracker
-
-    def _trains_here(self) -> LoopTracker | None:
-        """Return the tracker on the thread that trains, which is the first that calls this method."""
-        if self._thread is None and self._state not in _SILENT:
-            self._thread = get_ident()
-            if self._tracker is None:
-                self._begin_tracker()
-        return self._here()
-
-    def _begin_tracker(self) -> None:
-        self._tracker = LoopTracker(inferred=self._defers)
-        training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
-
-    def _may_train_elsewhere(self) -> bool:
-        """Return True on a thread other than the main thread, if this thread may be the one that will train."""
-        is_open = self._thread is None and self._state not in _SILENT
-        return is_open and threading.current_thread() is not threading.main_thread()
-
-    def _silence(self, state: LoopState) -> None:
-        """Discard the open blocks and report no more."""
-        if self._tracker is not None:
-            self._tracker.end_all(Discarded())
-        self._tracker, self._state = None, state
-
     def _enter(self, tracker: LoopTracker, state: LoopState) -> None:
         """Enter a state of a step, in which the loop and an iteration are open."""
-        if self._state in _BETWEEN:
+        if self._state in BETWEEN:
             self._end_evaluation(tracker, None)
             if not tracker.is_open(Level.LOOP):
                 tracker.begin_loop(self.step)
@@ -171,7 +98,7 @@ class LoopSource(Source):
             tracker.discard_iteration()
         tracker.phase(None)
         if tracker.is_open(Level.LOOP):
-            self._state = _PAUSED
+            self._state = PAUSED
 
     # Data -------------------------------------------------------------------------------------------------------
 
@@ -188,8 +115,8 @@ class LoopSource(Source):
             self._end_batch(tracker, loader)
         else:
             self._has_new_data = True
-            if self._state is _READY or tracker.is_open(Level.LOOP):
-                self._enter(tracker, _FETCHING)
+            if self._state is READY or tracker.is_open(Level.LOOP):
+                self._enter(tracker, FETCHING)
             else:  # before the first backward pass a fetch may be a look at the data
                 tracker.phase("data_loading")
 
@@ -197,9 +124,9 @@ class LoopSource(Source):
         """End the phase in which a loader creates an iterator."""
         if self._fetching is loader:
             self._fetching = None
-            if self._state is _FETCHING and self._tracker is not None:
-                self._enter(self._tracker, _READY)
-        if self._state is _WATCHING:
+            if self._state is FETCHING and self._tracker is not None:
+                self._enter(self._tracker, READY)
+        if self._state is WATCHING:
             self.batches.clear()  # batches of an earlier iterator were only looked at
             if self._tracker is not None and self._thread is None:
                 self._tracker.phase(None)
@@ -212,7 +139,7 @@ class LoopSource(Source):
                 self.batches.add(loader, batch)
             return
         self._fetching = None
-        if self._state is _EVALUATING:
+        if self._state is EVALUATING:
             if error is None:
                 tracker.begin_batch()
             else:
@@ -221,15 +148,15 @@ class LoopSource(Source):
         self.batches.is_exhausted = error is not None
         if error is None:
             self.batches.add(loader, batch)
-        if self._state is _FETCHING:
-            self._enter(tracker, _FORWARD if error is None else _READY)
+        if self._state is FETCHING:
+            self._enter(tracker, FORWARD if error is None else READY)
         else:
             tracker.phase(None)
         if isinstance(error, StopIteration):
             self._end_epoch(tracker)
 
     def _end_epoch(self, tracker: LoopTracker) -> None:
-        if self._state is _WATCHING:
+        if self._state is WATCHING:
             self.batches.clear()
             return
         self._pause(tracker)
@@ -258,7 +185,7 @@ class LoopSource(Source):
     def validation(self) -> Around:
         """Record a validation around a call of a library that validates."""
         tracker = self._here()
-        if tracker is None or self._state is _EVALUATING or not tracker.is_open(Level.LOOP):
+        if tracker is None or self._state is EVALUATING or not tracker.is_open(Level.LOOP):
             yield
             return
         self.is_evaluating = True
@@ -270,7 +197,7 @@ class LoopSource(Source):
     def validation_batch_begins(self) -> None:
         """Begin a batch of the validation unless the hooks on torch's loaders have recorded the batch."""
         tracker = self._here()
-        if tracker is not None and self._state is _EVALUATING and not tracker.is_open(Level.BATCH):
+        if tracker is not None and self._state is EVALUATING and not tracker.is_open(Level.BATCH):
             tracker.begin_batch()
 
     def validation_batch_ends(self) -> None:
@@ -285,13 +212,13 @@ class LoopSource(Source):
         if tracker is not None and self._optimizers.trains(module):
             self._end_evaluation(tracker, None)
             if tracker.is_open(Level.LOOP):
-                self._enter(tracker, _READY)
+                self._enter(tracker, READY)
 
     def _begin_evaluation(self, tracker: LoopTracker) -> None:
-        if self._state is not _EVALUATING:
+        if self._state is not EVALUATING:
             self._pause(tracker)
             tracker.begin_evaluation()
-            self._state = _EVALUATING
+            self._state = EVALUATING
 
     def _end_batch(self, tracker: LoopTracker, loader: Any) -> None:
         """End a batch of the validation. The first batch may have been fetched before `eval()`, by the same iterator."""
@@ -308,9 +235,9 @@ class LoopSource(Source):
         if self.is_evaluating:
             self.is_evaluating = False
             torch_hooks.watch_training_mode(on=False)
-        if self._state is _EVALUATING:
+        if self._state is EVALUATING:
             tracker.end(Level.EVALUATION, error)
-            self._state = _PAUSED if tracker.is_open(Level.LOOP) else _WATCHING
+            self._state = PAUSED if tracker.is_open(Level.LOOP) else WATCHING
 
     # Steps ------------------------------------------------------------------------------------------------------
 
@@ -318,20 +245,20 @@ class LoopSource(Source):
         """Record the loss of the next backward pass before a library scales the loss."""
         tracker = self._trains_here()
         if tracker is not None:
-            if self._state in _BETWEEN:
-                self._enter(tracker, _READY)
+            if self._state in BETWEEN:
+                self._enter(tracker, READY)
             self._loss.give(loss)
 
     def backward_begins(self, tensors: Any) -> LoopState | None:
         """Begin a backward pass; return the state after it."""
         state = self._state
-        tracker = self._here() if state is _FORWARD else self._trains_here()
-        if tracker is None or state is _BACKWARD:
+        tracker = self._here() if state is FORWARD else self._trains_here()
+        if tracker is None or state is BACKWARD:
             return None
-        if state in _BETWEEN:
-            self._enter(tracker, _BACKWARD)
+        if state in BETWEEN:
+            self._enter(tracker, BACKWARD)
         else:
-            self._state = _BACKWARD
+            self._state = BACKWARD
             tracker.phase("backward")
         self._has_worked = True
         for batch in self.batches.take():
@@ -341,12 +268,12 @@ class LoopSource(Source):
         if self._steps == 0 and self._optimizers.is_missing() and not torch_hooks.optimizer_exists():
             log_once("optimizer not seen", UNSEEN)
             self._silence(LoopState.UNSEEN)
-        return _OPTIMIZER if state is _OPTIMIZER else _READY
+        return OPTIMIZER if state is OPTIMIZER else READY
 
     def backward_ends(self, after: LoopState, _error: BaseException | None) -> None:
         """End a backward pass."""
         tracker = self._tracker
-        if tracker is not None and self._state is _BACKWARD:
+        if tracker is not None and self._state is BACKWARD:
             self._state = after
             tracker.phase(after.phase)
 
@@ -361,10 +288,10 @@ class LoopSource(Source):
         if self._state is LoopState.UNSEEN:
             self.forget()
         tracker = self._trains_here()
-        if tracker is None or (self._state is _OPTIMIZER and self._stepping is not optimizer):
+        if tracker is None or (self._state is OPTIMIZER and self._stepping is not optimizer):
             return  # a nested step is a part of the outer optimizer's step
         self._optimizers.begins(optimizer, has_new_data=self._has_new_data)
-        self._enter(tracker, _OPTIMIZER)
+        self._enter(tracker, OPTIMIZER)
         self._has_worked = True
         self._stepping = optimizer
 
@@ -376,7 +303,7 @@ class LoopSource(Source):
         self._stepping = None
         if has_stepped:
             self._end_step(tracker, optimizer, learning_rate(optimizer) if self._loss.is_read else None)
-        self._enter(tracker, _READY)
+        self._enter(tracker, READY)
 
     def optimizer_skipped(self, optimizer: Any) -> None:
         """Count a step without finite gradients, as frameworks do."""
@@ -416,15 +343,15 @@ class LoopSource(Source):
             return
         if tracker.is_open(Level.SAVE) or not tracker.is_open(Level.LOOP):
             return
-        if self._state is not _EVALUATING:
+        if self._state is not EVALUATING:
             self._pause(tracker)
         tracker.begin_save(self.step, whole=whole, at_once=at_once)
         save = AsyncSave(self.step)
         future, error = yield
         if self._tracker is tracker:
             tracker.end(Level.SAVE, error)
-            if self._state is not _EVALUATING:
-                self._enter(tracker, _READY)
+            if self._state is not EVALUATING:
+                self._enter(tracker, READY)
             if whole and not at_once:
                 save.report_when_done(future, error)
 

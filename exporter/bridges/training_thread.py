@@ -1,0 +1,111 @@
+"""Thread and state of an inferred loop: the thread that trains, the tracker of its blocks, and reasons for silence.
+
+Used in the training process, on every thread that calls torch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from enum import Enum
+from threading import get_ident
+
+from exporter import training
+from exporter.bridges.loop import Discarded, LoopTracker
+from exporter.bridges.sources import Source, world_size
+from exporter.patching import version_of
+from exporter.training.recorder import TRAINING
+
+
+class LoopState(Enum):
+    """State of the inferred loop. The phase of a state is open during the state.
+
+    A training step passes through READY, FETCHING, FORWARD, BACKWARD, READY and OPTIMIZER, with an open iteration. In the
+    states before, an iteration is open only if it has a backward pass, and no step.
+    """
+
+    INSTRUMENTED = ("the job reports its loop itself", None)
+    UNSEEN = ("the steps of the optimizer are not seen", None)
+    WATCHING = ("no backward pass was made yet", None)
+    EVALUATING = ("a validation", None)
+    PAUSED = ("after an epoch, a validation or a checkpoint", None)
+    READY = ("between two events of a step", None)
+    FETCHING = ("a batch is fetched", "data_loading")
+    FORWARD = ("a batch has arrived", "forward")
+    BACKWARD = ("a backward pass", "backward")
+    OPTIMIZER = ("a step of an optimizer", "optimizer")
+
+    def __init__(self, meaning: str, phase: str | None) -> None:
+        self.meaning = meaning
+        self.phase = phase
+
+
+# Constants of the module: a member of an Enum takes four times as long to look up.
+WATCHING, EVALUATING, PAUSED = LoopState.WATCHING, LoopState.EVALUATING, LoopState.PAUSED
+READY, FETCHING, FORWARD = LoopState.READY, LoopState.FETCHING, LoopState.FORWARD
+BACKWARD, OPTIMIZER = LoopState.BACKWARD, LoopState.OPTIMIZER
+SILENT = (LoopState.INSTRUMENTED, LoopState.UNSEEN)
+BETWEEN = (WATCHING, EVALUATING, PAUSED)
+
+
+class TrainingThread(Source):
+    """Source that reports a single thread, the first that makes a backward pass or a step of an optimizer."""
+
+    def __init__(self) -> None:
+        self._defers = os.environ.get("EXPORTER_AUTO") == "1"
+        self.forget()
+
+    def forget(self) -> None:
+        """Return to the initial state."""
+        self._state = WATCHING
+        self._tracker: LoopTracker | None = None  # None before the first event, and in a silent state
+        self._thread: int | None = None
+
+    @property
+    def is_reporting(self) -> bool:
+        """Return True if this source reports the loop on this thread."""
+        return self._here() is not None
+
+    def has_phases(self) -> bool:
+        """Return True on the thread that trains."""
+        return self.is_reporting
+
+    def _here(self) -> LoopTracker | None:
+        """Return the tracker on the thread that trains; before training, on the main thread."""
+        if self._thread == get_ident() and not TRAINING.job_is_instrumented:  # the usual case
+            return self._tracker
+        if self._state in SILENT:
+            return None
+        if self._thread is None:
+            if threading.current_thread() is not threading.main_thread():
+                return None
+        elif self._thread != get_ident():
+            return None
+        if self._defers and TRAINING.job_is_instrumented:
+            self._silence(LoopState.INSTRUMENTED)
+        elif self._tracker is None:
+            self._begin_tracker()
+        return self._tracker
+
+    def _trains_here(self) -> LoopTracker | None:
+        """Return the tracker on the thread that trains, which is the first that calls this method."""
+        if self._thread is None and self._state not in SILENT:
+            self._thread = get_ident()
+            if self._tracker is None:
+                self._begin_tracker()
+        return self._here()
+
+    def _begin_tracker(self) -> None:
+        self._tracker = LoopTracker(inferred=self._defers)
+        training.describe(framework="pytorch", framework_version=version_of("torch"), world_size=world_size())
+
+    def _may_train_elsewhere(self) -> bool:
+        """Return True on a thread other than the main thread, if this thread may be the one that will train."""
+        is_open = self._thread is None and self._state not in SILENT
+        return is_open and threading.current_thread() is not threading.main_thread()
+
+    def _silence(self, state: LoopState) -> None:
+        """Discard the open blocks and report no more."""
+        if self._tracker is not None:
+            self._tracker.end_all(Discarded())
+        self._tracker, self._state = None, state
