@@ -36,27 +36,12 @@ QUIET: Mapping[str, str] = {
 
 ENTRY_POINTS = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:[^\[\n].*\n)+)', re.MULTILINE)
 
-GAUGES = """
+PROLOGUE = """
 import json
 import exporter
-def gauges():
-    '''The last values of this process's gauges: they end with it.'''
-    from exporter.training.recorder import TRAINING
-    exporter.flush()
-    found = {}
-    for reading in TRAINING.series():
-        definition = reading.definition
-        if definition.kind == "gauge":
-            key = ",".join([definition.name, *(f"{name}={value}" for name, value in definition.labels)])
-            found[key.removeprefix("training.")] = reading.value
-    return found
-def begin(run):
-    '''Start a new run.'''
-    from exporter.bridges.sources import ACTIVE
-    ACTIVE.fallback.yields()
-    exporter.flush()
-    exporter.configure(run=run)
+from programs.loops import begin, gauges
 """
+"""First lines of every job."""
 
 PRINT_PAGE = """
 import os, pathlib
@@ -164,7 +149,7 @@ def job(
     feed = directory / "feed"
     done = child(
         feed,
-        GAUGES + program,
+        PROLOGUE + program,
         check=check,
         timeout=150,
         **{"PYTHONPATH": f"{site}:{REPOSITORY}:{TESTS}", **QUIET, **environment},
@@ -179,18 +164,20 @@ def script(directory: Path, text: str, launch: str = "subprocess.run([sys.execut
 
 
 def loops(prelude: str, text: str) -> Any:
-    """Fixture that runs every function `def loop():` of a text in one process, each as a separate run.
+    """Fixture that runs every function `def loop():` of a text in one process, each as a separate run."""
+    calls = [
+        f"begin({name!r})\n{name}()\nprint({name!r}, json.dumps(gauges()))\n"
+        for name in re.findall(r"^def (\w+)\(\):$", text, re.MULTILINE)
+    ]
+    return recorded_job(f"{prelude}{text}{''.join(calls)}begin('over')\n")
 
-    The gauges of each loop are printed; no misuse and no notice is allowed.
-    """
+
+def recorded_job(program: str) -> Any:
+    """Fixture of a job, run once for its module; no misuse and no notice is allowed."""
 
     @pytest.fixture(scope="module")
     def recorded(tmp_path_factory: pytest.TempPathFactory) -> Job:
-        calls = [
-            f"begin({name!r})\n{name}()\nprint({name!r}, json.dumps(gauges()))\n"
-            for name in re.findall(r"^def (\w+)\(\):$", text, re.MULTILINE)
-        ]
-        found = job(tmp_path_factory.mktemp("loops"), f"{prelude}{text}{''.join(calls)}begin('over')\n")
+        found = job(tmp_path_factory.mktemp("loops"), program)
 
         assert "training_misuse_total" not in found.page
         assert "exporter" not in found.done.stderr

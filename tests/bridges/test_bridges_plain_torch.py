@@ -7,7 +7,19 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, loops, script, wanted
+from bridges_support import (
+    AUTO,
+    FAILED,
+    SAMPLES,
+    SAVED,
+    STEPS,
+    VALIDATED,
+    Job,
+    job,
+    recorded_job,
+    script,
+    wanted,
+)
 
 pytestmark = [wanted("torch"), pytest.mark.timeout(120)]
 
@@ -15,404 +27,16 @@ PRELUDE = """
 import copy, pickle, sys, threading, time, warnings
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-def loader(samples, size=4, **options):
-    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=size, **options)
-
-def made(kind=torch.optim.Adam, **options):
-    model = nn.Linear(4, 1)
-    return model, kind(model.parameters(), lr=0.125, **options)
-
-def turn(model, optimizer, batch):
-    optimizer.zero_grad()
-    loss = model(batch).pow(2).mean()
-    loss.backward()
-    optimizer.step()
+from programs.torch_parts import loader, made, train_step
 """
 
 LOOPS = """
 from exporter.bridges import plain_torch
 plain_torch.install()
-
-def expect(loss):
-    print("loss", gauges().get("loss,mode=train"), loss)
-
-def looking():
-    for (batch,) in loader(8):
-        made()[0](batch)
-
-def ordinary():
-    model, optimizer = made()
-    next(iter(loader(4)))
-    for epoch in range(2):
-        for (batch,) in loader(12):
-            optimizer.zero_grad()
-            model(batch).pow(2).mean().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for (batch,) in loader(8):
-                model(batch)
-        model.train()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "whole.pt")
-        torch.save(model.state_dict(), "weights.pt")
-
-def accumulation():
-    model, optimizer = made(torch.optim.SGD)
-    losses = []
-    for index, (batch,) in enumerate(loader(40)):
-        loss = model(batch).pow(2).mean()
-        (loss / 4).backward()
-        losses.append(loss.item())
-        if index % 4 == 3 or index == 9:
-            optimizer.step()
-            optimizer.zero_grad()
-            expect(sum(losses) / len(losses))
-            losses.clear()
-
-def accumulation_over_the_end():
-    model, optimizer = made(torch.optim.SGD)
-    for index, (batch,) in enumerate(batch for _ in range(2) for batch in loader(20)):
-        model(batch).pow(2).mean().backward()
-        if index % 2:
-            optimizer.step()
-
-def shares_of_a_mean():
-    model, optimizer = made(torch.optim.SGD)
-    sums = [model(torch.randn(size, 4)).pow(2).mean() for size in (3, 7)]
-    (sums[0] * 0.3).backward()
-    (sums[1] * 0.7).backward()
-    optimizer.step()
-    expect(0.3 * sums[0].item() + 0.7 * sums[1].item())
-
-def divided_and_scaled():
-    model, optimizer = made(torch.optim.SGD)
-    for factor in (1024, 1.0):
-        losses = []
-        for (batch,) in loader(16):
-            loss = model(batch).pow(2).mean()
-            ((loss / 4) * factor).backward()
-            losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-        expect(sum(losses) / 4)
-
-def a_single_pass_with_a_factor():
-    model, optimizer = made(torch.optim.SGD)
-    scales = (
-        lambda loss: loss / 4,
-        lambda loss: (loss / 4) * 1.0,
-        lambda loss: (loss / 4) * 1024,
-        lambda loss: (loss * torch.ones(2)[:1] / 4).mean(),
-        lambda loss: -(loss * 0.5).view(1).squeeze(),
-        lambda loss: loss * torch.tensor([0.0]),
-    )
-    for scale in scales:
-        scale(model(torch.randn(4, 4)).pow(2).mean()).backward()
-        optimizer.step()
-        expect(None)
-
-def factors_of_one():
-    model, optimizer = made(torch.optim.SGD)
-    for scale in (lambda loss: loss / 1, lambda loss: loss * 1.0, lambda loss: loss.mean() * torch.tensor(1)):
-        loss = model(torch.randn(4, 4)).pow(2).mean()
-        scale(loss).backward()
-        optimizer.step()
-        expect(loss.item())
-
-def divided_and_scaled_by_one():
-    model, optimizer = made(torch.optim.SGD)
-    losses = []
-    for (batch,) in loader(16):
-        loss = model(batch).pow(2).mean()
-        ((loss / 4) * 1.0).mean().backward()
-        losses.append(loss.item())
-    optimizer.step()
-    expect(sum(losses) / 4)
-
-def losses_of_many_steps():
-    from exporter.bridges import loss as losses
-    before = losses.EVERY_STEP, losses.HOST_SECONDS
-    losses.EVERY_STEP, losses.HOST_SECONDS = 2, 60.0
-    model, optimizer = made(torch.optim.SGD)
-    log = []
-    for (batch,) in loader(20):
-        loss = model(batch).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        log.append(loss.item())
-    losses.EVERY_STEP, losses.HOST_SECONDS = before
-    expect(log[1])  # the last loss that was read
-
-def scaled_by_hand():
-    model, optimizer = made(torch.optim.SGD)
-    (model(torch.randn(4, 4)).pow(2).mean() * 1024).backward()
-    optimizer.step()
-    expect(None)
-
-def unknown_shares():
-    model, optimizer = made(torch.optim.SGD)
-    for size in (3, 7):
-        (model(torch.randn(size, 4)).pow(2).sum() / 100).backward()
-    optimizer.step()
-    expect(None)
-
-def two_losses_of_a_batch():
-    model, optimizer = made(torch.optim.SGD)
-    for (batch,) in loader(4):
-        model(batch).pow(2).mean().backward()
-        model(-batch).pow(2).mean().backward()
-        optimizer.step()
-        expect(None)
-
-def microbatches_in_a_closure():
-    model, optimizer = made(torch.optim.SGD)
-    for (batch,) in loader(7):
-        losses = []
-        def train():
-            for part in batch.split(3):
-                loss = torch.zeros(1).add_(model(part).pow(2).mean())
-                losses.append(loss.item() * len(part) / len(batch))
-                loss.mul_(len(part) / len(batch))
-                loss.backward()
-        optimizer.step(train)
-        expect(sum(losses))
-
-def closure():
-    model, _ = made()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    for (batch,) in loader(8):
-        def again():
-            optimizer.zero_grad()
-            loss = model(batch).pow(2).mean()
-            loss.backward()
-            return loss
-        optimizer.step(again)
-    expect(None)
-
-def gan():
-    (generator, first), (critic, second) = made(), made(torch.optim.SGD)
-    for (batch,) in loader(12):
-        turn(critic, second, batch)
-        turn(generator, first, batch)
-
-def inner_steps():
-    model, optimizer = made()
-    for (batch,) in loader(8):
-        for _ in range(3):
-            turn(model, optimizer, batch)
-
-def within_backward():
-    model = nn.Linear(4, 1)
-    for parameter in model.parameters():
-        def update(parameter, optimizer=torch.optim.SGD([parameter], lr=0.125)):
-            optimizer.step()
-        parameter.register_post_accumulate_grad_hook(update)
-    for (batch,) in loader(12):
-        model(batch).pow(2).mean().backward()
-    for _ in range(2):
-        model(batch).pow(2).mean().backward()
-
-def fetched_before_eval():
-    model, optimizer = made()
-    for _ in range(3):
-        for (batch,) in loader(400, 20):
-            model.train()
-            turn(model, optimizer, batch)
-        for (batch,) in loader(140, 20):
-            model.eval()
-            with torch.no_grad():
-                model(batch)
-
-def fetched_ahead_of_a_validation():
-    model, optimizer = made()
-    batches = iter(loader(16))
-    turn(model, optimizer, next(batches)[0])
-    ahead = next(batches)[0]
-    model.eval()
-    for (batch,) in loader(8):
-        model(batch)
-    model.train()
-    turn(model, optimizer, ahead)
-
-def prefetching_on_a_thread():
-    def train():
-        model, optimizer = made()
-        for _ in range(2):
-            batches = iter(loader(40))
-            ahead = next(batches)
-            while ahead is not None:
-                batch, ahead = ahead, next(batches, None)
-                turn(model, optimizer, batch[0])
-    thread = threading.Thread(target=train)
-    thread.start()
-    thread.join()
-
-def nested_optimizers():
-    class Lookahead(torch.optim.Optimizer):
-        def __init__(self, inner):
-            self.inner = inner
-            super().__init__(inner.param_groups, {"lr": 0.125})
-        def step(self, closure=None):
-            for _ in range(3):
-                self.inner.step()
-    model, inner = made(torch.optim.SGD)
-    outer = Lookahead(inner)
-    for (batch,) in loader(12):
-        turn(model, outer, batch)
-
-def without_loader():
-    (generator, first), (critic, second) = made(), made(torch.optim.SGD)
-    for _ in range(5):
-        turn(critic, second, torch.randn(4, 4))
-        turn(generator, first, torch.randn(4, 4))
-
-def estimated():
-    model, optimizer = made()
-    @torch.no_grad()
-    def estimate_loss():
-        model.eval()
-        for _ in range(3):
-            model(torch.randn(4, 4)).pow(2).mean().item()
-            time.sleep(0.05)
-        model.train()
-    for index in range(4):
-        if index % 2 == 0:
-            estimate_loss()
-        turn(model, optimizer, torch.randn(4, 4))
-
-def validation_with_gradients():
-    model, optimizer = made()
-    for _ in range(2):
-        for (batch,) in loader(8):
-            turn(model, optimizer, batch)
-        model.eval()
-        for (batch,) in loader(12):
-            with torch.no_grad():
-                model(batch)
-        model.train()
-
-def evaluated_beside():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.layers = nn.BatchNorm1d(4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-        def forward(self, batch):
-            return self.layers(self.norm(batch))
-        def train(self, mode=True):
-            super().train(mode)
-            self.norm.eval()
-            return self
-    model, teacher = Model(), made()[0]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-    for _ in range(2):
-        model.train()
-        for (batch,) in loader(12):
-            turn(model, optimizer, batch)
-            teacher.eval()
-
-def validation_cut_short():
-    model, optimizer = made()
-    for _ in range(2):
-        for (batch,) in loader(8):
-            turn(model, optimizer, batch)
-        with torch.no_grad():
-            for (batch,) in loader(12):
-                break
-
-def saved_between():
-    model, optimizer = made(torch.optim.SGD)
-    for _ in range(3):
-        model.train()
-        for _ in range(5):
-            turn(model, optimizer, torch.randn(4, 4))
-        model.eval()
-        with torch.no_grad():
-            model(torch.randn(4, 4))
-        torch.save(model.state_dict(), "model.pt")
-
-def scaled():
-    model, optimizer = made()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for index, (batch,) in enumerate(loader(12)):
-        loss = model(batch).pow(2).mean()
-        if index == 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-
-def failing():
-    model, optimizer = made()
-    try:
-        for index, (batch,) in enumerate(loader(12)):
-            loss = model(batch).pow(2).mean()
-            if index == 1:
-                raise ZeroDivisionError("amid an iteration")
-            loss.backward()
-            optimizer.step()
-    except ZeroDivisionError as error:
-        print("raised", error)
-    for (batch,) in loader(8):
-        turn(model, optimizer, batch)
-
-def failing_torch():
-    model, optimizer = made()
-    for (batch,) in loader(8):
-        try:
-            model(batch).backward()
-        except RuntimeError as error:
-            print("torch raised", str(error)[:20])
-        turn(model, optimizer, batch)
-    try:
-        torch.save({"optimizer": optimizer.state_dict()}, "/nowhere/at/all.pt")
-    except RuntimeError as error:
-        print("save raised")
-
-def compiled():
-    model, optimizer = made()
-    @torch.compile(backend="eager")
-    def whole(batch):
-        turn(model, optimizer, batch)
-    for (batch,) in loader(8):
-        whole(batch)
-
-def threads():
-    def background():
-        for (batch,) in loader(400):
-            batch.sum()
-    thread = threading.Thread(target=background)
-    thread.start()
-    model, optimizer = made()
-    for (batch,) in loader(12):
-        turn(model, optimizer, batch)
-    thread.join()
-
-def distributed_checkpoint():
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-    model, optimizer = made()
-    for (batch,) in loader(8):
-        turn(model, optimizer, batch)
-    weights, state = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id="sharded")
-    dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id="later").result()
-    failing = dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id="/proc/nowhere")
-    print("later failed", failing.exception() is not None)
-    dcp.async_save({"model": weights}, checkpoint_id="weights_later").result()
-
-def pickled():
-    model, optimizer = made()
-    for (batch,) in loader(8):
-        turn(model, optimizer, batch)
-        pickle.dumps((model, optimizer, copy.deepcopy(optimizer)))
-    functions = torch.save, torch.autograd.backward, nn.utils.clip_grad_norm_
-    assert pickle.loads(pickle.dumps(functions)) == functions
+from programs import loops, torch_loops
+loops.run(torch_loops)
 """
-recorded = loops(PRELUDE, LOOPS)
+recorded = recorded_job(PRELUDE + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A look at the data is no training.
@@ -546,7 +170,7 @@ TRAINING = """
 def train():
     model, optimizer = made()
     for (batch,) in loader(12):
-        turn(model, optimizer, batch)
+        train_step(model, optimizer, batch)
 
 def fail():
     train()
@@ -601,7 +225,7 @@ ITERATIONS = """
 model, optimizer = made()
 for (batch,) in training.batches(loader(12)):
     with training.training_iteration():
-        turn(model, optimizer, batch)
+        train_step(model, optimizer, batch)
 """
 ADDITIONS = """
 model, optimizer = made()
@@ -609,7 +233,7 @@ with exporter.span("preparing"):
     training.describe(model="mine")
 for (batch,) in loader(40):
     training.record(tokens=100)
-    turn(model, optimizer, batch)
+    train_step(model, optimizer, batch)
     training.step()
 """
 GRADIENTS = """

@@ -1,0 +1,47 @@
+"""Runner of training loops: each function of a module in the same process, as a separate run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from types import ModuleType
+
+import exporter
+
+
+def gauges() -> dict[str, float | None]:
+    """Return the last values of the gauges of this process, which end with it."""
+    from exporter.training.recorder import TRAINING
+
+    exporter.flush()
+    found = {}
+    for reading in TRAINING.series():
+        definition = reading.definition
+        if definition.kind == "gauge":
+            key = ",".join([definition.name, *(f"{name}={value}" for name, value in definition.labels)])
+            found[key.removeprefix("training.")] = reading.value
+    return found
+
+
+def begin(run: str) -> None:
+    """Start a new run."""
+    from exporter.bridges.sources import ACTIVE
+
+    ACTIVE.fallback.yields()
+    exporter.flush()
+    exporter.configure(run=run)
+
+
+def expect(loss: float | None) -> None:
+    """Print the recorded loss beside the loss in the log of the job; None for a loss that cannot be found."""
+    print("loss", gauges().get("loss,mode=train"), loss)
+
+
+def run(module: ModuleType) -> None:
+    """Call each function that a module defines, and print the gauges of its run."""
+    for name, function in list(vars(module).items()):  # torch.compile adds names
+        if inspect.isfunction(function) and function.__module__ == module.__name__:
+            begin(name)
+            function()
+            print(name, json.dumps(gauges()))
+    begin("over")
