@@ -141,7 +141,7 @@ def test_the_cards_of_two_runs_name_rank_and_run() -> None:
     cards = [({"gpu": str(each), "uuid": f"GPU-{each}"}, 1.0) for each in range(2)]
     runs = ("day", "night")
     rows: Rows = {
-        "gpu_up": cards,
+        "gpu_up": [*cards],
         "training_feed_alive": [({"run": run, "rank": "0"}, 1.0) for run in runs],
         "training_rank_info": [
             ({"run": run, "rank": "0", **card}, 1.0) for run, (card, _) in zip(runs, cards, strict=True)
