@@ -1,6 +1,6 @@
 """Grafana dashboards as code.
 
 `python -m dashboards` writes the JSON files of `dashboards/json/`. The package is not installed with the exporter. Each
-dashboard is one module with its panels in reading order; `panels` builds panels, `board` lays them out, `queries` expands
-selectors.
+dashboard is a module that lists its panels in reading order. `panels` and `tables` build panels, `board` lays out the
+panels, `queries` expands selectors, and `text/` contains the panel descriptions.
 """

@@ -1,4 +1,4 @@
-"""Command `python -m dashboards [--check]`: write the JSON files of the dashboards, or check them."""
+"""Command `python -m dashboards [--check]`: write the dashboards' JSON files, or compare the files with the code."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from dashboards.board import Board
 from dashboards.catalogue import BOARDS
 
-MOST_LINES = 200
+MAX_DIFF_LINES = 200
 DIRECTORY = Path(__file__).resolve().parent / "json"
 
 
-def text_of(board: Board) -> str:
-    """Return the content of a dashboard's file."""
+def json_text(board: Board) -> str:
+    """Return the content of a dashboard's JSON file."""
     return json.dumps(board.model(), indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def write(directory: Path = DIRECTORY) -> None:
-    """Write all dashboards, and remove files of removed dashboards."""
+    """Write the JSON files of all dashboards and delete all other JSON files of the directory."""
     for board in BOARDS:
-        (directory / f"{board.uid}.json").write_text(text_of(board), encoding="utf-8")
+        (directory / f"{board.uid}.json").write_text(json_text(board), encoding="utf-8")
     for path in directory.glob("*.json"):
         if path.stem not in {board.uid for board in BOARDS}:
             path.unlink()
 
 
 def differences(directory: Path = DIRECTORY) -> Iterator[str]:
-    """Yield the differences between the files and the code, as lines of a diff."""
-    wanted = {f"{board.uid}.json": text_of(board) for board in BOARDS}
-    found = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.json")}
-    for name in sorted(wanted.keys() | found.keys()):
+    """Yield the differences between the JSON files and the code as lines of a unified diff."""
+    expected = {f"{board.uid}.json": json_text(board) for board in BOARDS}
+    existing = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.json")}
+    for name in sorted(expected.keys() | existing.keys()):
         yield from difflib.unified_diff(
-            found.get(name, "").splitlines(),
-            wanted.get(name, "").splitlines(),
+            existing.get(name, "").splitlines(),
+            expected.get(name, "").splitlines(),
             name,
             f"{name} (code)",
             lineterm="",
@@ -46,15 +46,19 @@ def differences(directory: Path = DIRECTORY) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check the files; returns 1 if checked files differ."""
+    """Write or compare the JSON files; returns 1 if compared files differ."""
     parser = argparse.ArgumentParser(prog="python -m dashboards", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 when files differ")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write no file; exit with status 1 if a JSON file differs from the code",
+    )
     if not parser.parse_args(arguments).check:
         write()
         return 0
-    found = list(differences())
-    sys.stdout.writelines(f"{line}\n" for line in found[:MOST_LINES])
-    return 1 if found else 0
+    diff_lines = list(differences())
+    sys.stdout.writelines(f"{line}\n" for line in diff_lines[:MAX_DIFF_LINES])
+    return 1 if diff_lines else 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Dashboards: variables, annotations, links and layout.
+"""Grafana dashboards: variables, annotations, links and layout.
 
-The JSON follows the first dashboard schema, in the version of Grafana 10.4; later versions of Grafana convert it.
+The JSON follows the classic dashboard schema of Grafana 10.4; later versions of Grafana convert the JSON on import.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from dashboards.queries import DATASOURCE, expand
 SCHEMA_VERSION = 39
 TAG = "training-exporter"
 COLUMNS = 24
-NUMERICAL = 3
+NUMERICAL_SORT = 3
 """Grafana's sort order: numerical, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Variable of a dashboard."""
+    """Dashboard variable with values from a query."""
 
     name: str  # as in `$name`
-    label: str  # for readers
-    query: str  # `label_values(…)` with named selectors
-    several: bool = True  # several values may be selected
-    all_of_them: bool = True  # All is offered, and selected first
-    every: str | None = ".+"  # matcher for All; None for the list of all values
-    regex: str = ""  # extracts the value from a result; "" for the whole result
-    sort: int = 1  # Grafana's sort order; 0 for the order of the query
-    hidden: bool = False  # derived from other variables
-    what: str = ""  # description
+    label: str  # text beside the drop-down list
+    query: str  # `label_values(…)` or `query_result(…)` with named selectors
+    multi: bool = True  # more than one value can be selected
+    include_all: bool = True  # the option All exists and is selected by default
+    all_value: str | None = ".+"  # regular expression for All; None joins all values
+    regex: str = ""  # extracts the value from a query result; "" for the whole result
+    sort: int = 1  # Grafana's sort order; 0 keeps the order of the query
+    hidden: bool = False  # no drop-down list, for variables that follow from other variables
+    description: str = ""  # tooltip of the label
 
     def model(self) -> Json:
-        """Return the JSON model."""
+        """Return the JSON model of the variable."""
         query = expand(self.query)
-        made: Json = {
+        model: Json = {
             "datasource": DATASOURCE,
             "definition": query,
-            "description": self.what,
-            "includeAll": self.several and self.all_of_them,
+            "description": self.description,
+            "includeAll": self.multi and self.include_all,
             "hide": 2 if self.hidden else 0,
             "label": self.label,
-            "multi": self.several,
+            "multi": self.multi,
             "name": self.name,
             "query": {"query": query, "refId": f"variable-{self.name}"},
             "refresh": 2,
@@ -55,101 +55,111 @@ class Variable:
             "sort": self.sort,
             "type": "query",
         }
-        if made["includeAll"]:
-            made["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
-            if self.every:
-                made["allValue"] = self.every
-        return made
+        if model["includeAll"]:
+            model["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
+            if self.all_value:
+                model["allValue"] = self.all_value
+        return model
 
 
 CLUSTER = Variable(
     "cluster",
     "Cluster",
     "label_values(exporter_build_info, cluster)",
-    every=".*",
-    what="The label `cluster` of external_labels; All includes series without the label.",
+    all_value=".*",
+    description="The label `cluster` of external_labels; All includes series without the label.",
 )
 JOB = Variable(
     "job",
     "Job",
     "label_values(exporter_build_info{@cluster}, job)",
-    every=None,
-    what="Scrape job of the exporters in Prometheus, not the training job.",
+    all_value=None,
+    description="Scrape job of the exporters in Prometheus, not the training job.",
 )
 NODE = Variable(
     "node",
     "Node",
     'label_values(exporter_build_info{@cluster, job=~"$job"}, instance)',
-    what="Address of the exporter; in Kubernetes the node.",
+    description="Address of the exporter; in Kubernetes the node.",
 )
-ONE_NODE = Variable(NODE.name, NODE.label, NODE.query, several=False, what=NODE.what)
+SINGLE_NODE = Variable(NODE.name, NODE.label, NODE.query, multi=False, description=NODE.description)
 RUN = Variable(
     "run",
     "Run",
     "label_values(training_rank_info{@cluster}, run)",
-    what="Training run, over its restarts.",
+    description="Training run, over its restarts.",
 )
-ONE_RUN = Variable(RUN.name, RUN.label, RUN.query, several=False, what=RUN.what)
+SINGLE_RUN = Variable(RUN.name, RUN.label, RUN.query, multi=False, description=RUN.description)
 RANK = Variable(
-    "rank", "Rank", "label_values(training_rank_info{@run}, rank)", sort=NUMERICAL, what="Ranks of the run."
+    "rank",
+    "Rank",
+    "label_values(training_rank_info{@run}, rank)",
+    sort=NUMERICAL_SORT,
+    description="Ranks of the run.",
 )
 RUNBOOK = Variable(
     "runbook",
     "Runbook",
     "label_values(site:links:info, runbook)",
-    several=False,
+    multi=False,
     hidden=True,
-    what="Address of the runbook, from thresholds.yml of the rules.",
+    description="Address of the runbook, from thresholds.yml of the rules.",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Annotation over all panels."""
+class Annotation:
+    """Annotation query, drawn over all panels."""
 
-    name: str  # name of the switch
-    expression: str  # PromQL; the value is the time in milliseconds
-    title: str  # title of the event
+    name: str  # label of the switch that turns the annotations on or off
+    expression: str  # PromQL
+    title: str  # title of an event; `{{label}}` expands to the value of the label
     color: str  # colour of the line
-    shown: bool = True  # on by default
-    at_value: bool = True  # False: the event lasts as long as the series exists
+    enabled: bool = True  # drawn by default
+    use_value_for_time: bool = (
+        True  # True: values are Unix times in ms; False: an event lasts as long as its series
+    )
 
     def model(self) -> Json:
-        """Return the JSON model."""
+        """Return the JSON model of the annotation query."""
         return {
             "datasource": DATASOURCE,
-            "enable": self.shown,
+            "enable": self.enabled,
             "expr": expand(self.expression),
             "iconColor": self.color,
             "name": self.name,
             "titleFormat": self.title,
-            "useValueForTime": "on" if self.at_value else False,
+            "useValueForTime": "on" if self.use_value_for_time else False,
         }
 
 
-RESTARTS = Mark(
+RESTARTS = Annotation(
     "Attempts",
     "max by (run) (training_attempt_start_timestamp_seconds{@run}) * 1000",
     "{{run}}: an attempt begins",
     VERMILION,
 )
-CHECKPOINTS = Mark(
+CHECKPOINTS = Annotation(
     "Checkpoints",
     "max by (run) (training_checkpoint_last_success_timestamp_seconds{@run}) * 1000",
     "{{run}}: checkpoint saved",
     PURPLE,
 )
-ALERTS_OF_RUN = Mark(
-    "Alerts", 'ALERTS{alertstate="firing", @run}', "{{alertname}} {{rank}}", BLUE, at_value=False
+ALERTS_OF_RUN = Annotation(
+    "Alerts", 'ALERTS{alertstate="firing", @run}', "{{alertname}} {{rank}}", BLUE, use_value_for_time=False
 )
-ALERTS_OF_NODE = Mark(
-    "Alerts", 'ALERTS{alertstate="firing", @machine}', "{{alertname}} {{gpu}}", BLUE, at_value=False
+ALERTS_OF_NODE = Annotation(
+    "Alerts",
+    'ALERTS{alertstate="firing", @node_any_job}',
+    "{{alertname}} {{gpu}}",
+    BLUE,
+    use_value_for_time=False,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a heading."""
+    """Row of a dashboard: panels under a heading."""
 
     title: str  # "" for no heading
     panels: Sequence[Panel]  # in reading order
@@ -158,48 +168,59 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Dashboard."""
+    """Dashboard of panels that read one Prometheus data source."""
 
-    uid: str  # name in links; never changes
-    title: str  # title
-    what: str  # description
-    variables: Sequence[Variable]  # besides the data source
-    rows: Sequence[Row]  # rows of panels
-    marks: Sequence[Mark] = ()  # annotations
-    span: str = "now-1h"  # default time range
-    refresh: str = "30s"
+    uid: str  # identifier in links and provisioning; must never change
+    title: str
+    description: str  # text in the list of dashboards
+    variables: Sequence[Variable]  # in addition to the data source and the cluster
+    rows: Sequence[Row]  # from top to bottom
+    annotations: Sequence[Annotation] = ()
+    time_from: str = "now-1h"  # start of the default time range
+    refresh: str = "30s"  # refresh interval
 
     def model(self) -> Json:
-        """Return the JSON model; raises KeyError for a panel without a text."""
-        single = [variable.name for variable in self.variables if not variable.several]
-        model: Json = _exact(self._model(), single)
-        texts = texts_of(self.uid)
-        for panel in panels_of(model):
+        """Return the JSON model of the dashboard, with the panel texts from `text/`.
+
+        Raises:
+            KeyError: A panel has no text.
+        """
+        single_value_names = [variable.name for variable in self.variables if not variable.multi]
+        model: Json = _compare_single_values_literally(self._model(), single_value_names)
+        texts = read_texts(self.uid)
+        for panel in all_panels(model):
             panel["description"], panel["fieldConfig"]["defaults"]["noValue"] = texts[panel["title"]]
         return model
 
     def _model(self) -> Json:
-        kinds = sorted({panel.body["type"] for row in self.rows for panel in row.panels})
+        panel_types = sorted({panel.body["type"] for row in self.rows for panel in row.panels})
         return {
-            # For Grafana's import dialog; the data source is a variable, so the dialog asks for none.
+            # Grafana's import dialog reads these keys. No input is necessary, because the data source is a variable.
             "__inputs": [],
             "__requires": [
                 {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "10.4.0"},
                 {"type": "datasource", "id": "prometheus", "name": "Prometheus", "version": "1.0.0"},
-                *({"type": "panel", "id": kind, "name": kind, "version": ""} for kind in kinds),
+                *(
+                    {"type": "panel", "id": panel_type, "name": panel_type, "version": ""}
+                    for panel_type in panel_types
+                ),
             ],
-            "annotations": {"list": [_OWN_ANNOTATIONS, *(mark.model() for mark in self.marks)]},
-            "description": self.what,
+            "annotations": {
+                "list": [_BUILT_IN_ANNOTATIONS, *(annotation.model() for annotation in self.annotations)]
+            },
+            "description": self.description,
             "editable": True,
             "graphTooltip": 1,
             "id": None,
-            "links": [_TO_OTHERS],
-            "panels": _placed(self.rows),
+            "links": [_DASHBOARD_LINKS],
+            "panels": _lay_out(self.rows),
             "refresh": self.refresh,
             "schemaVersion": SCHEMA_VERSION,
             "tags": [TAG],
-            "templating": {"list": [_DATASOURCE, *(each.model() for each in (CLUSTER, *self.variables))]},
-            "time": {"from": self.span, "to": "now"},
+            "templating": {
+                "list": [_DATASOURCE_VARIABLE, *(variable.model() for variable in (CLUSTER, *self.variables))]
+            },
+            "time": {"from": self.time_from, "to": "now"},
             "timezone": "browser",
             "title": self.title,
             "uid": self.uid,
@@ -207,7 +228,7 @@ class Board:
         }
 
 
-_DATASOURCE: Json = {
+_DATASOURCE_VARIABLE: Json = {
     "current": {},
     "includeAll": False,
     "label": "Data source",
@@ -218,7 +239,7 @@ _DATASOURCE: Json = {
     "regex": "",
     "type": "datasource",
 }
-_OWN_ANNOTATIONS: Json = {
+_BUILT_IN_ANNOTATIONS: Json = {
     "builtIn": 1,
     "datasource": {"type": "grafana", "uid": "-- Grafana --"},
     "enable": True,
@@ -227,7 +248,7 @@ _OWN_ANNOTATIONS: Json = {
     "name": "Annotations & Alerts",
     "type": "dashboard",
 }
-_TO_OTHERS: Json = {
+_DASHBOARD_LINKS: Json = {
     "icon": "external link",
     "includeVars": True,
     "keepTime": True,
@@ -237,86 +258,90 @@ _TO_OTHERS: Json = {
 }
 
 
-def _exact(value: Any, single: Sequence[str]) -> Any:
-    """Replace `=~` by `=` for single-value variables, whose values Grafana does not escape for patterns."""
+def _compare_single_values_literally(value: Any, single_value_names: Sequence[str]) -> Any:
+    """Replace `=~` by `=` for single-value variables: Grafana does not escape their values for regular expressions."""
     if isinstance(value, dict):
-        return {key: _exact(inner, single) for key, inner in value.items()}
+        return {
+            key: _compare_single_values_literally(child, single_value_names) for key, child in value.items()
+        }
     if isinstance(value, list):
-        return [_exact(inner, single) for inner in value]
+        return [_compare_single_values_literally(child, single_value_names) for child in value]
     if isinstance(value, str):
-        for name in single:
+        for name in single_value_names:
             value = value.replace(f'=~"${name}"', f'="${name}"')
     return value
 
 
-def _placed(rows: Sequence[Row]) -> list[Json]:
-    """Return the panels with positions; ids follow the order, so a new panel changes only later ids."""
-    found: list[Json] = []
-    top, number = 0, 0
+def _lay_out(rows: Sequence[Row]) -> list[Json]:
+    """Return the panels with positions and ids. A new panel changes only the ids of later panels."""
+    laid_out: list[Json] = []
+    top, panel_id = 0, 0
     for row in rows:
-        inside: list[Json] = []
+        row_panels: list[Json] = []
         if row.title:
-            number += 1
+            panel_id += 1
             heading: Json = {
                 "collapsed": row.collapsed,
                 "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": top},
-                "id": number,
+                "id": panel_id,
                 "panels": [],
                 "title": row.title,
                 "type": "row",
             }
-            found.append(heading)
+            laid_out.append(heading)
             top += 1
         skyline = [top] * COLUMNS
         for panel in row.panels:
-            left = _lowest(skyline, panel.width)
-            start = max(skyline[left : left + panel.width])
-            skyline[left : left + panel.width] = [start + panel.height] * panel.width
-            number += 1
-            place = {"h": panel.height, "w": panel.width, "x": left, "y": start}
-            inside.append({"gridPos": place, "id": number} | panel.body)
-        _stretch([each["gridPos"] for each in inside])
+            x = _leftmost_column(skyline, panel.width)
+            y = max(skyline[x : x + panel.width])
+            skyline[x : x + panel.width] = [y + panel.height] * panel.width
+            panel_id += 1
+            position = {"h": panel.height, "w": panel.width, "x": x, "y": y}
+            row_panels.append({"gridPos": position, "id": panel_id} | panel.body)
+        _stretch([row_panel["gridPos"] for row_panel in row_panels])
         if row.title and row.collapsed:
-            heading["panels"] = inside
+            heading["panels"] = row_panels
         else:
-            found.extend(inside)
+            laid_out.extend(row_panels)
             top = max(skyline)
-    return found
+    return laid_out
 
 
-def _stretch(places: Sequence[Json]) -> None:
-    """Widen, then heighten panels until the rectangle of the row has no empty cells."""
-    bottom = max(place["y"] + place["h"] for place in places)
+def _stretch(positions: Sequence[Json]) -> None:
+    """Increase the widths, then the heights of panels to fill the empty cells of a row."""
+    bottom = max(position["y"] + position["h"] for position in positions)
 
-    def is_free(left: int, top: int, width: int, height: int, besides: Json) -> bool:
+    def is_free(x: int, top: int, width: int, height: int, ignored: Json) -> bool:
         return all(
-            other is besides
-            or other["x"] >= left + width
-            or left >= other["x"] + other["w"]
+            other is ignored
+            or other["x"] >= x + width
+            or x >= other["x"] + other["w"]
             or other["y"] >= top + height
             or top >= other["y"] + other["h"]
-            for other in places
+            for other in positions
         )
 
-    for place in places:
-        right, height = place["x"] + place["w"], place["h"]
-        while right < COLUMNS and is_free(place["x"], place["y"], right + 1 - place["x"], height, place):
-            right += 1
-        place["w"] = right - place["x"]
-    for place in places:
-        while place["y"] + place["h"] < bottom and is_free(
-            place["x"], place["y"], place["w"], place["h"] + 1, place
+    for position in positions:
+        right, height = position["x"] + position["w"], position["h"]
+        while right < COLUMNS and is_free(
+            position["x"], position["y"], right + 1 - position["x"], height, position
         ):
-            place["h"] += 1
+            right += 1
+        position["w"] = right - position["x"]
+    for position in positions:
+        while position["y"] + position["h"] < bottom and is_free(
+            position["x"], position["y"], position["w"], position["h"] + 1, position
+        ):
+            position["h"] += 1
 
 
-def _lowest(skyline: Sequence[int], width: int) -> int:
-    """Return the leftmost column in which a panel of this width has the highest position."""
-    return min(range(COLUMNS - width + 1), key=lambda left: max(skyline[left : left + width]))
+def _leftmost_column(skyline: Sequence[int], width: int) -> int:
+    """Return the leftmost column at which a panel of this width is closest to the top."""
+    return min(range(COLUMNS - width + 1), key=lambda x: max(skyline[x : x + width]))
 
 
-def panels_of(model: dict[str, Any]) -> list[Json]:
-    """Return all panels of a dashboard without headings, panels of closed rows included."""
+def all_panels(model: dict[str, Any]) -> list[Json]:
+    """Return the panels of a dashboard's JSON model without row headings; panels of collapsed rows are included."""
     return [
         panel
         for outer in model["panels"]
@@ -325,34 +350,43 @@ def panels_of(model: dict[str, Any]) -> list[Json]:
     ]
 
 
-TEXTS = Path(__file__).resolve().parent / "text"
-GAP = "the exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
-PARTS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", "**Empty:** ")
+TEXT_DIRECTORY = Path(__file__).resolve().parent / "text"
+DEFAULT_GAP_TEXT = (
+    "the exporter or its source was down. No line spans a gap, and a rate next to a gap is too low."
+)
+PARAGRAPH_LABELS = ("**Bad:** ", "**Action:** ", "**A gap or no data:** ", "**Empty:** ")
 
 
-def texts_of(uid: str, directory: Path = TEXTS) -> dict[str, tuple[str, str]]:
-    """Return description (Markdown) and empty-panel text of each panel by title.
+def read_texts(uid: str, directory: Path = TEXT_DIRECTORY) -> dict[str, tuple[str, str]]:
+    """Return the description (Markdown) and the text of an empty panel, by panel title.
 
-    A description has paragraphs for the content, for a bad value, for the action, and for the meaning of a gap if the
-    default meaning does not apply.
+    A description has a paragraph for the content and one for each label of `PARAGRAPH_LABELS`. `DEFAULT_GAP_TEXT` replaces a
+    missing paragraph about gaps.
 
     Raises:
         ValueError: A panel lacks a paragraph.
     """
     content = (directory / f"{uid}.md").read_text(encoding="utf-8")
-    parts = re.split(r"^### (.+)\n", content, flags=re.MULTILINE)
+    # re.split returns the text before the first heading, then each heading and its body.
+    sections = re.split(r"^### (.+)\n", content, flags=re.MULTILINE)
     return {
-        title: _text(title, re.split(r"^## ", body, flags=re.MULTILINE)[0])
-        for title, body in zip(parts[1::2], parts[2::2], strict=True)
+        title: _parse_text(title, re.split(r"^## ", body, flags=re.MULTILINE)[0])
+        for title, body in zip(sections[1::2], sections[2::2], strict=True)
     }
 
 
-def _text(title: str, body: str) -> tuple[str, str]:
+def _parse_text(title: str, body: str) -> tuple[str, str]:
+    """Return the description and the text of an empty panel from the Markdown below a panel's heading."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in body.strip().split("\n\n")]
-    found = {part: paragraph for part in PARTS for paragraph in paragraphs if paragraph.startswith(part)}
-    found.setdefault("**A gap or no data:** ", f"**A gap or no data:** {GAP}")
-    missing = [part.strip("* ") for part in PARTS if part not in found]
-    if missing or paragraphs[0] in found.values():
+    labelled = {
+        label: paragraph
+        for label in PARAGRAPH_LABELS
+        for paragraph in paragraphs
+        if paragraph.startswith(label)
+    }
+    labelled.setdefault("**A gap or no data:** ", f"**A gap or no data:** {DEFAULT_GAP_TEXT}")
+    missing = [label.strip("* ") for label in PARAGRAPH_LABELS if label not in labelled]
+    if missing or paragraphs[0] in labelled.values():
         raise ValueError(f"{title}: missing {', '.join(missing) or 'description'}")
-    description = "\n\n".join([paragraphs[0], *(found[part] for part in PARTS[:3])])
-    return description, found["**Empty:** "].removeprefix("**Empty:** ")
+    description = "\n\n".join([paragraphs[0], *(labelled[label] for label in PARAGRAPH_LABELS[:3])])
+    return description, labelled["**Empty:** "].removeprefix("**Empty:** ")

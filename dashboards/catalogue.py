@@ -1,8 +1,8 @@
-"""All dashboards, in the order in which they are offered."""
+"""List of all dashboards."""
 
 from __future__ import annotations
 
 from dashboards import energy, fleet, gpus, node, ranks, run
 from dashboards.board import Board
 
-BOARDS: tuple[Board, ...] = tuple(each.board() for each in (run, ranks, gpus, energy, node, fleet))
+BOARDS: tuple[Board, ...] = tuple(module.board() for module in (run, ranks, gpus, energy, node, fleet))

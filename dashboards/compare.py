@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dashboards.board import Variable
-from dashboards.palette import BLUE, ORANGE, PLAIN, VERMILION, fixed
-from dashboards.panels import Json, Panel, lines, steps, to
-from dashboards.queries import Query, rows
+from dashboards.palette import BLUE, NEUTRAL, ORANGE, VERMILION, fixed_color
+from dashboards.panels import Json, Panel, dashboard_link, threshold_steps, time_series
+from dashboards.queries import Query, table_query
 from dashboards.tables import Column, matrix, table
 
-SAME_WORK = (
+SAME_WORK_RUNS = (
     '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{more}}}[$__range])'
     ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{more}}}[$__range]))'
 )
 """PromQL for the runs with the chosen perf_tag, or without perf_tag and of that model."""
-TAG = Variable(
+PERF_TAG = Variable(
     "perf_tag",
     "Same work (perf_tag, else model)",
     'query_result(group by (perf_tag) (last_over_time(training_run_info{@cluster, perf_tag!=""}[$__range])'
     ' or label_replace(last_over_time(training_run_info{@cluster, perf_tag=""}[$__range]), "perf_tag", "$1", "model", "(.+)")))',
-    several=False,
+    multi=False,
     regex='/perf_tag="([^"]+)"/',
-    what="Runs with one perf_tag do the same work and may be compared; without perf_tag, runs of one model.",
+    description="Runs with one perf_tag do the same work and may be compared; without perf_tag, runs of one model.",
 )
 RUNS = Variable(
     "run",
     "Runs",
-    f"query_result(group by (run) ({SAME_WORK.format(more='')}))",
-    every=None,
+    f"query_result(group by (run) ({SAME_WORK_RUNS.format(more='')}))",
+    all_value=None,
     regex='/run="([^"]+)"/',
-    what="Runs to compare with the baseline.",
+    description="Runs to compare with the baseline.",
 )
 
 
@@ -38,26 +38,26 @@ BASELINE = Variable(
     "baseline",
     "Baseline",
     "query_result(sort_desc(max by (run)"
-    f" ({SAME_WORK.format(more=', is_baseline=' + chr(34) + 'true' + chr(34))} * 2 or {SAME_WORK.format(more='')})))",
-    several=False,
+    f" ({SAME_WORK_RUNS.format(more=', is_baseline=' + chr(34) + 'true' + chr(34))} * 2 or {SAME_WORK_RUNS.format(more='')})))",
+    multi=False,
     regex='/run="([^"]+)"/',
     sort=0,
-    what="Reference of the comparison; the first choice is a run with is_baseline.",
+    description="Reference of the comparison; the first choice is a run with is_baseline.",
 )
 
 
-def _tokens(run: str) -> str:
+def _tokens_per_second(run: str) -> str:
     return (
         f'sum by (run) (increase(training_tokens_total{{{run}, mode="train"}}[$__range]))'
         f" / max by (run) (increase(training_wall_seconds_total{{{run}}}[$__range]))"
     )
 
 
-def _step(run: str) -> str:
+def _ideal_step_seconds(run: str) -> str:
     return f"max by (run) (avg_over_time(training_step_ideal_seconds{{{run}}}[$__range]))"
 
 
-def _joules(run: str) -> str:
+def _joules_per_token(run: str) -> str:
     return (
         f"sum by (run) (increase(training_energy_joules_total{{{run}}}[$__range]))"
         f' / sum by (run) (increase(training_tokens_total{{{run}, mode="train"}}[$__range]))'
@@ -65,42 +65,55 @@ def _joules(run: str) -> str:
 
 
 LOSS = 'max by (run) (training_loss{{{}, mode="train"}})'
-STEP = "max by (run) (training_step{@run})"
+STEPS = "max by (run) (training_step{@run})"
 LAST_STEPS = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
-UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEPS}))) - 1))"
-STRIDE = f"scalar(ceil(max({LAST_STEPS}) / 10 / {UNIT}) * {UNIT})"
+STRIDE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEPS}))) - 1))"
+STRIDE = f"scalar(ceil(max({LAST_STEPS}) / 10 / {STRIDE_UNIT}) * {STRIDE_UNIT})"
 """A tenth of the largest step, rounded up to two digits."""
-THESE, THAT = "@run", 'cluster=~"$cluster", run="$baseline"'
+SELECTED_RUNS, BASELINE_RUN = "@run", 'cluster=~"$cluster", run="$baseline"'
 
 
-def _compared(
-    of: Callable[[str], str], title: str, unit: str, decimals: int, better: Json
+def _comparison_columns(
+    query_for: Callable[[str], str], title: str, unit: str, decimals: int, better_colors: Json
 ) -> tuple[Column, Column]:
     """Return the columns of a number of each run, and of the relative difference to the baseline."""
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
-        Column(of(THESE), title, unit, 100, decimals=decimals),
-        Column(f"({of(THESE)}) / scalar({of(THAT)}) - 1", delta, "percentunit", 100, better, decimals=1),
+        Column(query_for(SELECTED_RUNS), title, unit, 100, decimals=decimals),
+        Column(
+            f"({query_for(SELECTED_RUNS)}) / scalar({query_for(BASELINE_RUN)}) - 1",
+            delta,
+            "percentunit",
+            100,
+            better_colors,
+            decimals=1,
+        ),
     )
 
 
-def _at_common_step(value: str) -> str:
+def _at_last_common_step(value: str) -> str:
     """Return PromQL for a number of each run at the last step that all runs have reached."""
-    return f"last_over_time(({value} and on (run) {STEP} <= scalar(min({LAST_STEPS})))[$__range:$__interval])"
+    return (
+        f"last_over_time(({value} and on (run) {STEPS} <= scalar(min({LAST_STEPS})))[$__range:$__interval])"
+    )
 
 
-def comparison() -> tuple[Panel, ...]:
+def comparison_panels() -> tuple[Panel, ...]:
     """Return the panels that compare runs with a baseline."""
-    better_down = steps((None, BLUE), (-0.02, PLAIN), (0.02, VERMILION))
+    lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
     return (
         table(
             "Runs against the baseline",
-            Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
-            *_compared(
-                _tokens, "Tokens/s", "locale", 0, steps((None, VERMILION), (-0.02, PLAIN), (0.02, BLUE))
+            Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
+            *_comparison_columns(
+                _tokens_per_second,
+                "Tokens/s",
+                "locale",
+                0,
+                threshold_steps((None, VERMILION), (-0.02, NEUTRAL), (0.02, BLUE)),
             ),
-            *_compared(_step, "Step", "s", 3, better_down),
-            *_compared(_joules, "J/token", "joule", 3, better_down),
+            *_comparison_columns(_ideal_step_seconds, "Step", "s", 3, lower_is_better),
+            *_comparison_columns(_joules_per_token, "J/token", "joule", 3, lower_is_better),
             Column(
                 "max by (run) (last_over_time(training_productive_seconds_total{@run}[$__range]))"
                 " / max by (run) (last_over_time(training_wall_seconds_total{@run}[$__range]))",
@@ -110,9 +123,9 @@ def comparison() -> tuple[Panel, ...]:
                 decimals=1,
             ),
             Column(LAST_STEPS, "At step", unit="locale", width=100),
-            Column(_at_common_step(LOSS.format(THESE)), "Same-step loss", width=100, decimals=3),
+            Column(_at_last_common_step(LOSS.format(SELECTED_RUNS)), "Same-step loss", width=100, decimals=3),
             Column(
-                _at_common_step("sum by (run, currency) (training_cost_total{@run})"),
+                _at_last_common_step("sum by (run, currency) (training_cost_total{@run})"),
                 "Same-step cost",
                 width=100,
                 decimals=2,
@@ -125,17 +138,17 @@ def comparison() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             sort="Tokens/s",
-            points=100,
+            max_data_points=100,
             h=6,
         ),
         matrix(
             "Seconds of a step, by phase",
-            rows(
+            table_query(
                 "sum by (run, phase) (increase(training_phase_seconds_total{@run}[$__range]))"
                 ' / on (run) group_left () sum by (run) (increase(training_steps_total{@run, mode="train"}[$__range]))'
             ),
-            across="run",
-            down="phase",
+            column_label="run",
+            row_label="phase",
             unit="s",
             decimals=1,
             w=12,
@@ -143,29 +156,29 @@ def comparison() -> tuple[Panel, ...]:
         ),
         matrix(
             "Loss by step",
-            rows(
-                f"avg_over_time(({LOSS.format(THESE)} * on (run) group_left (step)"
-                f' count_values by (run) ("step", floor({STEP} / {STRIDE}) * {STRIDE}))[$__range:$__interval])'
+            table_query(
+                f"avg_over_time(({LOSS.format(SELECTED_RUNS)} * on (run) group_left (step)"
+                f' count_values by (run) ("step", floor({STEPS} / {STRIDE}) * {STRIDE}))[$__range:$__interval])'
             ),
-            across="run",
-            down="step",
+            column_label="run",
+            row_label="step",
             unit="none",
             decimals=3,
-            numbers=True,
+            numeric_rows=True,
             w=12,
             h=11,
         ),
-        lines(
+        time_series(
             "Loss by time",
-            Query(LOSS.format(THESE), "{{run}}", BLUE),
-            Query(LOSS.format(THAT), "{{run}} (baseline)"),
+            Query(LOSS.format(SELECTED_RUNS), "{{run}}", BLUE),
+            Query(LOSS.format(BASELINE_RUN), "{{run}} (baseline)"),
             unit="none",
-            least=None,
+            minimum=None,
             overrides=[
                 {
                     "matcher": {"id": "byFrameRefID", "options": "B"},
                     "properties": [
-                        {"id": "color", "value": fixed(ORANGE)},
+                        {"id": "color", "value": fixed_color(ORANGE)},
                         {"id": "custom.lineWidth", "value": 2},
                     ],
                 }

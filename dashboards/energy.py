@@ -9,26 +9,35 @@ from dashboards.palette import (
     CAUSES,
     COMPONENTS,
     GREY,
+    NEUTRAL,
     ORANGE,
     PHASES,
-    PLAIN,
     WARNING,
-    by_first_word,
-    fixed,
-    named,
+    colors_by_first_word,
+    colors_by_name,
+    fixed_color,
     shades,
 )
-from dashboards.panels import Panel, above, bars, below, lines, stat, steps, words
-from dashboards.queries import Query, complete, now
+from dashboards.panels import (
+    Panel,
+    bars,
+    stat,
+    threshold_steps,
+    time_series,
+    value_mappings,
+    warn_above,
+    warn_below,
+)
+from dashboards.queries import Query, blank_if_incomplete, instant_query
 from dashboards.tables import Column, table
 
 UID = "training-energy"
-JOULES = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
-NODES = Variable(
+RUN_POWER = "sum by (run) (rate(training_energy_joules_total{@run}[$__rate_interval]))"
+NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
     "label_values(exporter_energy_counting{@cluster}, instance)",
-    what="Nodes, for the panels about devices.",
+    description="Nodes, for the panels about devices.",
 )
 
 
@@ -37,26 +46,31 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Energy and cost",
-        what="Watts, joules per step and token, wasted energy, grams of CO2, money; and what of it is measured.",
-        variables=(RUN, NODES),
+        description="Watts, joules per step and token, wasted energy, grams of CO2, money; and what of it is measured.",
+        variables=(RUN, NODE_VARIABLE),
         rows=(
-            Row("At a glance", _glance()),
-            Row("Power", _power()),
-            Row("Energy per unit of work", _worth()),
-            Row("Waste", waste()),
-            Row("Carbon and money", carbon()),
-            Row("Sources", sources()),
+            Row("At a glance", _overview_panels()),
+            Row("Power", _power_panels()),
+            Row("Energy per unit of work", _efficiency_panels()),
+            Row("Waste", _waste_panels()),
+            Row("Carbon and money", _carbon_panels()),
+            Row("Sources", _source_panels()),
         ),
-        marks=(RESTARTS,),
+        annotations=(RESTARTS,),
     )
 
 
-def _glance() -> tuple[Panel, ...]:
+def _overview_panels() -> tuple[Panel, ...]:
     return (
-        stat("Energy so far", now("sum(training_energy_joules_total{@run}) / 3.6e6"), unit="kwatth", w=3),
+        stat(
+            "Energy so far",
+            instant_query("sum(training_energy_joules_total{@run}) / 3.6e6"),
+            unit="kwatth",
+            w=3,
+        ),
         stat(
             "Energy per token",
-            now(
+            instant_query(
                 "sum(rate(training_energy_joules_total{@run}[5m]))"
                 ' / (sum(rate(training_tokens_total{@run, mode="train"}[5m])) > 0)'
             ),
@@ -64,56 +78,62 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Energy goodput",
-            now(
+            instant_query(
                 "sum(training_productive_energy_joules_total{@run}) / sum(training_energy_joules_total{@run})"
             ),
             unit="percentunit",
             decimals=1,
-            thresholds=below(0.9, 0.7),
+            thresholds=warn_below(0.9, 0.7),
         ),
         stat(
             "Largest waste",
-            now(
+            instant_query(
                 "topk(1, sum by (cause) (training_wasted_energy_joules_total{@run}))"
                 " / on () group_left () sum(training_energy_joules_total{@run})",
                 "{{cause}}",
             ),
             unit="percentunit",
             decimals=1,
-            text="value_and_name",
-            thresholds=above(0.05, 0.2),
+            text_mode="value_and_name",
+            thresholds=warn_above(0.05, 0.2),
         ),
-        stat("CO2 so far", now("sum(training_carbon_grams_total{@run})"), unit="massg", decimals=1, w=3),
+        stat(
+            "CO2 so far",
+            instant_query("sum(training_carbon_grams_total{@run})"),
+            unit="massg",
+            decimals=1,
+            w=3,
+        ),
         stat(
             "Money so far",
-            now("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
-            now(
+            instant_query("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
+            instant_query(
                 "sum by (currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
                 "{{currency}} per hour",
             ),
             unit="none",
             decimals=2,
-            text="value_and_name",
+            text_mode="value_and_name",
             w=6,
         ),
     )
 
 
-def _power() -> tuple[Panel, ...]:
+def _power_panels() -> tuple[Panel, ...]:
     gpus, cpus = (
         f'sum by (instance) (rate({family}_energy_joules_total{{instance=~"$node"}}[$__rate_interval]))'
         for family in ("gpu", "host_cpu")
     )
     # The smallest power of a card that was never idle includes power of its work.
-    resting = (
+    idle_power = (
         'max by (instance, gpu) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})'
         ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{instance=~"$node", limit="enforced"})'
     )
     return (
-        lines(
+        time_series(
             "Power of runs by component",
             Query(
-                complete(
+                blank_if_incomplete(
                     "sum by (run, component) (rate(training_energy_joules_total{@run}[$__rate_interval]))",
                     "run",
                 ),
@@ -121,10 +141,10 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="watt",
             stacked=True,
-            overrides=by_first_word(COMPONENTS),
+            overrides=colors_by_first_word(COMPONENTS),
             legend="right",
         ),
-        lines(
+        time_series(
             "Power of machines",
             Query(f"{gpus} + {cpus} or {gpus} or {cpus}", "{{instance}}"),
             Query(
@@ -133,7 +153,7 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="watt",
         ),
-        lines(
+        time_series(
             "Power of each GPU, and at rest",
             Query(
                 'sum by (instance, gpu) (rate(gpu_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
@@ -141,9 +161,9 @@ def _power() -> tuple[Panel, ...]:
             ),
             Query(
                 'max by (instance) (gpu_power_idle_watts{instance=~"$node", method="before_start"})'
-                f" or max by (instance) ({resting})",
+                f" or max by (instance) ({idle_power})",
                 "{{instance}} at rest, the most",
-                bound=True,
+                reference=True,
             ),
             unit="watt",
             legend="hidden",
@@ -151,12 +171,12 @@ def _power() -> tuple[Panel, ...]:
     )
 
 
-def _worth() -> tuple[Panel, ...]:
-    def per(title: str, family: str, unit: str) -> Panel:
-        return lines(
+def _efficiency_panels() -> tuple[Panel, ...]:
+    def joules_per(title: str, family: str, unit: str) -> Panel:
+        return time_series(
             title,
             Query(
-                f'{JOULES} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'{RUN_POWER} / (sum by (run) (rate({family}{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit=unit,
@@ -164,31 +184,33 @@ def _worth() -> tuple[Panel, ...]:
         )
 
     return (
-        lines(
+        time_series(
             "Joules per step",
             Query(
-                f'{JOULES} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
+                f'{RUN_POWER} / (max by (run) (rate(training_steps_total{{@run, mode="train"}}[$__rate_interval])) > 0)',
                 "{{run}}",
             ),
             unit="joule",
             w=6,
         ),
-        per("Joules per token", "training_tokens_total", "joule"),
+        joules_per("Joules per token", "training_tokens_total", "joule"),
         bars(
             "Energy by phase",
-            now("topk(9, sum by (phase) (training_phase_energy_joules_total{@run})) / 3.6e6", "{{phase}}"),
+            instant_query(
+                "topk(9, sum by (phase) (training_phase_energy_joules_total{@run})) / 3.6e6", "{{phase}}"
+            ),
             unit="kwatth",
-            overrides=named(PHASES | {"unattributed": GREY}),
-            color=fixed(GREY),
+            overrides=colors_by_name(PHASES | {"unattributed": GREY}),
+            color=fixed_color(GREY),
             w=12,
         ),
     )
 
 
-def waste() -> tuple[Panel, ...]:
+def _waste_panels() -> tuple[Panel, ...]:
     """Return the panels about energy that advanced nothing."""
     return (
-        lines(
+        time_series(
             "Wasted power by cause",
             Query(
                 "sum by (cause) (rate(training_wasted_energy_joules_total{@run}[$__rate_interval]))"
@@ -197,15 +219,15 @@ def waste() -> tuple[Panel, ...]:
             ),
             unit="watt",
             stacked=True,
-            overrides=named(CAUSES),
+            overrides=colors_by_name(CAUSES),
         ),
     )
 
 
-def carbon() -> tuple[Panel, ...]:
+def _carbon_panels() -> tuple[Panel, ...]:
     """Return the panels about carbon and money."""
     return (
-        lines(
+        time_series(
             "CO2 per hour",
             Query(
                 "sum by (run) (rate(training_carbon_grams_total{@run}[$__rate_interval])) * 3600", "{{run}}"
@@ -213,7 +235,7 @@ def carbon() -> tuple[Panel, ...]:
             unit="massg",
             w=8,
         ),
-        lines(
+        time_series(
             "Carbon intensity",
             Query(
                 "max by (zone, source, factor, kind) (training_carbon_intensity_grams_per_joule) * 3.6e6",
@@ -221,10 +243,10 @@ def carbon() -> tuple[Panel, ...]:
             ),
             unit="suffix:g/kWh",
             color=shades(BLUE),
-            steps_drawn=True,
+            step_interpolation=True,
             w=8,
         ),
-        lines(
+        time_series(
             "Cost per hour",
             Query(
                 "sum by (kind, currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
@@ -233,7 +255,7 @@ def carbon() -> tuple[Panel, ...]:
             unit="none",
             decimals=2,
             stacked=True,
-            overrides=by_first_word({"electricity": ORANGE, "device_time": BLUE}),
+            overrides=colors_by_first_word({"electricity": ORANGE, "device_time": BLUE}),
             w=8,
         ),
         table(
@@ -289,7 +311,7 @@ def carbon() -> tuple[Panel, ...]:
     )
 
 
-def sources() -> tuple[Panel, ...]:
+def _source_panels() -> tuple[Panel, ...]:
     """Return the panels about where each number comes from."""
     return (
         table(
@@ -302,14 +324,14 @@ def sources() -> tuple[Panel, ...]:
                 "measured",
                 "Measured?",
                 width=110,
-                mappings=words({"true": ("measured", PLAIN), "false": ("a model", WARNING)}),
+                mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("a model", WARNING)}),
             ),
             Column(
                 'max by (instance, device) (exporter_energy_crosscheck{instance=~"$node"})',
                 "Counter / power",
                 decimals=2,
                 width=140,
-                thresholds=steps((None, PLAIN), (0.001, BAD), (0.8, PLAIN), (1.25, BAD)),
+                thresholds=threshold_steps((None, NEUTRAL), (0.001, BAD), (0.8, NEUTRAL), (1.25, BAD)),
             ),
             Column(
                 'sum by (instance, device) (exporter_energy_resets_total{instance=~"$node"})'
@@ -325,7 +347,7 @@ def sources() -> tuple[Panel, ...]:
                 width=140,
             ),
             Column("device", "Id"),
-            of='max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})',
+            row_query='max by (instance, component, device, source, measured, name) (exporter_energy_source_info{instance=~"$node"})',
             sort="Measured?",
             descending=False,
             h=10,

@@ -5,42 +5,51 @@ A query reads one series for each run or node, regardless of the number of ranks
 
 from __future__ import annotations
 
-from dashboards.board import RUNBOOK, Board, Mark, Row
-from dashboards.compare import BASELINE, RUNS, TAG, comparison
+from dashboards.board import RUNBOOK, Annotation, Board, Row
+from dashboards.compare import BASELINE, PERF_TAG, RUNS, comparison_panels
 from dashboards.palette import (
     BAD,
     BLUE,
     CAUSES,
     GOOD,
+    NEUTRAL,
     ORANGE,
-    PLAIN,
     PURPLE,
     VERMILION,
     WARNING,
-    named,
+    colors_by_name,
     shades,
 )
-from dashboards.panels import Panel, above, below, lines, stat, steps, to, words
-from dashboards.queries import Query, now
+from dashboards.panels import (
+    Panel,
+    dashboard_link,
+    stat,
+    threshold_steps,
+    time_series,
+    value_mappings,
+    warn_above,
+    warn_below,
+)
+from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, firing_alerts, percent, table
 
 UID = "training-fleet"
 
 
-def _troubles() -> str:
+def _node_problems() -> str:
     """Return PromQL for the number of problems of a node."""
-    wrong = (
+    conditions = (
         ("exporter", "instance:exporter:up{@cluster} == bool 0"),
         ("missing", "instance:gpu_missing:sum{@cluster} > bool 0"),
         ("heat", "instance:gpu_thermal_throttle:ratio5m{@cluster} > bool 0.01"),
         ("xid", "instance:gpu_xid:count1h{@cluster} > bool 0"),
         ("collectors", "instance:exporter_collectors_failed:count{@cluster} > bool 0"),
     )
-    parts = (f'label_replace({expression}, "of", "{name}", "", "")' for name, expression in wrong)
-    return f"sum by (instance) ({' or '.join(parts)})"
+    terms = (f'label_replace({expression}, "of", "{name}", "", "")' for name, expression in conditions)
+    return f"sum by (instance) ({' or '.join(terms)})"
 
 
-TROUBLES = _troubles()
+NODE_PROBLEMS = _node_problems()
 
 
 def board() -> Board:
@@ -48,107 +57,113 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Fleet",
-        what="All runs and nodes of a cluster on one page, from recording rules only.",
-        variables=(TAG, BASELINE, RUNS, RUNBOOK),
+        description="All runs and nodes of a cluster on one page, from recording rules only.",
+        variables=(PERF_TAG, BASELINE, RUNS, RUNBOOK),
         rows=(
-            Row("At a glance", _glance()),
-            Row("Alerts", _alerts()),
-            Row("Runs", _runs()),
-            Row("Time and power of the cluster", _cluster()),
-            Row("Nodes", _nodes()),
-            Row("Comparison of runs that do the same work", comparison(), collapsed=True),
+            Row("At a glance", _overview_panels()),
+            Row("Alerts", _alert_panels()),
+            Row("Runs", _run_panels()),
+            Row("Time and power of the cluster", _cluster_panels()),
+            Row("Nodes", _node_panels()),
+            Row("Comparison of runs that do the same work", comparison_panels(), collapsed=True),
         ),
-        marks=(
-            Mark(
+        annotations=(
+            Annotation(
                 "Critical alerts",
                 'max by (alertname) (ALERTS{@cluster, alertstate="firing", severity="critical"})',
                 "{{alertname}}",
                 VERMILION,
-                shown=False,
-                at_value=False,
+                enabled=False,
+                use_value_for_time=False,
             ),
         ),
-        span="now-6h",
+        time_from="now-6h",
         refresh="1m",
     )
 
 
-def _glance() -> tuple[Panel, ...]:
+def _overview_panels() -> tuple[Panel, ...]:
     return (
         stat(
             "Runs that progress",
-            now(
+            instant_query(
                 "count(run:training_last_progress:age_seconds{@cluster} < 300 and on (cluster, run)"
                 " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
                 "progress",
             ),
-            now("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
-            now(
+            instant_query("count(run:training_ranks_up:sum{@cluster} > 0)", "of"),
+            instant_query(
                 "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"
                 " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
                 "stand still",
                 BAD,
             ),
             unit="none",
-            text="value_and_name",
+            text_mode="value_and_name",
             w=5,
         ),
         stat(
             "Goodput, if saved, 6 h",
-            now("cluster:training_goodput_if_saved:ratio6h{@cluster}"),
+            instant_query("cluster:training_goodput_if_saved:ratio6h{@cluster}"),
             unit="percentunit",
             decimals=1,
-            thresholds=below(0.9, 0.7),
+            thresholds=warn_below(0.9, 0.7),
         ),
         stat(
             "GPUs",
-            now("sum(cluster:gpu_devices:sum{@cluster})", "up"),
-            now("sum(cluster:gpu_missing:sum{@cluster})", "missing", BAD),
+            instant_query("sum(cluster:gpu_devices:sum{@cluster})", "up"),
+            instant_query("sum(cluster:gpu_missing:sum{@cluster})", "missing", BAD),
             unit="none",
-            text="value_and_name",
+            text_mode="value_and_name",
             w=4,
         ),
         stat(
             "Exporters",
-            now("sum(cluster:exporter_up:sum{@cluster})", "up"),
-            now("sum(cluster:exporter_up:count{@cluster})", "of"),
-            now(
+            instant_query("sum(cluster:exporter_up:sum{@cluster})", "up"),
+            instant_query("sum(cluster:exporter_up:count{@cluster})", "of"),
+            instant_query(
                 "sum(cluster:exporter_up:count{@cluster} - cluster:exporter_up:sum{@cluster})",
                 "down",
                 BAD,
             ),
             unit="none",
-            text="value_and_name",
+            text_mode="value_and_name",
             w=4,
         ),
         stat(
             "Mean SM activity",
-            now("cluster:gpu_sm_activity:avg{@cluster}"),
+            instant_query("cluster:gpu_sm_activity:avg{@cluster}"),
             unit="percentunit",
             w=3,
             decimals=0,
-            thresholds=below(0.5, 0.2),
+            thresholds=warn_below(0.5, 0.2),
         ),
         stat(
             "Cost of all runs",
-            now("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}} so far"),
-            now("sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}} per hour"),
+            instant_query("sum by (currency) (run:training_cost:sum{@cluster})", "{{currency}} so far"),
+            instant_query(
+                "sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}} per hour"
+            ),
             unit="none",
             decimals=0,
-            text="value_and_name",
+            text_mode="value_and_name",
             w=4,
         ),
     )
 
 
-def _alerts() -> tuple[Panel, ...]:
+def _alert_panels() -> tuple[Panel, ...]:
     return (
         firing_alerts(
             "@cluster",
             (
-                Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+                Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
                 Column("rank", "Rank", width=80),
-                Column("instance", "Node", links=(to("training-node", "Node", node="${__value.raw}"),)),
+                Column(
+                    "instance",
+                    "Node",
+                    links=(dashboard_link("training-node", "Node", node="${__value.raw}"),),
+                ),
                 Column("gpu", "GPU", width=80),
             ),
             w=24,
@@ -157,9 +172,9 @@ def _alerts() -> tuple[Panel, ...]:
     )
 
 
-STATES = words(
+STATE_MAPPINGS = value_mappings(
     {
-        "starting": ("starting", PLAIN),
+        "starting": ("starting", NEUTRAL),
         "running": ("running", GOOD),
         "stalled": ("stalled", WARNING),
         "hung": ("hung", BAD),
@@ -170,12 +185,12 @@ STATES = words(
         "lost": ("lost", BAD),
     }
 )
-RUNS_OF = "max by (run, user, model) (run:training_run:info{@cluster})"
-RUNS_WITH_STATE = f"{RUNS_OF} * on (run) group_left (state) (topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{{@cluster}}))) * 0 + 1) or on (run) {RUNS_OF}"
-ALERTS_OF_RUNS = f'count by (run) (ALERTS{{@cluster, alertstate="firing", run!=""}}) or on (run) max by (run) ({RUNS_OF}) * 0'
+RUN_INFO = "max by (run, user, model) (run:training_run:info{@cluster})"
+RUN_INFO_WITH_STATE = f"{RUN_INFO} * on (run) group_left (state) (topk by (run) (1, max by (run, state) (timestamp(run:training_run_state:info{{@cluster}}))) * 0 + 1) or on (run) {RUN_INFO}"
+ALERTS_BY_RUN = f'count by (run) (ALERTS{{@cluster, alertstate="firing", run!=""}}) or on (run) max by (run) ({RUN_INFO}) * 0'
 
 
-def _runs() -> tuple[Panel, ...]:
+def _run_panels() -> tuple[Panel, ...]:
     return (
         table(
             "All runs",
@@ -183,12 +198,12 @@ def _runs() -> tuple[Panel, ...]:
                 "run",
                 "Run",
                 links=(
-                    to("training-run", "Run", run="${__value.raw}"),
-                    to("training-ranks", "Ranks", run="${__value.raw}"),
-                    to("training-energy", "Energy and cost", run="${__value.raw}"),
+                    dashboard_link("training-run", "Run", run="${__value.raw}"),
+                    dashboard_link("training-ranks", "Ranks", run="${__value.raw}"),
+                    dashboard_link("training-energy", "Energy and cost", run="${__value.raw}"),
                 ),
             ),
-            Column("state", "State", width=90, mappings=STATES),
+            Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column(
                 "max by (run) (run:training_run_state:age_seconds{@cluster})",
                 "Since",
@@ -196,7 +211,7 @@ def _runs() -> tuple[Panel, ...]:
                 decimals=0,
                 width=70,
             ),
-            Column(ALERTS_OF_RUNS, "Alerts", decimals=0, width=90, thresholds=above(1, 1)),
+            Column(ALERTS_BY_RUN, "Alerts", decimals=0, width=90, thresholds=warn_above(1, 1)),
             Column("user", "Owner", width=80),
             Column("max by (run) (run:training_cost:sum{@cluster})", "Cost", decimals=2, width=70),
             Column("model", "Model", width=90),
@@ -206,7 +221,7 @@ def _runs() -> tuple[Panel, ...]:
                 "Missing",
                 decimals=0,
                 width=80,
-                thresholds=above(1, 1),
+                thresholds=warn_above(1, 1),
             ),
             Column(
                 "max by (run) (run:training_last_progress:age_seconds{@cluster})",
@@ -214,7 +229,7 @@ def _runs() -> tuple[Panel, ...]:
                 unit="s",
                 decimals=0,
                 width=90,
-                thresholds=above(120, 300),
+                thresholds=warn_above(120, 300),
             ),
             percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 80, bar=(0, 1)),
             Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=85),
@@ -229,52 +244,52 @@ def _runs() -> tuple[Panel, ...]:
                 "max by (run) (run:training_straggler_score:min{@cluster})",
                 "Slowest",
                 80,
-                steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
+                threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
             ),
             percent(
                 "max by (run) (run:training_waiting_for_data:max5m{@cluster})",
                 "Data wait",
                 90,
-                above(0.05, 0.2),
+                warn_above(0.05, 0.2),
             ),
             percent(
                 "max by (run) (run:training_goodput_if_saved:ratio6h{@cluster})",
                 "Goodput, if saved",
                 90,
-                below(0.9, 0.7),
+                warn_below(0.9, 0.7),
             ),
             Column(
                 "max by (run) (run:training_restarts:increase1d{@cluster})",
                 "Restarts",
                 decimals=0,
                 width=80,
-                thresholds=above(1, 4),
+                thresholds=warn_above(1, 4),
             ),
-            of=RUNS_WITH_STATE,
+            row_query=RUN_INFO_WITH_STATE,
             sort="Alerts",
             h=8,
         ),
     )
 
 
-def _cluster() -> tuple[Panel, ...]:
+def _cluster_panels() -> tuple[Panel, ...]:
     return (
-        lines(
+        time_series(
             "Badput of the cluster by cause",
             Query("avg by (cause) (run:training_badput_share:ratio6h{@cluster}) > 0", "{{cause}}"),
             unit="percentunit",
             stacked=True,
-            overrides=named(CAUSES),
+            overrides=colors_by_name(CAUSES),
             w=8,
         ),
-        lines(
+        time_series(
             "Power of the cluster",
             Query("sum(cluster:gpu_power:watts{@cluster})", "all GPUs", BLUE),
             Query("sum(cluster:training_power:watts5m{@cluster})", "runs, CPUs included", ORANGE),
             unit="watt",
             w=8,
         ),
-        lines(
+        time_series(
             "Cost per hour",
             Query("sum by (currency) (cluster:training_cost:rate5m{@cluster}) * 3600", "{{currency}}"),
             unit="none",
@@ -285,7 +300,7 @@ def _cluster() -> tuple[Panel, ...]:
     )
 
 
-def _nodes() -> tuple[Panel, ...]:
+def _node_panels() -> tuple[Panel, ...]:
     return (
         table(
             "All nodes",
@@ -293,16 +308,16 @@ def _nodes() -> tuple[Panel, ...]:
                 "instance",
                 "Node",
                 links=(
-                    to("training-gpus", "GPUs", node="${__value.raw}"),
-                    to("training-node", "Node", node="${__value.raw}"),
+                    dashboard_link("training-gpus", "GPUs", node="${__value.raw}"),
+                    dashboard_link("training-node", "Node", node="${__value.raw}"),
                 ),
             ),
-            Column(TROUBLES, "Troubles", width=90, thresholds=above(1)),
+            Column(NODE_PROBLEMS, "Troubles", width=90, thresholds=warn_above(1)),
             Column(
                 "min by (instance) (instance:exporter:up{@cluster})",
                 "Exporter",
                 width=100,
-                mappings=words({1: ("up", PLAIN), 0: ("down", BAD)}),
+                mappings=value_mappings({1: ("up", NEUTRAL), 0: ("down", BAD)}),
             ),
             Column("sum by (instance) (instance:training_ranks:count{@cluster})", "Ranks", width=70),
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=70),
@@ -310,7 +325,7 @@ def _nodes() -> tuple[Panel, ...]:
                 "sum by (instance) (instance:gpu_missing:sum{@cluster})",
                 "Missing",
                 width=80,
-                thresholds=above(1, 1),
+                thresholds=warn_above(1, 1),
             ),
             percent(
                 "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
@@ -327,23 +342,28 @@ def _nodes() -> tuple[Panel, ...]:
                 "max by (instance) (instance:gpu_thermal_throttle:ratio5m{@cluster})",
                 "Held back",
                 100,
-                above(0.01, 0.1),
+                warn_above(0.01, 0.1),
             ),
             Column(
                 "sum by (instance) (instance:gpu_xid:count1h{@cluster})",
                 "Xid, 1 h",
                 width=80,
-                thresholds=above(1, 1),
+                thresholds=warn_above(1, 1),
             ),
-            percent("max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, above(0.9, 0.97)),
             percent(
-                "max by (instance) (instance:host_memory:ratio{@cluster})", "Memory", 90, above(0.9, 0.95)
+                "max by (instance) (instance:host_cpu:ratio{@cluster})", "CPU", 70, warn_above(0.9, 0.97)
+            ),
+            percent(
+                "max by (instance) (instance:host_memory:ratio{@cluster})",
+                "Memory",
+                90,
+                warn_above(0.9, 0.95),
             ),
             Column(
                 "sum by (instance) (instance:exporter_collectors_failed:count{@cluster})",
                 "Failed collectors",
                 width=130,
-                thresholds=above(1),
+                thresholds=warn_above(1),
             ),
             sort="Troubles",
             h=8,

@@ -2,89 +2,101 @@
 
 from __future__ import annotations
 
-from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL, RUN, Board, Row, Variable
+from dashboards.board import ALERTS_OF_NODE, JOB, NODE, NUMERICAL_SORT, RUN, Board, Row, Variable
 from dashboards.palette import (
     ABSENT,
     BAD,
     GOOD,
     GREY,
     KHAKI,
-    PLAIN,
+    NEUTRAL,
     PURPLE,
     THROTTLES,
     WARNING,
-    by_first_word,
-    fixed,
-    named,
+    colors_by_first_word,
+    colors_by_name,
+    fixed_color,
 )
-from dashboards.panels import Panel, above, bars, below, lines, stat, states, to, words
-from dashboards.queries import Query, events, now
-from dashboards.tables import NO_ZERO, Column, nothing, percent, table
+from dashboards.panels import (
+    Panel,
+    bars,
+    dashboard_link,
+    stat,
+    state_timeline,
+    time_series,
+    value_mappings,
+    warn_above,
+    warn_below,
+)
+from dashboards.queries import Query, event_counts, instant_query
+from dashboards.tables import ZERO_AS_DASH, Column, percent, placeholder_row, table
 
 UID = "training-gpus"
-HELD = (
+GPUS_OF_RUN = (
     'last_over_time(training_rank_info{@run, uuid!=""}[$__range])'
     " or last_over_time(training_process_gpu_memory_bytes{@run}[$__range])"
     ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range]) > 0,'
     ' "uuid", "$1", "device", "(.+)")'
 )
 """PromQL for the cards of a run, as in the rules `run_gpu:…`."""
-RUNS = Variable(RUN.name, RUN.label, RUN.query, every=".*", what="Its GPUs; All is every GPU of the nodes.")
-NODES = Variable(
+RUN_VARIABLE = Variable(
+    RUN.name, RUN.label, RUN.query, all_value=".*", description="Its GPUs; All is every GPU of the nodes."
+)
+NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
     # What has no label `run` is what All, `.*`, matches as well.
     'query_result(group by (instance) (last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range])'
-    f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range]) and on (uuid) ({HELD})))',
-    every=None,
+    f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range]) and on (uuid) ({GPUS_OF_RUN})))',
+    all_value=None,
     regex='/instance="([^"]+)"/',
-    what=NODE.what,
+    description=NODE.description,
 )
-CARDS = Variable(
+UUID_VARIABLE = Variable(
     "uuid",
     "Card",
-    f'query_result(group by (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range]) or {HELD}))',
-    every=None,
+    f'query_result(group by (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range]) or {GPUS_OF_RUN}))',
+    all_value=None,
     regex='/uuid="([^"]+)"/',
     hidden=True,
-    what="The cards of the chosen run and nodes.",
+    description="The cards of the chosen run and nodes.",
 )
-GPU = Variable(
+GPU_VARIABLE = Variable(
     "gpu",
     "GPU",
     'label_values(gpu_up{@node, uuid=~"$uuid"}, gpu)',
-    sort=NUMERICAL,
-    what="The GPU's number, as the job counts.",
+    sort=NUMERICAL_SORT,
+    description="The GPU's number, as the job counts.",
 )
 
 
-def _problems() -> str:
+def _gpu_problems() -> str:
     """Return the number of conditions that are wrong with each GPU."""
-    wrong = (
+    conditions = (
         ("lost", "gpu_up{@gpu} == bool 0"),
         ("recovery", "gpu_recovery_action{@gpu} > bool 0"),
         ("ecc", 'gpu_ecc_errors_total{@gpu, kind="uncorrected"} > bool 0'),
         ("row remap failed", "gpu_remapped_rows_failed{@gpu} > bool 0"),
         ("row remap pending", "gpu_remapped_rows_pending{@gpu} > bool 0"),
         ("xid", "time() - gpu_xid_last_timestamp_seconds{@gpu} < bool 3600"),
-        ("heat", "rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]) > bool 0.05"),
+        ("heat", "rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]) > bool 0.05"),
         ("nvlink", 'gpu_nvlink_links{@gpu, state="inactive"} > bool 0'),
     )
-    parts = (
+    terms = (
         f'label_replace(max by (instance, gpu) ({expression}), "condition", "{name}", "", "")'
-        for name, expression in wrong
+        for name, expression in conditions
     )
-    return f"sum by (instance, gpu) ({' or '.join(parts)})"
+    return f"sum by (instance, gpu) ({' or '.join(terms)})"
 
 
-PROBLEMS = _problems()
-CARDS_WITH_RANK = (
+GPU_PROBLEMS = _gpu_problems()
+GPUS_WITH_RANK = (
     "max by (instance, gpu, run, rank) (gpu_up{@gpu} * 0 + on (uuid) group_left (run, rank)"
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
     " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)"
 )
 """PromQL for each card, with the run and rank that hold or last held the card."""
-TO_RANKS = to("training-ranks", "Ranks on this node")
+RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 LEGEND = "{{instance}} GPU {{gpu}}"
 
 
@@ -93,25 +105,25 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / GPUs",
-        what="Use, memory, power, heat, clocks, links and errors of the GPUs of a run, or of some nodes.",
-        variables=(JOB, RUNS, NODES, CARDS, GPU),
+        description="Use, memory, power, heat, clocks, links and errors of the GPUs of a run, or of some nodes.",
+        variables=(JOB, RUN_VARIABLE, NODE_VARIABLE, UUID_VARIABLE, GPU_VARIABLE),
         rows=(
-            Row("At a glance", _glance()),
-            Row("Health", health()),
-            Row("Use", _use()),
-            Row("Memory", _memory()),
-            Row("Power, heat and clocks", _power()),
+            Row("At a glance", _overview_panels()),
+            Row("Health", _health_panels()),
+            Row("Use", _utilization_panels()),
+            Row("Memory", _memory_panels()),
+            Row("Power, heat and clocks", _power_panels()),
             Row("NVLink and PCIe", links(), collapsed=True),
-            Row("Divided GPUs (MIG)", mig(), collapsed=True),
-            Row("Inventory", inventory(), collapsed=True),
+            Row("Divided GPUs (MIG)", _mig_panels(), collapsed=True),
+            Row("Inventory", _inventory_panels(), collapsed=True),
         ),
-        marks=(ALERTS_OF_NODE,),
+        annotations=(ALERTS_OF_NODE,),
     )
 
 
-def _glance() -> tuple[Panel, ...]:
+def _overview_panels() -> tuple[Panel, ...]:
     return (
-        states(
+        state_timeline(
             "Exporter, driver and GPUs",
             Query("min by (instance) (up{@node})", "{{instance}} exporter"),
             Query(
@@ -125,47 +137,47 @@ def _glance() -> tuple[Panel, ...]:
                 ' and on (uuid) min_over_time(gpu_up{@gpu}[$__range] @ end()) == 0), "gpu", "GPU $1", "gpu", "(.+)")',
                 "{{instance}} {{gpu}}",
             ),
-            mappings=words({1: ("up", GOOD), 0: ("down", BAD), 2: ("no driver here", ABSENT)}),
+            mappings=value_mappings({1: ("up", GOOD), 0: ("down", BAD), 2: ("no driver here", ABSENT)}),
             w=14,
             h=10,
         ),
         stat(
             "GPUs",
-            now("sum(gpu_devices{@node})", "up"),
-            now("sum(gpu_devices_expected{@node})", "expected"),
-            now(
+            instant_query("sum(gpu_devices{@node})", "up"),
+            instant_query("sum(gpu_devices_expected{@node})", "expected"),
+            instant_query(
                 "clamp_min(sum(gpu_devices_expected{@node}) - sum(gpu_devices{@node} or 0 * gpu_devices_expected{@node}), 0)",
                 "missing",
                 BAD,
             ),
             unit="none",
-            text="value_and_name",
+            text_mode="value_and_name",
             w=5,
         ),
         stat(
             "Mean SM activity",
-            now("avg(gpu_sm_activity_ratio{@gpu})"),
+            instant_query("avg(gpu_sm_activity_ratio{@gpu})"),
             unit="percentunit",
             decimals=0,
-            thresholds=below(0.5, 0.2),
+            thresholds=warn_below(0.5, 0.2),
             w=5,
         ),
         stat(
             "Held back by heat or power",
-            now(
-                "topk(1, max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval])))",
+            instant_query(
+                "topk(1, max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval])))",
                 LEGEND,
             ),
             unit="percentunit",
             decimals=0,
-            text="value_and_name",
-            thresholds=above(0.01, 0.1),
+            text_mode="value_and_name",
+            thresholds=warn_above(0.01, 0.1),
             w=5,
             h=3,
         ),
         stat(
             "Reason for a missing driver or GPU",
-            now(
+            instant_query(
                 "max by (instance, reason) (gpu_nvml_error_info{@node}) unless on (instance) gpu_nvml_up{@node} == 1"
                 " or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu})"
                 ' and on (instance) gpu_nvml_up{@node} == 1, "what", "GPU $1: ", "gpu", "(.+)")'
@@ -174,61 +186,63 @@ def _glance() -> tuple[Panel, ...]:
                 "{{instance}} {{what}}{{reason}}",
             ),
             unit="none",
-            text="name",
-            color=fixed(PLAIN),
+            text_mode="name",
+            color=fixed_color(NEUTRAL),
             w=10,
             h=3,
         ),
     )
 
 
-def _use() -> tuple[Panel, ...]:
+def _utilization_panels() -> tuple[Panel, ...]:
     return (
-        lines(
+        time_series(
             "SM activity",
             Query("gpu_sm_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
-            most=1,
+            maximum=1,
             w=6,
-            links=(TO_RANKS,),
+            links=(RANKS_LINK,),
         ),
-        lines(
+        time_series(
             "Tensor core activity",
             Query("gpu_tensor_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
-            most=1,
+            maximum=1,
             w=6,
         ),
-        lines(
+        time_series(
             "Memory bandwidth in use",
             Query("gpu_dram_activity_ratio{@gpu}", LEGEND),
             unit="percentunit",
-            most=1,
+            maximum=1,
             w=6,
         ),
-        lines(
+        time_series(
             "Utilisation (a kernel runs)",
             Query("clamp_max(rate(gpu_utilization_busy_seconds_total{@gpu}[$__rate_interval]), 1)", LEGEND),
             unit="percentunit",
-            most=1,
+            maximum=1,
             w=6,
         ),
     )
 
 
-def _memory() -> tuple[Panel, ...]:
+def _memory_panels() -> tuple[Panel, ...]:
     return (
-        lines(
+        time_series(
             "Memory in use",
             Query("gpu_memory_used_bytes{@gpu}", LEGEND),
-            Query("max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one", bound=True),
+            Query(
+                "max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one", reference=True
+            ),
             unit="bytes",
             w=10,
         ),
         bars(
             "GPU memory by rank",
-            now(
-                "sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@here})",
+            instant_query(
+                "sum by (run, rank, gpu, instance) (training_process_gpu_memory_bytes{@node_run})",
                 "rank {{rank}} of {{run}}, GPU {{gpu}}",
             ),
             unit="bytes",
@@ -237,28 +251,28 @@ def _memory() -> tuple[Panel, ...]:
     )
 
 
-def _power() -> tuple[Panel, ...]:
+def _power_panels() -> tuple[Panel, ...]:
     return (
-        lines(
+        time_series(
             "Power of each GPU",
             Query("gpu_power_watts{@gpu}", LEGEND),
             Query(
                 'min by (instance) (gpu_power_limit_watts{@gpu, limit="enforced"})',
                 "{{instance}} limit",
-                bound=True,
+                reference=True,
             ),
             unit="watt",
             w=8,
         ),
-        lines(
+        time_series(
             "Temperature of each GPU",
             Query('gpu_temperature_celsius{@gpu, sensor="gpu"}', LEGEND),
             unit="celsius",
-            least=None,
+            minimum=None,
             w=8,
         ),
-        lines("SM clock", Query('gpu_clock_hertz{@gpu, clock="sm"}', LEGEND), unit="hertz", w=8),
-        lines(
+        time_series("SM clock", Query('gpu_clock_hertz{@gpu, clock="sm"}', LEGEND), unit="hertz", w=8),
+        time_series(
             "Clock limits by reason",
             Query(
                 'sum by (reason) (rate(gpu_clocks_event_seconds_total{@gpu, reason!="low_utilization"}[$__rate_interval]))',
@@ -266,16 +280,16 @@ def _power() -> tuple[Panel, ...]:
             ),
             unit="none",
             decimals=2,
-            overrides=named(THROTTLES),
+            overrides=colors_by_name(THROTTLES),
         ),
-        lines(
+        time_series(
             "GPUs held back by heat or power supply",
             Query(
-                "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]))",
+                "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))",
                 LEGEND,
             ),
             unit="percentunit",
-            links=(TO_RANKS,),
+            links=(RANKS_LINK,),
         ),
     )
 
@@ -285,7 +299,7 @@ def links() -> tuple[Panel, ...]:
 
     def traffic(title: str, link: str) -> Panel:
         rate = f"sum by (instance, gpu) (rate(gpu_{link}_{{way}}_bytes_total{{{{@gpu}}}}[$__rate_interval]))"
-        return lines(
+        return time_series(
             title,
             Query(rate.format(way="transmit"), f"sent, {LEGEND}"),
             Query(rate.format(way="receive"), f"received, {LEGEND}", dashed=True),
@@ -296,10 +310,10 @@ def links() -> tuple[Panel, ...]:
     return traffic("NVLink traffic", "nvlink"), traffic("PCIe traffic", "pcie")
 
 
-def health() -> tuple[Panel, ...]:
+def _health_panels() -> tuple[Panel, ...]:
     """Return the panels about errors, cards with problems first."""
     errors = [
-        f'label_replace({events(f"{family}{{@gpu}}", by, born=True)} > 0, "error", "{name}", "{by}", "(.*)")'
+        f'label_replace({event_counts(f"{family}{{@gpu}}", by, starts_at_first_event=True)} > 0, "error", "{name}", "{by}", "(.*)")'
         for family, by, name in (
             ("gpu_xid_errors_total", "xid", "Xid $1"),
             ("gpu_ecc_errors_total", "kind", "ECC $1"),
@@ -308,21 +322,21 @@ def health() -> tuple[Panel, ...]:
             ("gpu_nvlink_errors_total", "kind", "NVLink $1"),
         )
     ]
-    none = 'label_replace(0 * max(gpu_up{@gpu}), "error", "no error", "", "")'
-    no_xid = nothing("gpu_xid_errors_total{@gpu}", "xid", "none")
+    no_error = 'label_replace(0 * max(gpu_up{@gpu}), "error", "no error", "", "")'
+    no_xid = placeholder_row("gpu_xid_errors_total{@gpu}", "xid", "none")
     return (
         table(
             "Health of each GPU",
             Column("instance", "Node", width=110),
             Column("gpu", "GPU", width=60),
-            Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+            Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
             Column("rank", "Rank", width=70),
-            Column(PROBLEMS, "Problems", width=90, thresholds=above(1, 1)),
+            Column(GPU_PROBLEMS, "Problems", width=90, thresholds=warn_above(1, 1)),
             Column(
                 "min by (instance, gpu) (gpu_up{@gpu})",
                 "State",
                 width=80,
-                mappings=words({1: ("up", GOOD), 0: ("lost", BAD)}),
+                mappings=value_mappings({1: ("up", GOOD), 0: ("lost", BAD)}),
             ),
             Column(
                 "count by (instance, gpu) (time() - gpu_xid_last_timestamp_seconds{@gpu} < 3600)"
@@ -330,21 +344,21 @@ def health() -> tuple[Panel, ...]:
                 "Xids, 1 h",
                 decimals=0,
                 width=80,
-                thresholds=above(1, 1),
+                thresholds=warn_above(1, 1),
             ),
             percent(
-                "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @heat}[$__rate_interval]))",
+                "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))",
                 "Held back",
                 90,
-                above(0.01, 0.1),
+                warn_above(0.01, 0.1),
             ),
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
                 "Driver asks for",
                 width=130,
-                mappings=words(
+                mappings=value_mappings(
                     {
-                        0: ("nothing", PLAIN),
+                        0: ("nothing", NEUTRAL),
                         1: ("GPU reset", BAD),
                         2: ("reboot", BAD),
                         3: ("drain peers", WARNING),
@@ -359,42 +373,42 @@ def health() -> tuple[Panel, ...]:
                 'sum by (instance, gpu) (gpu_ecc_errors_total{@gpu, kind="uncorrected"})',
                 "Uncorrected ECC",
                 width=100,
-                thresholds=above(1, 1),
+                thresholds=warn_above(1, 1),
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
                 "Row waits",
                 width=100,
-                mappings=words({0: ("no", PLAIN), 1: ("yes", WARNING)}),
+                mappings=value_mappings({0: ("no", NEUTRAL), 1: ("yes", WARNING)}),
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
                 "Row lost",
                 width=120,
-                mappings=words({0: ("no", PLAIN), 1: ("replace the card", BAD)}),
+                mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the card", BAD)}),
             ),
             Column(
                 'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
                 "NVLinks down",
                 width=100,
-                thresholds=above(1),
+                thresholds=warn_above(1),
             ),
             Column(
                 'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
                 ' gpu_pcie_link_width{@gpu, kind="current"})',
                 "Lanes missing",
                 width=100,
-                thresholds=above(1),
+                thresholds=warn_above(1),
             ),
-            of=CARDS_WITH_RANK,
+            row_query=GPUS_WITH_RANK,
             sort="Problems",
             h=8,
         ),
-        lines(
+        time_series(
             "New errors",
-            Query(f"{' or '.join(errors)} or {none}", "{{error}}"),
+            Query(f"{' or '.join(errors)} or {no_error}", "{{error}}"),
             unit="none",
-            overrides=by_first_word(
+            overrides=colors_by_first_word(
                 {"Xid": BAD, "ECC": WARNING, "PCIe": KHAKI, "NVLink": PURPLE, "no": GREY}
             ),
             bars=True,
@@ -414,7 +428,7 @@ def health() -> tuple[Panel, ...]:
                 "Last",
                 unit="dateTimeAsIso",
                 width=170,
-                mappings=NO_ZERO,
+                mappings=ZERO_AS_DASH,
             ),
             sort="Last",
             w=14,
@@ -423,28 +437,28 @@ def health() -> tuple[Panel, ...]:
     )
 
 
-def mig() -> tuple[Panel, ...]:
+def _mig_panels() -> tuple[Panel, ...]:
     """Return the panels about instances of divided GPUs."""
     legend = "{{instance}} GPU {{gpu}} {{mig_uuid}}"
     return (
-        lines(
+        time_series(
             "SM activity of instances (MIG)",
             Query("gpu_mig_sm_activity_ratio{@gpu}", legend),
             unit="percentunit",
-            most=1,
+            maximum=1,
             legend="hidden",
         ),
-        lines(
+        time_series(
             "Memory of instances (MIG)",
             Query("gpu_mig_memory_used_bytes{@gpu} / gpu_mig_memory_total_bytes{@gpu}", legend),
             unit="percentunit",
-            most=1,
+            maximum=1,
             legend="hidden",
         ),
     )
 
 
-def inventory() -> tuple[Panel, ...]:
+def _inventory_panels() -> tuple[Panel, ...]:
     """Return the table of what is in the machine."""
     return (
         table(
@@ -466,6 +480,6 @@ def inventory() -> tuple[Panel, ...]:
                 'max by (instance, gpu, uuid) (gpu_pcie_link_width{@gpu, kind="current"})', "Lanes", width=70
             ),
             Column("uuid", "UUID", width=360),
-            of="max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
+            row_query="max by (instance, gpu, name, driver, cuda_driver, vbios, serial, pci_bus_id, uuid) (gpu_info{@gpu})",
         ),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dashboards.board import ALERTS_OF_NODE, JOB, ONE_NODE, RUN, RUNBOOK, Board, Row
-from dashboards.node_io import disks, network, processes, shared
+from dashboards.board import ALERTS_OF_NODE, JOB, RUN, RUNBOOK, SINGLE_NODE, Board, Row
+from dashboards.node_io import disk_panels, network_panels, process_panels, shared_storage_panels
 from dashboards.palette import (
     BAD,
     BLUE,
@@ -18,14 +18,14 @@ from dashboards.palette import (
     PURPLE,
     SKY,
     VERMILION,
-    named,
+    colors_by_name,
 )
-from dashboards.panels import YES_NO, Panel, above, lines, stat, to
-from dashboards.queries import Query, events, now
+from dashboards.panels import YES_NO, Panel, dashboard_link, stat, time_series, warn_above
+from dashboards.queries import Query, event_counts, instant_query
 from dashboards.tables import Column, firing_alerts, table
 
 UID = "training-node"
-MODES = {
+CPU_MODE_COLORS = {
     "user": BLUE,
     "nice": SKY,
     "system": ORANGE,
@@ -43,35 +43,35 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Node",
-        what="CPU, memory, pressure, limits, disks and network of one machine, and the processes of jobs on the machine.",
-        variables=(JOB, ONE_NODE, RUN, RUNBOOK),
+        description="CPU, memory, pressure, limits, disks and network of one machine, and the processes of jobs on the machine.",
+        variables=(JOB, SINGLE_NODE, RUN, RUNBOOK),
         rows=(
-            Row("At a glance", _glance()),
-            Row("CPU", _cpu()),
-            Row("Memory", _memory()),
-            Row("Disks", disks()),
-            Row("Network", network()),
-            Row("Job processes", processes()),
-            Row("Optional: RDMA, NFS and Lustre", shared(), collapsed=True),
-            Row("The exporter itself", itself(), collapsed=True),
+            Row("At a glance", _overview_panels()),
+            Row("CPU", _cpu_panels()),
+            Row("Memory", _memory_panels()),
+            Row("Disks", disk_panels()),
+            Row("Network", network_panels()),
+            Row("Job processes", process_panels()),
+            Row("Optional: RDMA, NFS and Lustre", shared_storage_panels(), collapsed=True),
+            Row("The exporter itself", _exporter_panels(), collapsed=True),
         ),
-        marks=(ALERTS_OF_NODE,),
+        annotations=(ALERTS_OF_NODE,),
     )
 
 
-def _glance() -> tuple[Panel, ...]:
+def _overview_panels() -> tuple[Panel, ...]:
     collectors = "min by (instance, collector) (exporter_collector_success{@node})"
     return (
         stat(
             "CPU in use",
-            now("max(host_cpu_utilization_ratio{@node})"),
+            instant_query("max(host_cpu_utilization_ratio{@node})"),
             unit="percentunit",
             decimals=0,
-            thresholds=above(0.9, 0.97),
+            thresholds=warn_above(0.9, 0.97),
         ),
         stat(
             "Memory left",
-            now(
+            instant_query(
                 "min((cgroup_memory_limit_bytes{@node} - cgroup_memory_working_set_bytes{@node})"
                 " or on (instance) host_memory_available_bytes{@node})"
             ),
@@ -79,15 +79,15 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "Shared memory",
-            now("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
+            instant_query("max(host_shm_used_bytes{@node} / host_shm_size_bytes{@node})"),
             unit="percentunit",
             decimals=0,
-            thresholds=above(0.7, 0.9),
+            thresholds=warn_above(0.7, 0.9),
         ),
         firing_alerts(
-            "@machine",
+            "@node_any_job",
             (
-                Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+                Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
                 Column("rank", "Rank", width=70),
                 Column("gpu", "GPU", width=70),
             ),
@@ -96,76 +96,80 @@ def _glance() -> tuple[Panel, ...]:
         ),
         stat(
             "OOM kills",
-            now(
+            instant_query(
                 'max(sum by (instance) (increase(cgroup_memory_events_total{@node, event="oom_kill"}[$__range]))'
                 " or on (instance) increase(host_vm_oom_kills_total{@node}[$__range]))"
             ),
             unit="none",
             decimals=0,
-            thresholds=above(1, 1),
+            thresholds=warn_above(1, 1),
         ),
         stat(
             "Fullest filesystem",
-            now(
+            instant_query(
                 "topk(1, max by (mountpoint) (1 - host_filesystem_avail_bytes{@node} / (host_filesystem_size_bytes{@node} > 0)))",
                 "{{mountpoint}}",
             ),
             unit="percentunit",
             decimals=0,
-            text="value_and_name",
-            thresholds=above(0.8, 0.95),
+            text_mode="value_and_name",
+            thresholds=warn_above(0.8, 0.95),
         ),
         stat(
             "Working collectors",
-            now(f"count({collectors} == 1)", "up"),
-            now(f"count({collectors} == 0) or 0 * count({collectors})", "failed", BAD),
+            instant_query(f"count({collectors} == 1)", "up"),
+            instant_query(f"count({collectors} == 0) or 0 * count({collectors})", "failed", BAD),
             unit="none",
-            text="value_and_name",
+            text_mode="value_and_name",
         ),
     )
 
 
-def _cpu() -> tuple[Panel, ...]:
+def _cpu_panels() -> tuple[Panel, ...]:
     return (
-        lines(
+        time_series(
             "CPUs by mode",
             Query(
                 'sum by (mode) (rate(host_cpu_seconds_total{@node, mode!="idle"}[$__rate_interval]))',
                 "{{mode}}",
             ),
-            Query('max(host_cpus{@node, kind="online"})', "CPUs", bound=True),
+            Query('max(host_cpus{@node, kind="online"})', "CPUs", reference=True),
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=named(MODES),
+            overrides=colors_by_name(CPU_MODE_COLORS),
             w=8,
         ),
-        lines(
+        time_series(
             "CPU of the container, and its limit",
             Query(
                 "sum by (mode) (rate(cgroup_cpu_usage_seconds_total{@node}[$__rate_interval]))", "{{mode}}"
             ),
-            Query("max(cgroup_cpu_limit_cpus{@node})", "limit", bound=True),
+            Query("max(cgroup_cpu_limit_cpus{@node})", "limit", reference=True),
             Query(
                 "max(rate(cgroup_cpu_throttled_seconds_total{@node}[$__rate_interval]))",
                 "throttled",
                 VERMILION,
-                bound=True,
+                reference=True,
             ),
             unit="none",
             decimals=1,
             stacked=True,
-            overrides=named({"user": BLUE, "system": ORANGE}),
+            overrides=colors_by_name({"user": BLUE, "system": ORANGE}),
             w=8,
         ),
-        lines("Pressure", *_waits(), unit="percentunit", most=1, w=8),
+        time_series("Pressure", *_pressure_queries(), unit="percentunit", maximum=1, w=8),
     )
 
 
-def _waits() -> Iterator[Query]:
-    for what, name, color in (("cpu", "CPU", BLUE), ("memory", "memory", VERMILION), ("io", "I/O", PURPLE)):
+def _pressure_queries() -> Iterator[Query]:
+    for resource, name, color in (
+        ("cpu", "CPU", BLUE),
+        ("memory", "memory", VERMILION),
+        ("io", "I/O", PURPLE),
+    ):
         yield Query(
-            f"clamp_max(rate(host_pressure_{what}_waiting_seconds_total{{@node}}[$__rate_interval]), 1)",
+            f"clamp_max(rate(host_pressure_{resource}_waiting_seconds_total{{@node}}[$__rate_interval]), 1)",
             name,
             color,
         )
@@ -173,9 +177,9 @@ def _waits() -> Iterator[Query]:
     yield Query(rate, "I/O, container", PURPLE, dashed=True)
 
 
-def _memory() -> tuple[Panel, ...]:
+def _memory_panels() -> tuple[Panel, ...]:
     return (
-        lines(
+        time_series(
             "Memory of the machine",
             Query("host_memory_anon_bytes{@node}", "processes", BLUE),
             Query("host_memory_shared_bytes{@node}", "shared, tmpfs", PURPLE),
@@ -186,21 +190,21 @@ def _memory() -> tuple[Panel, ...]:
                 "page cache",
                 PALE,
             ),
-            Query("host_memory_total_bytes{@node}", "size", GREY, bound=True),
+            Query("host_memory_total_bytes{@node}", "size", GREY, reference=True),
             unit="bytes",
             stacked=True,
             w=8,
         ),
-        lines(
+        time_series(
             "Memory of the container, and its limit",
             Query("cgroup_memory_working_set_bytes{@node}", "working set", BLUE),
             Query("cgroup_memory_current_bytes{@node}", "with page cache", PALE),
-            Query("cgroup_memory_limit_bytes{@node}", "limit", VERMILION, bound=True),
-            Query("cgroup_memory_high_bytes{@node}", "slowed down from", ORANGE, bound=True),
+            Query("cgroup_memory_limit_bytes{@node}", "limit", VERMILION, reference=True),
+            Query("cgroup_memory_high_bytes{@node}", "slowed down from", ORANGE, reference=True),
             unit="bytes",
             w=8,
         ),
-        lines(
+        time_series(
             "Swap and page faults",
             Query("rate(host_swap_in_bytes_total{@node}[$__rate_interval])", "from swap, bytes/s", ORANGE),
             Query("rate(host_swap_out_bytes_total{@node}[$__rate_interval])", "to swap, bytes/s", VERMILION),
@@ -215,7 +219,7 @@ def _memory() -> tuple[Panel, ...]:
     )
 
 
-def itself() -> tuple[Panel, ...]:
+def _exporter_panels() -> tuple[Panel, ...]:
     """Return the panels about the exporter: collectors, losses and cost."""
     return (
         table(
@@ -242,20 +246,20 @@ def itself() -> tuple[Panel, ...]:
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Errors",
                 width=90,
-                thresholds=above(1),
+                thresholds=warn_above(1),
             ),
             Column(
                 "max by (collector) (exporter_collector_timeouts_total{@node})"
                 " or max by (collector) (exporter_collector_success{@node}) * 0",
                 "Timeouts",
                 width=100,
-                thresholds=above(1),
+                thresholds=warn_above(1),
             ),
             sort="Success",
             descending=False,
             w=24,
         ),
-        lines(
+        time_series(
             "Age of the feed",
             Query(
                 "max by (run, rank) (timestamp(training_feed_last_update_timestamp_seconds{@node})"
@@ -263,16 +267,16 @@ def itself() -> tuple[Panel, ...]:
                 "{{run}} rank {{rank}}",
             ),
             unit="s",
-            thresholds=above(30),
+            thresholds=warn_above(30),
             legend="hidden",
             w=12,
         ),
-        lines(
+        time_series(
             "Samples and files lost",
             Query(
-                f"label_replace({events('training_feed_dropped_total{@node}', 'reason', born=True)} > 0,"
+                f"label_replace({event_counts('training_feed_dropped_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
                 ' "loss", "$1", "reason", "(.*)")'
-                f" or label_replace({events('exporter_feed_refused_total{@node}', 'reason', born=True)} > 0,"
+                f" or label_replace({event_counts('exporter_feed_refused_total{@node}', 'reason', starts_at_first_event=True)} > 0,"
                 ' "loss", "refused: $1", "reason", "(.*)")'
                 ' or label_replace(0 * max(exporter_series{@node}), "loss", "none", "", "")',
                 "{{loss}}",
@@ -281,19 +285,19 @@ def itself() -> tuple[Panel, ...]:
             bars=True,
             w=12,
         ),
-        lines(
+        time_series(
             "Series, and those dropped",
             Query("max(exporter_series{@node})", "series", BLUE),
-            Query("max(exporter_series_limit{@node})", "limit", bound=True),
+            Query("max(exporter_series_limit{@node})", "limit", reference=True),
             Query(
-                f"{events('exporter_series_dropped_total{@node}')} or 0 * max(exporter_series{{@node}})",
+                f"{event_counts('exporter_series_dropped_total{@node}')} or 0 * max(exporter_series{{@node}})",
                 "dropped",
                 VERMILION,
             ),
             unit="none",
             w=8,
         ),
-        lines(
+        time_series(
             "CPU of the exporter",
             Query("max(rate(process_cpu_seconds_total{@node}[$__rate_interval]))", "exporter", BLUE),
             Query(
@@ -302,10 +306,10 @@ def itself() -> tuple[Panel, ...]:
             unit="percentunit",
             w=8,
         ),
-        lines(
+        time_series(
             "Errors of NVIDIA's library",
             Query(
-                f"label_replace({events('exporter_nvml_errors_total{@node}', 'call, error', born=True)} > 0,"
+                f"label_replace({event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0,"
                 ' "failure", "$1", "error", "(.*)")'
                 ' or label_replace(0 * max(exporter_series{@node}), "failure", "none", "", "")',
                 "{{call}} {{failure}}",

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dashboards.palette import BAD, BLUE, KHAKI, ORANGE, PURPLE, VERMILION
-from dashboards.panels import Panel, above, bars, lines, steps, to, words
-from dashboards.queries import Query, now
+from dashboards.panels import (
+    Panel,
+    bars,
+    dashboard_link,
+    threshold_steps,
+    time_series,
+    value_mappings,
+    warn_above,
+)
+from dashboards.queries import Query, instant_query
 from dashboards.tables import Column, table
 
-TO_PROCESSES = to("training-run", "Run", run="${__field.labels.run}")
+RUN_LINK = dashboard_link("training-run", "Run", run="${__field.labels.run}")
 
 
-def disks() -> tuple[Panel, ...]:
+def disk_panels() -> tuple[Panel, ...]:
     """Return the panels about disks and filesystems."""
     return (
-        lines(
+        time_series(
             "Disk throughput",
             Query("rate(host_disk_read_bytes_total{@node}[$__rate_interval])", "{{device}} read", BLUE),
             Query(
@@ -22,7 +30,7 @@ def disks() -> tuple[Panel, ...]:
             unit="Bps",
             w=6,
         ),
-        lines(
+        time_series(
             "Disk latency",
             Query(
                 "rate(host_disk_read_time_seconds_total{@node}[$__rate_interval])"
@@ -41,14 +49,14 @@ def disks() -> tuple[Panel, ...]:
         ),
         bars(
             "Filesystems",
-            now(
+            instant_query(
                 "1 - host_filesystem_avail_bytes{@node} / (host_filesystem_size_bytes{@node} > 0)",
                 "{{mountpoint}}",
             ),
             unit="percentunit",
-            most=1,
+            maximum=1,
             decimals=0,
-            thresholds=steps((None, BLUE), (0.8, ORANGE), (0.95, VERMILION)),
+            thresholds=threshold_steps((None, BLUE), (0.8, ORANGE), (0.95, VERMILION)),
             w=5,
         ),
         table(
@@ -59,13 +67,13 @@ def disks() -> tuple[Panel, ...]:
                 "max by (mountpoint, fstype) (host_filesystem_device_error{@node})",
                 "Responds",
                 width=90,
-                mappings=words({0: ("yes", "text"), 1: ("no", BAD)}),
+                mappings=value_mappings({0: ("yes", "text"), 1: ("no", BAD)}),
             ),
             Column(
                 "max by (mountpoint, fstype) (host_filesystem_readonly{@node})",
                 "Read-only",
                 width=100,
-                mappings=words({0: ("no", "text"), 1: ("yes", ORANGE)}),
+                mappings=value_mappings({0: ("no", "text"), 1: ("yes", ORANGE)}),
             ),
             sort="Responds",
             w=7,
@@ -74,10 +82,10 @@ def disks() -> tuple[Panel, ...]:
     )
 
 
-def network() -> tuple[Panel, ...]:
+def network_panels() -> tuple[Panel, ...]:
     """Return the panels about Ethernet, TCP and link errors."""
     return (
-        lines(
+        time_series(
             "Ethernet",
             Query(
                 "rate(host_network_receive_bytes_total{@node}[$__rate_interval])", "{{device}} received", BLUE
@@ -87,7 +95,7 @@ def network() -> tuple[Panel, ...]:
             ),
             unit="Bps",
         ),
-        lines(
+        time_series(
             "Network errors",
             Query(
                 "sum(rate(host_network_receive_errors_total{@node}[$__rate_interval])"
@@ -114,73 +122,73 @@ def network() -> tuple[Panel, ...]:
     )
 
 
-def processes() -> tuple[Panel, ...]:
+def process_panels() -> tuple[Panel, ...]:
     """Return the panels about the processes of jobs."""
     legend = "{{run}} {{role}} of rank {{rank}}"
     return (
         table(
             "Processes of the job",
-            Column("run", "Run", links=(to("training-run", "Run", run="${__value.raw}"),)),
+            Column("run", "Run", links=(dashboard_link("training-run", "Run", run="${__value.raw}"),)),
             Column("rank", "Rank", width=70),
             Column("role", "Role", width=110),
-            Column("sum by (run, rank, role) (training_process_instances{@here})", "Processes", width=90),
+            Column("sum by (run, rank, role) (training_process_instances{@node_run})", "Processes", width=90),
             Column(
-                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@here}[$__rate_interval]))",
+                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@node_run}[$__rate_interval]))",
                 "CPUs",
                 decimals=2,
                 width=80,
             ),
             Column(
-                "sum by (run, rank, role) (training_process_resident_bytes{@here})",
+                "sum by (run, rank, role) (training_process_resident_bytes{@node_run})",
                 "Resident",
                 unit="bytes",
                 width=100,
             ),
             Column(
-                "sum by (run, rank, role) (training_process_unique_bytes{@here})",
+                "sum by (run, rank, role) (training_process_unique_bytes{@node_run})",
                 "Unique",
                 unit="bytes",
                 width=100,
             ),
-            Column("sum by (run, rank, role) (training_process_threads{@here})", "Threads", width=80),
-            Column("max by (run, rank, role) (training_process_open_fds{@here})", "Open files", width=90),
+            Column("sum by (run, rank, role) (training_process_threads{@node_run})", "Threads", width=80),
+            Column("max by (run, rank, role) (training_process_open_fds{@node_run})", "Open files", width=90),
             Column(
-                'sum by (run, rank, role) (training_process_state{@here, state="disk_sleep"})'
-                " or sum by (run, rank, role) (training_process_instances{@here}) * 0",
+                'sum by (run, rank, role) (training_process_state{@node_run, state="disk_sleep"})'
+                " or sum by (run, rank, role) (training_process_instances{@node_run}) * 0",
                 "Wait for a disk",
                 width=120,
-                thresholds=above(1),
+                thresholds=warn_above(1),
             ),
             Column(
-                "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@here}[$__rate_interval]))",
+                "sum by (run, rank, role) (rate(training_process_io_read_bytes_total{@node_run}[$__rate_interval]))",
                 "Read",
                 unit="Bps",
                 width=100,
             ),
             sort="Resident",
         ),
-        lines(
+        time_series(
             "CPU by rank and role",
             Query(
-                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@here}[$__rate_interval]))",
+                "sum by (run, rank, role) (rate(training_process_cpu_seconds_total{@node_run}[$__rate_interval]))",
                 legend,
             ),
             unit="none",
             decimals=1,
-            links=(TO_PROCESSES,),
+            links=(RUN_LINK,),
         ),
-        lines(
+        time_series(
             "Memory by rank and role",
-            Query("sum by (run, rank, role) (training_process_proportional_bytes{@here})", legend),
+            Query("sum by (run, rank, role) (training_process_proportional_bytes{@node_run})", legend),
             unit="bytes",
         ),
     )
 
 
-def shared() -> tuple[Panel, ...]:
+def shared_storage_panels() -> tuple[Panel, ...]:
     """Return the panels about RDMA, NFS and Lustre, which many machines do not have."""
     return (
-        lines(
+        time_series(
             "RDMA",
             Query(
                 "rate(host_rdma_receive_bytes_total{@node}[$__rate_interval])",
@@ -195,7 +203,7 @@ def shared() -> tuple[Panel, ...]:
             unit="Bps",
             w=12,
         ),
-        lines(
+        time_series(
             "NFS and Lustre latency",
             Query(
                 "rate(host_nfs_operation_time_seconds_total{@node}[$__rate_interval])"

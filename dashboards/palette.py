@@ -1,7 +1,7 @@
-"""Colours for colour-blind readers, on Grafana's dark and light themes.
+"""Colour palette that is safe for colour-blind readers on Grafana's dark and light themes.
 
-The set of Okabe and Ito, with replacements for yellow and black, which disappear on one of the themes. Blue or plain is
-good, vermilion is bad; a text or a number always repeats the meaning of a colour.
+The palette is that of Okabe and Ito with replacements for yellow and black, which are invisible on one of the themes. Blue
+and the text colour mean good, orange means a warning, vermilion means bad. A text or a number repeats each meaning.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ INDIGO = "#4A3FD8"
 PALE = "#9DBFE6"
 SILVER = "#C0C0C0"
 
-BY_NAME = {"mode": "palette-classic-by-name"}
-"""Colours by a hash of the whole series name, for names that are unknown here."""
+COLOR_BY_SERIES_NAME = {"mode": "palette-classic-by-name"}
+"""Colour mode that derives the colour from a hash of the series name, for names that are not known in advance."""
 
-GOOD, PLAIN, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
+GOOD, NEUTRAL, WARNING, BAD, ABSENT = BLUE, "text", ORANGE, VERMILION, GREY
 
 PHASES = {
     "iteration": "#2F5F99",
@@ -52,7 +52,7 @@ PHASES = {
     "logging": "#B0B0B0",
     "other": GREY,
 }
-"""Blue and green for work, orange for waiting, purple for checkpoints, brown for starting."""
+"""Colours of phases: blue and green for training work, orange for data loading, purple for checkpoints, brown for start-up."""
 
 CAUSES = {
     "data_stall": ORANGE,
@@ -66,7 +66,7 @@ CAUSES = {
     "hang": INDIGO,
     "other": GREY,
 }
-"""Causes of badput and of wasted energy."""
+"""Colours of the causes of badput and of wasted energy."""
 
 COMPONENTS = {"gpu": BLUE, "cpu": ORANGE, "dram": GREEN, "soc": PURPLE}
 
@@ -86,46 +86,53 @@ THROTTLES = {
 Override = dict[str, Any]
 
 
-def fixed(color: str) -> dict[str, str]:
-    """Return a fixed colour."""
+def fixed_color(color: str) -> dict[str, str]:
+    """Return the colour mode for one colour."""
     return {"mode": "fixed", "fixedColor": color}
 
 
 def shades(color: str) -> dict[str, str]:
-    """Return shades of a colour, for an unknown number of series."""
+    """Return the colour mode for shades of a colour, for an unknown number of series."""
     return {"mode": "shades", "fixedColor": color}
 
 
-def named(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides that colour series by name."""
-    return [of_series({"id": "byName", "options": name}, fixed(color)) for name, color in colors.items()]
-
-
-def by_first_word(colors: Mapping[str, str]) -> list[Override]:
-    """Return overrides that colour series by the first word of the name."""
+def colors_by_name(colors: Mapping[str, str]) -> list[Override]:
+    """Return overrides from {series name: colour}."""
     return [
-        of_series({"id": "byRegexp", "options": f"/^{word}/"}, fixed(color)) for word, color in colors.items()
+        series_override({"id": "byName", "options": name}, fixed_color(color))
+        for name, color in colors.items()
     ]
 
 
-def of_series(
+def colors_by_first_word(colors: Mapping[str, str]) -> list[Override]:
+    """Return overrides from {first word of the series name: colour}."""
+    return [
+        series_override({"id": "byRegexp", "options": f"/^{word}/"}, fixed_color(color))
+        for word, color in colors.items()
+    ]
+
+
+def series_override(
     matcher: dict[str, str],
     color: dict[str, str] | None,
     *,
-    bound: bool = False,
+    reference: bool = False,
     dashed: bool = False,
-    right: bool = False,
+    right_axis: bool = False,
 ) -> Override:
-    """Return an override for matching series: the colour, and `bound`, `dashed` and `right` as in `Query`."""
-    looks: dict[str, Any] = {"color": color} if color else {}
-    if bound or dashed or right:
-        looks["custom.lineStyle"] = {"dash": [6, 6], "fill": "dash"}
-    if bound:
-        looks |= {
+    """Return an override for the matching series; `reference`, `dashed` and `right_axis` are those of `Query`."""
+    properties: dict[str, Any] = {"color": color} if color else {}
+    if reference or dashed or right_axis:
+        properties["custom.lineStyle"] = {"dash": [6, 6], "fill": "dash"}
+    if reference:
+        properties |= {
             "custom.fillOpacity": 0,
             "custom.lineWidth": 1,
             "custom.stacking": {"group": "A", "mode": "none"},
         }
-    if right:
-        looks["custom.axisPlacement"] = "right"
-    return {"matcher": matcher, "properties": [{"id": name, "value": look} for name, look in looks.items()]}
+    if right_axis:
+        properties["custom.axisPlacement"] = "right"
+    return {
+        "matcher": matcher,
+        "properties": [{"id": name, "value": value} for name, value in properties.items()],
+    }

@@ -1,7 +1,8 @@
-"""Panels of Grafana dashboards.
+"""Grafana panels: time series, stat, bar gauge, state timeline and heat map.
 
-A panel has a title, a unit and queries; the descriptions are in `text/`. No line spans a gap. A single number is an
-instant query at the end of the time range, because the last value of a series may be an hour old.
+A panel has a title, a unit and queries; the descriptions are in `text/`. No line connects samples across a gap. A single
+number comes from an instant query at the end of the time range, because the last value of a range query may be an hour old.
+Widths and heights are in cells of Grafana's grid.
 """
 
 from __future__ import annotations
@@ -13,117 +14,138 @@ from typing import Any
 from dashboards.palette import (
     BAD,
     BLUE,
-    BY_NAME,
+    COLOR_BY_SERIES_NAME,
     GOOD,
     GREY,
-    PLAIN,
+    NEUTRAL,
     WARNING,
     Override,
-    fixed,
-    of_series,
+    fixed_color,
+    series_override,
     shades,
 )
 from dashboards.queries import DATASOURCE, Query
 
 Json = dict[str, Any]
 
-NOTHING = "\N{EN DASH}"
+NO_VALUE = "\N{EN DASH}"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Panel without a position."""
+    """Panel without a position on the dashboard."""
 
-    width: int  # columns, of 24
-    height: int  # rows of 38 pixels
-    body: Json  # JSON without `id` and `gridPos`
+    width: int  # grid columns; a dashboard has 24
+    height: int  # grid rows of 38 pixels
+    body: Json  # JSON model without `id` and `gridPos`
 
 
-def steps(*bounds: tuple[float | None, str]) -> Json:
+def threshold_steps(*bounds: tuple[float | None, str]) -> Json:
     """Return thresholds from (lower bound, colour) pairs; the first bound is None."""
-    return {"mode": "absolute", "steps": [{"value": bound, "color": color} for bound, color in bounds]}
+    return {
+        "mode": "absolute",
+        "steps": [{"value": lower_bound, "color": color} for lower_bound, color in bounds],
+    }
 
 
-NEUTRAL = steps((None, PLAIN))
+NO_THRESHOLDS = threshold_steps((None, NEUTRAL))
 
 
-def above(warning: float, bad: float | None = None) -> Json:
-    """Return thresholds that colour values above a bound."""
-    bounds: list[tuple[float | None, str]] = [(None, PLAIN), (warning, WARNING)]
-    return steps(*bounds, *([] if bad is None else [(bad, BAD)]))
+def warn_above(warning: float, bad: float | None = None) -> Json:
+    """Return thresholds that colour values from `warning` and from `bad` on."""
+    bounds: list[tuple[float | None, str]] = [(None, NEUTRAL), (warning, WARNING)]
+    return threshold_steps(*bounds, *([] if bad is None else [(bad, BAD)]))
 
 
-def below(warning: float, bad: float) -> Json:
-    """Return thresholds that colour values below a bound."""
-    return steps((None, BAD), (bad, WARNING), (warning, PLAIN))
+def warn_below(warning: float, bad: float) -> Json:
+    """Return thresholds that colour values below `warning` and below `bad`."""
+    return threshold_steps((None, BAD), (bad, WARNING), (warning, NEUTRAL))
 
 
-def words(meaning: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
-    """Return mappings from values to texts with colours."""
+def value_mappings(texts: Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]) -> list[Json]:
+    """Return value mappings from {value: (text, colour)}."""
     options = {
-        str(value): {"text": text, "color": color, "index": place}
-        for place, (value, (text, color)) in enumerate(meaning.items())
+        str(value): {"text": text, "color": color, "index": index}
+        for index, (value, (text, color)) in enumerate(texts.items())
     }
     return [{"type": "value", "options": options}]
 
 
-YES_NO = words({1: ("yes", GOOD), 0: ("no", BAD)})
-SEVERITIES = words({"critical": ("critical", BAD), "warning": ("warning", WARNING), "info": ("info", PLAIN)})
+YES_NO = value_mappings({1: ("yes", GOOD), 0: ("no", BAD)})
+SEVERITIES = value_mappings(
+    {"critical": ("critical", BAD), "warning": ("warning", WARNING), "info": ("info", NEUTRAL)}
+)
 
 
-SOFT_MOST = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
-"""Smallest upper end of an axis by unit, so that small noise does not fill the panel."""
+SOFT_MAX = {"none": 1, "s": 0.01, "cps": 1, "percentunit": 0.05, "Bps": 1000}
+"""Smallest maximum of an axis by unit; a smaller maximum would enlarge noise to the height of the panel."""
 
-POINTS = 120
-"""Columns of a heat map."""
+HEATMAP_POINTS = 120
+"""Number of time buckets of a heat map."""
 
 
 def link(title: str, url: str) -> Json:
-    """Return a link of a series or a cell."""
+    """Return a data link of a series or a table cell."""
     return {"title": title, "url": url, "targetBlank": False}
 
 
-def to(uid: str, title: str, **variables: str) -> Json:
-    """Return a link to another dashboard with the same time range and data source; variables are URL-encoded."""
-    chosen = "".join(
+def dashboard_link(uid: str, title: str, **variables: str) -> Json:
+    """Return a data link to another dashboard with the same time range and data source; values of variables are URL-encoded."""
+    variable_parameters = "".join(
         f"&var-{name}={value.replace('}', ':percentencode}')}" for name, value in variables.items()
     )
-    return link(title, f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{chosen}")
+    return link(title, f"/d/{uid}?${{__url_time_range}}&${{datasource:queryparam}}{variable_parameters}")
 
 
-def lines(
+def time_series(
     title: str,
     *queries: Query,
     unit: str,
     w: int = 12,
     h: int = 8,
-    least: float | None = 0,
-    most: float | None = None,
+    minimum: float | None = 0,
+    maximum: float | None = None,
     fill: int = 0,
     stacked: bool = False,
     bars: bool = False,
-    steps_drawn: bool = False,
+    step_interpolation: bool = False,
     color: Json | None = None,
     overrides: Sequence[Override] = (),
     legend: str = "list",
     thresholds: Json | None = None,
     decimals: int | None = None,
-    soft: bool = True,
+    use_soft_maximum: bool = True,
     log_scale: bool = False,
     links: Sequence[Json] = (),
 ) -> Panel:
     """Return a time-series panel.
 
-    Colours come from the queries, then from `overrides`, then from `color`, else from a hash of the series name. The legend
-    is a `list` below, a table on the `right`, or `hidden`. Thresholds are dashed lines. With `steps_drawn` a value holds
-    until the next value. The axis reaches at least `most`, with `soft` the usual maximum of the unit, and always the
-    largest value: a line that leaves the panel would look like a gap.
+    Args:
+        title: Title of the panel, unique on the dashboard.
+        queries: Queries with legends and colours.
+        unit: Grafana's identifier of the unit.
+        w: Width in grid columns.
+        h: Height in grid rows.
+        minimum: Lower end of the axis; None for automatic.
+        maximum: Upper end of the axis unless a value is larger: a line outside the panel would look like a gap.
+        fill: Opacity in percent of the area below a line.
+        stacked: Stack the series.
+        bars: Draw stacked bars instead of lines.
+        step_interpolation: Hold each value until the next value.
+        color: Colour of series without an override; None for blue, or for a hash of the series name if no query has a colour.
+        overrides: Overrides of series; these apply after the colours of the queries.
+        legend: `list` for a list below, `right` for a table on the right, or `hidden`.
+        thresholds: Thresholds, drawn as dashed lines.
+        decimals: Number of decimals; None for automatic.
+        use_soft_maximum: Use `SOFT_MAX` of the unit without a `maximum`.
+        log_scale: Use a logarithmic axis.
+        links: Data links of the series.
     """
     custom: Json = {
         "drawStyle": "bars" if bars else "line",
         "fillOpacity": 70 if stacked or bars else fill,
         "insertNulls": False,
-        "lineInterpolation": "stepAfter" if steps_drawn else "linear",
+        "lineInterpolation": "stepAfter" if step_interpolation else "linear",
         "lineWidth": 0 if stacked or bars else 1,
         "pointSize": 4,
         "scaleDistribution": {"type": "log", "log": 2} if log_scale else {"type": "linear"},
@@ -132,40 +154,44 @@ def lines(
         "stacking": {"group": "A", "mode": "normal" if stacked or bars else "none"},
         "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
     }
-    shown: Json = {
+    legend_options: Json = {
         "calcs": ["lastNotNull"] if legend == "right" else [],
         "displayMode": "table" if legend == "right" else "list",
         "placement": "right" if legend == "right" else "bottom",
         "showLegend": legend != "hidden",
     }
     if log_scale:
-        least = None  # a logarithmic axis has no zero
-    elif most is None and soft and least == 0:
-        most = SOFT_MOST.get(unit)
-    if most is not None:
-        custom["axisSoftMax"] = most
-    defaults = defaults_of(unit, thresholds or NEUTRAL, least, None, decimals)
-    options = {"legend": shown, "tooltip": {"mode": "multi", "sort": "desc"}}
-    own = [
-        _colored(query, place)
-        for place, query in enumerate(queries)
-        if query.color or query.bound or query.dashed
+        minimum = None  # a logarithmic axis has no zero
+    elif maximum is None and use_soft_maximum and minimum == 0:
+        maximum = SOFT_MAX.get(unit)
+    if maximum is not None:
+        custom["axisSoftMax"] = maximum
+    defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, minimum, None, decimals)
+    options = {"legend": legend_options, "tooltip": {"mode": "multi", "sort": "desc"}}
+    query_overrides = [
+        _query_override(query, index)
+        for index, query in enumerate(queries)
+        if query.color or query.reference or query.dashed
     ]
     if color is None and not overrides and not any(query.color for query in queries):
-        color = BY_NAME
-    defaults |= {"color": color or fixed(BLUE), "custom": custom, "links": list(links)}
-    return assembled("timeseries", title, queries, w, h, defaults, [*own, *overrides], options)
+        color = COLOR_BY_SERIES_NAME
+    defaults |= {"color": color or fixed_color(BLUE), "custom": custom, "links": list(links)}
+    return build_panel("timeseries", title, queries, w, h, defaults, [*query_overrides, *overrides], options)
 
 
-def _colored(query: Query, place: int) -> Override:
-    """Return the override for the series of a query: colour, or shades for several series, and line style."""
-    several = "{{" in query.legend
+def _query_override(query: Query, index: int) -> Override:
+    """Return the override for the series of a query: line style and colour, or shades of the colour for several series."""
+    has_label = "{{" in query.legend
     matcher = {"id": "byName", "options": query.legend}
-    if several:
-        matcher = {"id": "byFrameRefID", "options": chr(ord("A") + place)}
-    color = query.color or (GREY if query.bound else None)
-    mode = None if color is None else shades(color) if several and not query.bound else fixed(color)
-    return of_series(matcher, mode, bound=query.bound, dashed=query.dashed, right=query.right)
+    if has_label:
+        matcher = {"id": "byFrameRefID", "options": chr(ord("A") + index)}
+    color = query.color or (GREY if query.reference else None)
+    color_mode = (
+        None if color is None else shades(color) if has_label and not query.reference else fixed_color(color)
+    )
+    return series_override(
+        matcher, color_mode, reference=query.reference, dashed=query.dashed, right_axis=query.right_axis
+    )
 
 
 def stat(
@@ -176,31 +202,31 @@ def stat(
     h: int = 4,
     thresholds: Json | None = None,
     decimals: int | None = None,
-    text: str = "value",
+    text_mode: str = "value",
     color: Json | None = None,
 ) -> Panel:
-    """Return a stat panel of values at the end of the time range; `text` is `value`, `name` or `value_and_name`.
+    """Return a stat panel of values at the end of the time range; `text_mode` is `value`, `name` or `value_and_name`.
 
-    The colour of a query applies from 1 on: a count of failures is shown as a plain 0.
+    The colour of a query applies to values from 1 on, so that zero failures have the default colour.
     """
-    defaults = defaults_of(unit, thresholds or NEUTRAL, None, None, decimals)
+    defaults = field_defaults(unit, thresholds or NO_THRESHOLDS, None, None, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
         "colorMode": "value",
         "graphMode": "none",
         "orientation": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-        "textMode": text,
+        "textMode": text_mode,
     }
-    own = [
+    query_overrides = [
         {
             "matcher": {"id": "byName", "options": query.legend},
-            "properties": [{"id": "thresholds", "value": steps((None, PLAIN), (1, query.color))}],
+            "properties": [{"id": "thresholds", "value": threshold_steps((None, NEUTRAL), (1, query.color))}],
         }
         for query in queries
         if query.color
     ]
-    return assembled("stat", title, queries, w, h, defaults, own, options)
+    return build_panel("stat", title, queries, w, h, defaults, query_overrides, options)
 
 
 def bars(
@@ -209,14 +235,14 @@ def bars(
     unit: str,
     w: int = 8,
     h: int = 8,
-    most: float | None = None,
+    maximum: float | None = None,
     thresholds: Json | None = None,
     color: Json | None = None,
     decimals: int | None = None,
     overrides: Sequence[Override] = (),
 ) -> Panel:
     """Return a bar-gauge panel of values at the end of the time range."""
-    defaults = defaults_of(unit, thresholds or steps((None, BLUE)), 0, most, decimals)
+    defaults = field_defaults(unit, thresholds or threshold_steps((None, BLUE)), 0, maximum, decimals)
     defaults |= {"color": color or {"mode": "thresholds"}, "links": []}
     options: Json = {
         "displayMode": "basic",
@@ -231,12 +257,12 @@ def bars(
         "text": {"titleSize": 12, "valueSize": 15},
         "valueMode": "text",
     }
-    return assembled("bargauge", title, queries, w, h, defaults, overrides, options)
+    return build_panel("bargauge", title, queries, w, h, defaults, overrides, options)
 
 
-def states(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h: int = 6) -> Panel:
+def state_timeline(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h: int = 6) -> Panel:
     """Return a state-timeline panel with a row for each series."""
-    defaults = defaults_of("none", NEUTRAL, None, None, None)
+    defaults = field_defaults("none", NO_THRESHOLDS, None, None, None)
     defaults |= {
         "color": {"mode": "thresholds"},
         "custom": {
@@ -256,7 +282,7 @@ def states(title: str, *queries: Query, mappings: Sequence[Json], w: int = 24, h
         "showValue": "auto",
         "tooltip": {"mode": "single", "sort": "none"},
     }
-    return assembled("state-timeline", title, queries, w, h, defaults, (), options)
+    return build_panel("state-timeline", title, queries, w, h, defaults, (), options)
 
 
 def heatmap(
@@ -266,10 +292,10 @@ def heatmap(
     unit: str,
     w: int,
     h: int,
-    between: tuple[float, float],
+    color_range: tuple[float, float],
 ) -> Panel:
-    """Return a heat map with a row for each series; colours span the values `between`, from blue to yellow."""
-    defaults = defaults_of(unit, NEUTRAL, None, None, None)
+    """Return a heat map with a row for each series; the colours from blue to yellow span `color_range`."""
+    defaults = field_defaults(unit, NO_THRESHOLDS, None, None, None)
     options: Json = {
         "calculate": False,
         "cellGap": 0,
@@ -277,8 +303,8 @@ def heatmap(
         "color": {
             "exponent": 1,
             "fill": BLUE,
-            "max": between[1],
-            "min": between[0],
+            "max": color_range[1],
+            "min": color_range[0],
             "mode": "scheme",
             "reverse": False,
             "scale": "exponential",
@@ -293,24 +319,24 @@ def heatmap(
         "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
         "yAxis": {"axisPlacement": "left", "reverse": False, "unit": "none"},
     }
-    made = assembled("heatmap", title, (query,), w, h, defaults, (), options)
-    made.body["maxDataPoints"] = POINTS
-    return made
+    panel = build_panel("heatmap", title, (query,), w, h, defaults, (), options)
+    panel.body["maxDataPoints"] = HEATMAP_POINTS
+    return panel
 
 
-def defaults_of(
-    unit: str, thresholds: Json, least: float | None, most: float | None, decimals: int | None
+def field_defaults(
+    unit: str, thresholds: Json, minimum: float | None, maximum: float | None, decimals: int | None
 ) -> Json:
-    """Return the field configuration of all kinds of panels."""
+    """Return `fieldConfig.defaults` with the settings that all panel types share."""
     defaults: Json = {"mappings": [], "thresholds": thresholds, "unit": unit}
-    for name, value in (("min", least), ("max", most), ("decimals", decimals)):
+    for name, value in (("min", minimum), ("max", maximum), ("decimals", decimals)):
         if value is not None:
             defaults[name] = value
     return defaults
 
 
-def assembled(
-    kind: str,
+def build_panel(
+    panel_type: str,
     title: str,
     queries: Sequence[Query],
     w: int,
@@ -319,13 +345,13 @@ def assembled(
     overrides: Sequence[Override],
     options: Json,
 ) -> Panel:
-    """Return a panel of a kind."""
+    """Return a panel with its queries, field configuration and options."""
     body: Json = {
         "datasource": DATASOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": list(overrides)},
         "options": options,
-        "targets": [query.target(place) for place, query in enumerate(queries)],
+        "targets": [query.target(index) for index, query in enumerate(queries)],
         "title": title,
-        "type": kind,
+        "type": panel_type,
     }
     return Panel(w, h, body)

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-from dashboards.board import ALERTS_OF_RUN, CHECKPOINTS, NUMERICAL, ONE_RUN, RESTARTS, Board, Row, Variable
-from dashboards.palette import BAD, BLUE, GREEN, ORANGE, PHASES, PLAIN, VERMILION, WARNING, named
-from dashboards.panels import Panel, above, heatmap, lines, stat, steps, to, words
-from dashboards.queries import GPU_OF, LAST_COMPUTE, Query, held, now
-from dashboards.tables import NO_ZERO, Column, hanging_ranks, nothing, percent, table
+from dashboards.board import (
+    ALERTS_OF_RUN,
+    CHECKPOINTS,
+    NUMERICAL_SORT,
+    RESTARTS,
+    SINGLE_RUN,
+    Board,
+    Row,
+    Variable,
+)
+from dashboards.palette import BAD, BLUE, GREEN, NEUTRAL, ORANGE, PHASES, VERMILION, WARNING, colors_by_name
+from dashboards.panels import (
+    Panel,
+    dashboard_link,
+    heatmap,
+    stat,
+    threshold_steps,
+    time_series,
+    value_mappings,
+    warn_above,
+)
+from dashboards.queries import GPU_INDEX_BY_RANK, LAST_COMPUTE, Query, gpu_values_by_rank, instant_query
+from dashboards.tables import ZERO_AS_DASH, Column, hanging_ranks, percent, placeholder_row, table
 
 UID = "training-ranks"
-RANKS = Variable(
+RANK_VARIABLE = Variable(
     "rank",
     "Rank",
     "label_values(training_rank_info{@run}, rank)",
-    all_of_them=False,
-    sort=NUMERICAL,
-    what="For the last row: the ranks to look at closely.",
+    include_all=False,
+    sort=NUMERICAL_SORT,
+    description="For the last row: the ranks to look at closely.",
 )
-COMPUTE = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
-RECENT = f"max by (rank) ({LAST_COMPUTE} > 0)"
-RECENT_AT = f"max by (instance, rank) ({LAST_COMPUTE} > 0)"
-SCORE = f"scalar(min({RECENT})) / {RECENT}"
-SCORE_AT = f"scalar(min({RECENT})) / {RECENT_AT}"
-FEED_AGE = (
+COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
+RECENT_COMPUTE_SECONDS = f"max by (rank) ({LAST_COMPUTE} > 0)"
+RECENT_COMPUTE_SECONDS_BY_NODE = f"max by (instance, rank) ({LAST_COMPUTE} > 0)"
+SPEED_RATIO = f"scalar(min({RECENT_COMPUTE_SECONDS})) / {RECENT_COMPUTE_SECONDS}"
+SPEED_RATIO_BY_NODE = f"scalar(min({RECENT_COMPUTE_SECONDS})) / {RECENT_COMPUTE_SECONDS_BY_NODE}"
+FEED_AGE_SECONDS = (
     "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
     " - training_feed_last_update_timestamp_seconds{@run})"
 )
 """Age of the feed at the scrape: the time since the scrape is no age of the feed."""
 SILENT_SECONDS = 30
-SILENT = (
-    f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE} > {SILENT_SECONDS}) * 0 + 1"
-)
+STOPPED_RANKS = f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE_SECONDS} > {SILENT_SECONDS}) * 0 + 1"
 """0 for ended ranks, 1 for live ranks with a feed older than SILENT_SECONDS."""
-TO_GPUS = to("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
-TO_NODE = to("training-node", "Node", node="${__data.fields.Node}")
+GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
+NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
 
 
 def board() -> Board:
@@ -41,89 +57,89 @@ def board() -> Board:
     return Board(
         uid=UID,
         title="Training / Ranks",
-        what="Slow, silent and ended ranks, with their node and GPU, and since when.",
-        variables=(ONE_RUN, RANKS),
+        description="Slow, silent and ended ranks, with their node and GPU, and since when.",
+        variables=(SINGLE_RUN, RANK_VARIABLE),
         rows=(
-            Row("At a glance", _glance()),
-            Row("Stragglers", _slow()),
-            Row("Hanging, ended and silent ranks", stopped()),
-            Row("Ranks together", together()),
-            Row("Chosen ranks", chosen()),
+            Row("At a glance", _overview_panels()),
+            Row("Stragglers", _straggler_panels()),
+            Row("Hanging, ended and silent ranks", _stopped_rank_panels()),
+            Row("Ranks together", _aggregate_panels()),
+            Row("Chosen ranks", _selected_rank_panels()),
         ),
-        marks=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
+        annotations=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
     )
 
 
-def _glance() -> tuple[Panel, ...]:
-    hangs = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
-    alike = f"count by (function, location, phase) ({hangs})"
+def _overview_panels() -> tuple[Panel, ...]:
+    hanging = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
+    ranks_at_line = f"count by (function, location, phase) ({hanging})"
     # The odd rank is in the minority; of two equal groups neither is odd.
-    odd = (
-        f"bottomk(1, {hangs} * on (function, location, phase) group_left () {alike} * 2"
-        f" < on () group_left () count({hangs}))"
+    odd_rank = (
+        f"bottomk(1, {hanging} * on (function, location, phase) group_left () {ranks_at_line} * 2"
+        f" < on () group_left () count({hanging}))"
     )
     return (
         stat(
             "Ranks alive",
-            now("sum(max by (rank) (training_process_up{@run}))", "alive"),
-            now("max(training_world_size{@run})", "of"),
-            now(
+            instant_query("sum(max by (rank) (training_process_up{@run}))", "alive"),
+            instant_query("max(training_world_size{@run})", "of"),
+            instant_query(
                 "count(max by (rank) (training_process_up{@run}) == 0) or 0 * max(training_process_up{@run})",
                 "ended",
                 BAD,
             ),
             unit="none",
-            text="value_and_name",
+            text_mode="value_and_name",
         ),
         stat(
             "Slowest rank",
-            now(f"bottomk(1, {SCORE})", "rank {{rank}}"),
+            instant_query(f"bottomk(1, {SPEED_RATIO})", "rank {{rank}}"),
             unit="percentunit",
             decimals=0,
-            text="value_and_name",
-            thresholds=steps((None, BAD), (0.75, WARNING), (0.9, PLAIN)),
+            text_mode="value_and_name",
+            thresholds=threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         stat(
             "Lost to the slowest",
-            now(f"1 - quantile(0.5, {RECENT}) / max({RECENT})"),
+            instant_query(f"1 - quantile(0.5, {RECENT_COMPUTE_SECONDS}) / max({RECENT_COMPUTE_SECONDS})"),
             unit="percentunit",
             decimals=0,
-            thresholds=above(0.1, 0.25),
+            thresholds=warn_above(0.1, 0.25),
         ),
         stat(
             "Waiting for data, slowest rank",
-            now(
+            instant_query(
                 'topk(1, max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
                 "rank {{rank}}",
             ),
             unit="percentunit",
             decimals=0,
-            text="value_and_name",
-            thresholds=above(0.05, 0.2),
+            text_mode="value_and_name",
+            thresholds=warn_above(0.05, 0.2),
         ),
         stat(
             "Rank that holds up a hang",
-            now(
-                f'label_replace({odd} * 0 + 1, "odd", "rank $1:", "rank", "(.+)")'
-                f' or label_replace(topk(1, {alike}) * 0 + 1 unless on () {odd}, "odd", "no odd rank:", "", "")'
-                f' or label_replace(absent({hangs}) * 0, "odd", "no rank hangs", "", "")',
+            instant_query(
+                f'label_replace({odd_rank} * 0 + 1, "odd", "rank $1:", "rank", "(.+)")'
+                f' or label_replace(topk(1, {ranks_at_line}) * 0 + 1 unless on () {odd_rank}, "odd", "no odd rank:", "", "")'
+                f' or label_replace(absent({hanging}) * 0, "odd", "no rank hangs", "", "")',
                 "{{odd}} {{function}} {{location}} {{instance}}",
             ),
             unit="none",
-            text="name",
-            thresholds=steps((None, PLAIN), (1, BAD)),
+            text_mode="name",
+            thresholds=threshold_steps((None, NEUTRAL), (1, BAD)),
             w=8,
         ),
     )
 
 
-def _slow() -> tuple[Panel, ...]:
+def _straggler_panels() -> tuple[Panel, ...]:
     return (
         heatmap(
             "Slowness of each rank",
-            Query(f"{COMPUTE} / scalar(min({COMPUTE})) - 1", "{{rank}}"),
+            Query(f"{COMPUTE_SECONDS} / scalar(min({COMPUTE_SECONDS})) - 1", "{{rank}}"),
             unit="percentunit",
-            between=(0, 0.5),
+            color_range=(0, 0.5),
             w=10,
             h=9,
         ),
@@ -131,20 +147,20 @@ def _slow() -> tuple[Panel, ...]:
             "Slowness of each node's slowest rank",
             Query(
                 f"max by (instance) (max by (instance, rank) (training_rank_compute_seconds{{@run}} > 0))"
-                f" / scalar(min({COMPUTE})) - 1",
+                f" / scalar(min({COMPUTE_SECONDS})) - 1",
                 "{{instance}}",
             ),
             unit="percentunit",
-            between=(0, 0.5),
+            color_range=(0, 0.5),
             w=7,
             h=9,
         ),
-        lines(
+        time_series(
             "Spread of compute time",
-            Query(f"max({COMPUTE})", "slowest", VERMILION),
-            Query(f"quantile(0.95, {COMPUTE})", "19 of 20 are faster", ORANGE),
-            Query(f"quantile(0.5, {COMPUTE})", "median", BLUE),
-            Query(f"min({COMPUTE})", "fastest", GREEN),
+            Query(f"max({COMPUTE_SECONDS})", "slowest", VERMILION),
+            Query(f"quantile(0.95, {COMPUTE_SECONDS})", "19 of 20 are faster", ORANGE),
+            Query(f"quantile(0.5, {COMPUTE_SECONDS})", "median", BLUE),
+            Query(f"min({COMPUTE_SECONDS})", "fastest", GREEN),
             unit="s",
             w=7,
             h=9,
@@ -152,20 +168,28 @@ def _slow() -> tuple[Panel, ...]:
         table(
             "All ranks, the slowest first",
             Column("rank", "Rank", width=70),
-            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
+            Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
             Column("gpu", "GPU", width=60),
-            percent(SCORE_AT, "Speed", 160, steps((None, BAD), (0.75, WARNING), (0.9, BLUE)), bar=(0, 1)),
             percent(
-                f"avg_over_time((({SCORE_AT}) < bool 0.9)[$__range:$__interval])", "Slow, of the time", 160
+                SPEED_RATIO_BY_NODE,
+                "Speed",
+                160,
+                threshold_steps((None, BAD), (0.75, WARNING), (0.9, BLUE)),
+                bar=(0, 1),
             ),
             percent(
-                held("rate(gpu_clocks_event_seconds_total{@heat}[$__rate_interval])"),
+                f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
+                "Slow, of the time",
+                160,
+            ),
+            percent(
+                gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval])"),
                 "Held back",
                 100,
-                above(0.01, 0.1),
+                warn_above(0.01, 0.1),
             ),
             Column(
-                RECENT_AT,
+                RECENT_COMPUTE_SECONDS_BY_NODE,
                 "Computes",
                 unit="s",
                 decimals=3,
@@ -175,56 +199,61 @@ def _slow() -> tuple[Panel, ...]:
                 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))',
                 "Waits for data",
                 120,
-                above(0.2),
+                warn_above(0.2),
             ),
             percent(
                 "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
                 " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
                 "GPU waits",
                 110,
-                above(0.1),
+                warn_above(0.1),
             ),
-            Column(held('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
-            Column(held('gpu_temperature_celsius{sensor="gpu"}'), "Temperature", unit="celsius", width=80),
+            Column(gpu_values_by_rank('gpu_clock_hertz{clock="sm"}'), "SM clock", unit="hertz", width=100),
             Column(
-                FEED_AGE,
+                gpu_values_by_rank('gpu_temperature_celsius{sensor="gpu"}'),
+                "Temperature",
+                unit="celsius",
+                width=80,
+            ),
+            Column(
+                FEED_AGE_SECONDS,
                 "Last news",
                 unit="s",
                 decimals=0,
                 width=100,
-                thresholds=above(SILENT_SECONDS),
+                thresholds=warn_above(SILENT_SECONDS),
             ),
-            of=f"max by (instance, rank, gpu) ({GPU_OF})",
+            row_query=f"max by (instance, rank, gpu) ({GPU_INDEX_BY_RANK})",
             sort="Speed",
             descending=False,
-            points=100,
+            max_data_points=100,
             h=9,
         ),
     )
 
 
-def stopped() -> tuple[Panel, ...]:
+def _stopped_rank_panels() -> tuple[Panel, ...]:
     """Return the panels about ranks that hang, ended or write no feed."""
-    none = nothing(SILENT, "instance", "all ranks alive")
+    placeholder = placeholder_row(STOPPED_RANKS, "instance", "all ranks alive")
     return (
         hanging_ranks(w=14),
         table(
             "Ended and silent ranks",
             Column("rank", "Rank", width=70),
-            Column("instance", "Node", links=(TO_GPUS, TO_NODE)),
+            Column("instance", "Node", links=(GPUS_LINK, NODE_LINK)),
             Column(
-                f"{SILENT} or {none} + 2",
+                f"{STOPPED_RANKS} or {placeholder} + 2",
                 "Process",
                 width=80,
-                mappings=words({0: ("ended", BAD), 1: ("silent", WARNING), 2: ("alive", PLAIN)}),
+                mappings=value_mappings({0: ("ended", BAD), 1: ("silent", WARNING), 2: ("alive", NEUTRAL)}),
             ),
             Column(
-                f"{FEED_AGE} and on (instance, rank) ({SILENT}) or {none}",
+                f"{FEED_AGE_SECONDS} and on (instance, rank) ({STOPPED_RANKS}) or {placeholder}",
                 "Last news",
                 unit="s",
                 decimals=0,
                 width=110,
-                mappings=NO_ZERO,
+                mappings=ZERO_AS_DASH,
             ),
             sort="Process",
             descending=False,
@@ -234,10 +263,10 @@ def stopped() -> tuple[Panel, ...]:
     )
 
 
-def together() -> tuple[Panel, ...]:
+def _aggregate_panels() -> tuple[Panel, ...]:
     """Return the panels about waiting and phases."""
     return (
-        lines(
+        time_series(
             "Waiting for data and for each other",
             Query(
                 'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
@@ -258,12 +287,12 @@ def together() -> tuple[Panel, ...]:
             w=12,
             h=9,
         ),
-        lines(
+        time_series(
             "Ranks by phase",
             Query("sum by (phase) (training_phase_active{@run})", "{{phase}}"),
             unit="none",
             stacked=True,
-            overrides=named(PHASES),
+            overrides=colors_by_name(PHASES),
             legend="right",
             w=12,
             h=9,
@@ -271,33 +300,38 @@ def together() -> tuple[Panel, ...]:
     )
 
 
-def chosen() -> tuple[Panel, ...]:
+def _selected_rank_panels() -> tuple[Panel, ...]:
     """Return the panels about the chosen ranks."""
-    name = "rank {{rank}}"
+    legend = "rank {{rank}}"
 
-    def of_chosen(family: str) -> str:
-        return f"max by (rank) ({held(family).replace('@run', '@rank')})"
+    def gpu_values(family: str) -> str:
+        return f"max by (rank) ({gpu_values_by_rank(family).replace('@run', '@rank')})"
 
     return (
-        lines(
+        time_series(
             "Compute time of a step",
-            Query("max by (rank) (training_rank_compute_seconds{@rank})", name),
+            Query("max by (rank) (training_rank_compute_seconds{@rank})", legend),
             unit="s",
             w=6,
         ),
-        lines(
-            "SM clock of their GPUs", Query(of_chosen('gpu_clock_hertz{clock="sm"}'), name), unit="hertz", w=6
-        ),
-        lines(
-            "SM activity of their GPUs",
-            Query(of_chosen("gpu_sm_activity_ratio"), name),
-            unit="percentunit",
-            most=1,
+        time_series(
+            "SM clock of their GPUs",
+            Query(gpu_values('gpu_clock_hertz{clock="sm"}'), legend),
+            unit="hertz",
             w=6,
         ),
-        lines(
+        time_series(
+            "SM activity of their GPUs",
+            Query(gpu_values("gpu_sm_activity_ratio"), legend),
+            unit="percentunit",
+            maximum=1,
+            w=6,
+        ),
+        time_series(
             "CPU of their processes",
-            Query("sum by (rank) (rate(training_process_cpu_seconds_total{@rank}[$__rate_interval]))", name),
+            Query(
+                "sum by (rank) (rate(training_process_cpu_seconds_total{@rank}[$__rate_interval]))", legend
+            ),
             unit="none",
             decimals=1,
             w=6,

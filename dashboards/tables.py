@@ -1,4 +1,4 @@
-"""Table panels: one row for each combination of labels, or a matrix of two labels."""
+"""Grafana table panels: a row for each combination of labels, or a matrix of two labels."""
 
 from __future__ import annotations
 
@@ -6,29 +6,39 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dashboards.palette import BLUE, PLAIN, Override, fixed
-from dashboards.panels import NEUTRAL, NOTHING, SEVERITIES, Json, Panel, assembled, defaults_of, link, words
-from dashboards.queries import Query, rows
+from dashboards.palette import BLUE, NEUTRAL, Override, fixed_color
+from dashboards.panels import (
+    NO_THRESHOLDS,
+    NO_VALUE,
+    SEVERITIES,
+    Json,
+    Panel,
+    build_panel,
+    field_defaults,
+    link,
+    value_mappings,
+)
+from dashboards.queries import Query, table_query
 
-HEADING_EDGE, HEADING_FILTER, HEADING_LETTER, HEADING_ARROW = 28, 22, 7.5, 20
-"""Width of a heading in pixels: padding, the filter icon of a label, each letter, the sort arrow."""
-LEAST_WIDTH = 100
-"""Smallest width of a column without a fixed width."""
+HEADING_PADDING_PIXELS, FILTER_ICON_PIXELS, LETTER_PIXELS, SORT_ARROW_PIXELS = 28, 22, 7.5, 20
+"""Widths of the parts of a column heading; `LETTER_PIXELS` is the mean width of a letter."""
+MIN_COLUMN_WIDTH = 100
+"""Minimum width in pixels of a column without a fixed width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Column of a table."""
+    """Column of a table: a label, or the values of a query."""
 
-    source: str  # a label, or PromQL
+    source: str  # name of a label, or PromQL
     title: str  # heading
-    unit: str | None = None  # unit of values
-    width: int | None = None  # pixels; None for the remaining width
-    thresholds: Json | None = None  # colour of the text
-    mappings: Sequence[Json] = ()  # texts for values
-    links: Sequence[Json] = ()  # links of the cells
-    bar: tuple[float, float] | None = None  # draw a bar between these values
-    decimals: int | None = None  # digits
+    unit: str | None = None  # Grafana's identifier of the unit
+    width: int | None = None  # pixels; None for a share of the remaining width
+    thresholds: Json | None = None  # thresholds that colour the text
+    mappings: Sequence[Json] = ()  # value mappings
+    links: Sequence[Json] = ()  # data links of the cells
+    bar: tuple[float, float] | None = None  # draw a bar gauge with this minimum and maximum
+    decimals: int | None = None  # number of decimals; None for automatic
 
     @property
     def is_value(self) -> bool:
@@ -50,33 +60,40 @@ def percent(
 def table(
     title: str,
     *columns: Column,
-    of: str = "",
+    row_query: str = "",
     w: int = 24,
     h: int = 9,
     sort: str | None = None,
     descending: bool = True,
-    points: int | None = None,
+    max_data_points: int | None = None,
 ) -> Panel:
-    """Return a table of values at the end of the time range; columns join on equal labels.
+    """Return a table of values at the end of the time range; the columns are joined on equal labels.
 
-    `of` is PromQL for the rows, if the table shows labels that no value has. `points` sets `$__interval` to the time range
-    divided by that number.
+    Args:
+        title: Title of the panel, unique on the dashboard.
+        columns: Columns from left to right.
+        row_query: PromQL for the rows, for labels that the series of no value column have; "" if no such label is shown.
+        w: Width in grid columns.
+        h: Height in grid rows.
+        sort: Title of the column to sort by; None keeps the order of Prometheus.
+        descending: Sort from the largest value.
+        max_data_points: Number that divides the time range into `$__interval`, for subqueries; None for the panel's width.
     """
     values = [column.source for column in columns if column.is_value]
-    queries = [rows(source) for source in ([of, *values] if of else values)]
-    defaults = defaults_of("none", NEUTRAL, None, None, None)
-    names = [f"Value #{chr(ord('A') + place)}" for place in range(len(queries))]
+    queries = [table_query(source) for source in ([row_query, *values] if row_query else values)]
+    defaults = field_defaults("none", NO_THRESHOLDS, None, None, None)
+    names = [f"Value #{chr(ord('A') + index)}" for index in range(len(queries))]
     if len(names) == 1:
         names = ["Value"]
-    hidden, shown = names[: bool(of)], iter(names[bool(of) :])
-    fields = [next(shown) if column.is_value else column.source for column in columns]
+    hidden_fields, value_fields = names[: bool(row_query)], iter(names[bool(row_query) :])
+    fields = [next(value_fields) if column.is_value else column.source for column in columns]
     transformations: list[Json] = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
     transformations.append(
         {
             "id": "organize",
             "options": {
-                "excludeByName": dict.fromkeys(["Time", "__name__", "job", *hidden], True),
-                "indexByName": {name: place for place, name in enumerate(fields)},
+                "excludeByName": dict.fromkeys(["Time", "__name__", "job", *hidden_fields], True),
+                "indexByName": {name: index for index, name in enumerate(fields)},
                 "renameByName": {name: column.title for name, column in zip(fields, columns, strict=True)},
             },
         }
@@ -85,36 +102,39 @@ def table(
         {
             "matcher": {"id": "byName", "options": column.title},
             "properties": [
-                {"id": "noValue", "value": NOTHING},
+                {"id": "noValue", "value": NO_VALUE},
                 *_column_properties(column, column.title == sort),
             ],
         }
         for column in columns
     ]
-    order = [{"displayName": sort, "desc": descending}] if sort else []
-    made = _assembled(title, queries, w, h, defaults, overrides, order)
-    made.body["transformations"] = transformations
-    if points:
-        made.body["maxDataPoints"] = points
-    return made
+    sort_order = [{"displayName": sort, "desc": descending}] if sort else []
+    panel = _build_table(title, queries, w, h, defaults, overrides, sort_order)
+    panel.body["transformations"] = transformations
+    if max_data_points:
+        panel.body["maxDataPoints"] = max_data_points
+    return panel
 
 
 RUNBOOK = link("Runbook", "${runbook}#${__value.raw}")
-"""Link of an alert's name; the variable `runbook` holds the address from the rules."""
+"""Data link of an alert's name; the variable `runbook` contains the address from the rules."""
 
 
-NO_ZERO = words({0: (NOTHING, PLAIN)})
+ZERO_AS_DASH = value_mappings({0: (NO_VALUE, NEUTRAL)})
 
 
-def nothing(selected: str, label: str, text: str) -> str:
-    """Return PromQL for a row of zeros with a text, for a table that would be empty."""
-    return f'max by ({label}) (label_replace(absent({selected}) * 0, "{label}", "{text}", "", ""))'
+def placeholder_row(selection: str, label: str, text: str) -> str:
+    """Return PromQL for a series of value 0 with a text in a label, if no series matches the selection.
+
+    The row keeps a table without matching series from being empty.
+    """
+    return f'max by ({label}) (label_replace(absent({selection}) * 0, "{label}", "{text}", "", ""))'
 
 
 def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> Panel:
-    """Return the table of the firing alerts of a selector, critical alerts first; one row says that none fires."""
+    """Return the table of firing alerts, critical alerts first; if no alert fires, a row says so."""
     labels = ", ".join(["alertname", "severity", *(column.source for column in columns)])
-    none = nothing(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
+    no_alert = placeholder_row(f'ALERTS{{alertstate="firing", {selector}}}', "alertname", "no alert fires")
     return table(
         "Firing alerts",
         Column("severity", "Severity", width=90, mappings=SEVERITIES),
@@ -123,12 +143,12 @@ def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> P
         Column(
             f"time() - max by ({labels}) (ALERTS_FOR_STATE{{{selector}}})"
             f' and on ({labels}) max by ({labels}) (ALERTS{{alertstate="firing", {selector}}})'
-            f" or {none}",
+            f" or {no_alert}",
             "For",
             unit="s",
             decimals=0,
             width=100,
-            mappings=NO_ZERO,
+            mappings=ZERO_AS_DASH,
         ),
         sort="Severity",
         descending=False,
@@ -138,10 +158,10 @@ def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> P
 
 
 def hanging_ranks(w: int = 24) -> Panel:
-    """Return the table of the ranks of a hung or stalled run: where each rank waits, the odd rank first."""
-    of = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
-    same = "count by (function, location) (training_hang_info{@run})"
-    none = nothing("training_hang_info{@run}", "function", "no rank hangs")
+    """Return the table of the stack positions of hanging ranks, the position with the fewest ranks first."""
+    row_query = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
+    ranks_at_line = "count by (function, location) (training_hang_info{@run})"
+    no_hang = placeholder_row("training_hang_info{@run}", "function", "no rank hangs")
     return table(
         "Where hanging ranks wait",
         Column("rank", "Rank", width=70),
@@ -150,21 +170,21 @@ def hanging_ranks(w: int = 24) -> Panel:
         Column("location", "Line"),
         Column("phase", "Phase", width=120),
         Column(
-            f'({of}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
-            f" or {none}",
+            f'({row_query}) * on (instance, rank) group_left () max by (instance, rank) (training_collective_sequence{{@run, group="default"}})'
+            f" or {no_hang}",
             "Collectives",
             decimals=0,
             width=110,
-            mappings=NO_ZERO,
+            mappings=ZERO_AS_DASH,
         ),
         Column(
-            f"({of}) * on (function, location) group_left () {same} or {none}",
+            f"({row_query}) * on (function, location) group_left () {ranks_at_line} or {no_hang}",
             "Ranks at this line",
             decimals=0,
             width=140,
-            mappings=NO_ZERO,
+            mappings=ZERO_AS_DASH,
         ),
-        of=f"{of} or {none}",
+        row_query=f"{row_query} or {no_hang}",
         sort="Ranks at this line",
         descending=False,
         w=w,
@@ -176,106 +196,119 @@ def matrix(
     title: str,
     query: Query,
     *,
-    across: str,
-    down: str,
+    column_label: str,
+    row_label: str,
     unit: str,
     w: int = 12,
     h: int = 9,
     decimals: int | None = None,
-    numbers: bool = False,
+    numeric_rows: bool = False,
 ) -> Panel:
-    """Return a matrix of values at the end of the time range: one label names the columns, the other the rows.
+    """Return a table of values at the end of the time range, with columns from one label and rows from another.
 
-    With `numbers` the rows are sorted as numbers.
+    With `numeric_rows`, the values of `row_label` are sorted as numbers.
     """
-    defaults = defaults_of(unit, NEUTRAL, None, None, decimals)
+    defaults = field_defaults(unit, NO_THRESHOLDS, None, None, decimals)
     overrides = [
         {
             "matcher": {"id": "byRegexp", "options": "/.*/"},
-            "properties": [{"id": "noValue", "value": NOTHING}],
+            "properties": [{"id": "noValue", "value": NO_VALUE}],
         }
     ]
-    if numbers:
-        matcher = {"id": "byName", "options": down.capitalize()}
+    if numeric_rows:
+        matcher = {"id": "byName", "options": row_label.capitalize()}
         overrides.append({"matcher": matcher, "properties": [{"id": "decimals", "value": 0}]})
-    made = _assembled(title, (query,), w, h, defaults, overrides)
-    ordered = [
+    panel = _build_table(title, (query,), w, h, defaults, overrides)
+    sort_by_number = [
         {
             "id": "convertFieldType",
-            "options": {"conversions": [{"targetField": down, "destinationType": "number"}], "fields": {}},
+            "options": {
+                "conversions": [{"targetField": row_label, "destinationType": "number"}],
+                "fields": {},
+            },
         },
-        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": down}]}},
+        {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": row_label}]}},
     ]
-    made.body["transformations"] = [
-        *(ordered if numbers else ()),
+    panel.body["transformations"] = [
+        *(sort_by_number if numeric_rows else ()),
         {
             "id": "groupingToMatrix",
-            "options": {"columnField": across, "rowField": down, "valueField": "Value", "emptyValue": "null"},
+            "options": {
+                "columnField": column_label,
+                "rowField": row_label,
+                "valueField": "Value",
+                "emptyValue": "null",
+            },
         },
         {
             "id": "organize",
             "options": {
                 "excludeByName": {},
                 "indexByName": {},
-                "renameByName": {f"{down}\\{across}": down.capitalize()},
+                "renameByName": {f"{row_label}\\{column_label}": row_label.capitalize()},
             },
         },
     ]
-    return made
+    return panel
 
 
-def _assembled(
+def _build_table(
     title: str,
     queries: Sequence[Query],
     w: int,
     h: int,
     defaults: Json,
     overrides: Sequence[Override],
-    order: Sequence[Json] | None = None,
+    sort_order: Sequence[Json] | None = None,
 ) -> Panel:
-    """Return a table panel."""
+    """Return a table panel with the settings that all tables share."""
     defaults["custom"] = {
         "align": "auto",
         "cellOptions": {"type": "auto"},
         "filterable": False,
         "inspect": False,
-        "minWidth": LEAST_WIDTH,
+        "minWidth": MIN_COLUMN_WIDTH,
     }
     options: Json = {
         "cellHeight": "sm",
         "footer": {"countRows": False, "fields": "", "reducer": ["sum"], "show": False},
         "showHeader": True,
-        "sortBy": list(order or ()),
+        "sortBy": list(sort_order or ()),
     }
-    return assembled("table", title, queries, w, h, defaults, overrides, options)
+    return build_panel("table", title, queries, w, h, defaults, overrides, options)
 
 
-def _column_properties(column: Column, ordered: bool) -> list[Json]:
+def _column_properties(column: Column, is_sorted: bool) -> list[Json]:
+    """Return the override properties of a column; a column is at least as wide as its heading."""
     properties: list[Json] = []
     unit = column.unit or ("none" if column.is_value and not column.mappings else None)
     if unit:
         properties.append({"id": "unit", "value": unit})
-    filtered = not column.is_value
-    heading = HEADING_EDGE + HEADING_FILTER * filtered + math.ceil(HEADING_LETTER * len(column.title))
-    heading += HEADING_ARROW * ordered
-    properties.append({"id": "custom.filterable", "value": filtered})
+    is_filterable = not column.is_value
+    heading_pixels = (
+        HEADING_PADDING_PIXELS
+        + FILTER_ICON_PIXELS * is_filterable
+        + math.ceil(LETTER_PIXELS * len(column.title))
+    )
+    heading_pixels += SORT_ARROW_PIXELS * is_sorted
+    properties.append({"id": "custom.filterable", "value": is_filterable})
     if column.width:
-        properties.append({"id": "custom.width", "value": max(column.width, heading)})
+        properties.append({"id": "custom.width", "value": max(column.width, heading_pixels)})
     else:
-        properties.append({"id": "custom.minWidth", "value": max(LEAST_WIDTH, heading)})
+        properties.append({"id": "custom.minWidth", "value": max(MIN_COLUMN_WIDTH, heading_pixels)})
     if column.decimals is not None:
         properties.append({"id": "decimals", "value": column.decimals})
     if column.thresholds or column.mappings:
-        properties.append({"id": "thresholds", "value": column.thresholds or NEUTRAL})
+        properties.append({"id": "thresholds", "value": column.thresholds or NO_THRESHOLDS})
         properties.append({"id": "color", "value": {"mode": "thresholds"}})
         if not column.bar:
             properties.append({"id": "custom.cellOptions", "value": {"type": "color-text"}})
     if column.mappings:
         properties.append({"id": "mappings", "value": list(column.mappings)})
     if column.bar:
-        least, most = column.bar
-        properties.append({"id": "min", "value": least})
-        properties.append({"id": "max", "value": most})
+        minimum, maximum = column.bar
+        properties.append({"id": "min", "value": minimum})
+        properties.append({"id": "max", "value": maximum})
         properties.append(
             {
                 "id": "custom.cellOptions",
@@ -283,7 +316,7 @@ def _column_properties(column: Column, ordered: bool) -> list[Json]:
             }
         )
         if not column.thresholds:
-            properties.append({"id": "color", "value": fixed(BLUE)})
+            properties.append({"id": "color", "value": fixed_color(BLUE)})
     if column.links:
         properties.append({"id": "links", "value": list(column.links)})
     return properties

@@ -17,7 +17,7 @@ from rules_support import ROOT, selectors
 
 sys.path.insert(0, str(ROOT))  # the dashboards are not installed with the exporter
 
-from dashboards.board import panels_of
+from dashboards.board import all_panels
 from dashboards.catalogue import BOARDS
 
 MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARDS}
@@ -46,7 +46,7 @@ class Asked:
 
 def asked(uid: str) -> Iterator[Asked]:
     """All queries of a dashboard's panels."""
-    for panel in panels_of(MODELS[uid]):
+    for panel in all_panels(MODELS[uid]):
         for target in panel["targets"]:
             yield Asked(
                 uid, panel["title"], panel["type"], target["refId"], target["expr"], target["instant"]

@@ -15,7 +15,7 @@ from dashboards_support import FEW_LABELS, MODELS, asked, everything, filled
 from prometheus_support import needs_prometheus
 from rules_support import ROOT, known, labels_grouped, promtool, selectors
 
-from dashboards.board import COLUMNS, panels_of, texts_of
+from dashboards.board import COLUMNS, all_panels, read_texts
 
 every_board = pytest.mark.parametrize("uid", sorted(MODELS))
 
@@ -44,14 +44,14 @@ def test_panels_have_unique_titles_and_do_not_overlap(uid: str) -> None:
         assert x + w <= COLUMNS
         assert not cells & taken, panel["title"]
         taken |= cells
-    panels = panels_of(MODELS[uid])
+    panels = all_panels(MODELS[uid])
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
-    assert {panel["title"] for panel in panels} == set(texts_of(uid))
+    assert {panel["title"] for panel in panels} == set(read_texts(uid))
 
 
 @every_board
 def test_a_panel_has_a_unit_a_description_and_draws_no_line_over_a_gap(uid: str) -> None:
-    for panel in panels_of(MODELS[uid]):
+    for panel in all_panels(MODELS[uid]):
         defaults = panel["fieldConfig"]["defaults"]
         _, bad, do, gap = panel["description"].split("\n\n")
 
@@ -72,7 +72,7 @@ def test_an_incomplete_panel_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# A\n\n### Loss\n\nWhat it is.\n\n**Bad:** a rise.\n\n**Empty:** none\n")
 
     with pytest.raises(ValueError, match="Loss: missing Action"):
-        texts_of("a", tmp_path)
+        read_texts("a", tmp_path)
 
 
 def names_on_boards() -> set[str]:
@@ -80,7 +80,7 @@ def names_on_boards() -> set[str]:
     found = {model["title"].removeprefix("Training / ") for model in MODELS.values()}
     for model in MODELS.values():
         found |= {panel["title"] for panel in model["panels"]}
-        for panel in panels_of(model):
+        for panel in all_panels(model):
             found |= {panel["title"], *(target["legendFormat"] for target in panel["targets"])}
             found |= set(re.findall(r'"(?:text|[^"]*)": "([^"]*)"', json.dumps(panel)))
     return found
@@ -89,7 +89,7 @@ def names_on_boards() -> set[str]:
 @every_board
 def test_a_panel_that_a_description_names_exists(uid: str) -> None:
     names = names_on_boards() | {"unattributed", "failed", "lost", "hung", "stalled"}
-    for panel in panels_of(MODELS[uid]):
+    for panel in all_panels(MODELS[uid]):
         for name in re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", panel["description"]):
             assert name in names, f"{panel['title']}: there is no {name}"
 
