@@ -148,8 +148,8 @@ SERIES_DROPPED = Diagnosis(
     sentence="{count} series did not fit on the metrics page",
     remedy="raise exposition.max_series, or make fewer Stats and labels",
 )
-TOTALS_WITHHELD = Diagnosis(
-    condition="exporter_ledger_withheld_ranks is above 0",
+TOTALS_SUPPRESSED = Diagnosis(
+    condition="exporter_ledger_suppressed_ranks is above 0",
     sentence="totals of {count} ranks are absent: their state cannot be written",
     remedy="free some space in the state directory, or make the directory writable for the exporter's user",
 )

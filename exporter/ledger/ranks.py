@@ -159,7 +159,7 @@ class Ranks:
         return iter(self._ranks.values())
 
     @property
-    def withheld(self) -> int:
+    def suppressed(self) -> int:
         """Number of ranks with suppressed totals."""
         return sum(not rank.safe for rank in self)
 

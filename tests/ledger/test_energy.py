@@ -335,11 +335,11 @@ def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     ledger.rename(tmp_path / "away")
     ledger.write_text("")  # a file where the directory was
-    withheld = node.after(5.0)
+    suppressed = node.after(5.0)
     ledger.unlink()
     (tmp_path / "away").rename(ledger)
 
-    assert [cpu_energy(withheld), cpu_energy(node.after(5.0))] == [None, 1000]
+    assert [cpu_energy(suppressed), cpu_energy(node.after(5.0))] == [None, 1000]
 
 
 def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) 
     sidecar.feed.files.clear()
     sidecar.restart()
 
-    assert (page.count("loss", **RANK_0), page.get("exporter_ledger_withheld_ranks")) == (2, 0)
+    assert (page.count("loss", **RANK_0), page.get("exporter_ledger_suppressed_ranks")) == (2, 0)
     assert sidecar.after(1.0).count("loss", **RANK_0) == 2
 
 

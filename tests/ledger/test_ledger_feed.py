@@ -159,7 +159,7 @@ def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_pat
             page = look(sidecar)
 
     assert page.count("train_stat0", **RANK_0) == 2
-    assert page.get("exporter_ledger_withheld_ranks") == 0
+    assert page.get("exporter_ledger_suppressed_ranks") == 0
 
 
 def test_a_read_only_feed_directory_is_read_without_writes(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
     assert page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
-    assert page.get("exporter_ledger_withheld_ranks") == 1
+    assert page.get("exporter_ledger_suppressed_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
     assert watched.process.id in sidecar.feed.files, "its totals exist only here"
     sidecar.mend_state()

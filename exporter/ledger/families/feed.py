@@ -143,8 +143,8 @@ FOREIGN = FamilySpec(
     " directory: this exporter ignores the entry and uses a name with its user id instead. Absent otherwise.",
     source="feed directory, state directory",
 )
-WITHHELD = FamilySpec(
-    name="exporter_ledger_withheld_ranks",
+SUPPRESSED = FamilySpec(
+    name="exporter_ledger_suppressed_ranks",
     type="gauge",
     help="Ranks whose totals are suppressed because their state cannot be written or is locked by another sidecar.",
     source="state directory",
@@ -152,7 +152,7 @@ WITHHELD = FamilySpec(
 SPECS = (
     *(ALIVE, LAST_UPDATE, DROPPED, REJECTED, CONFLICTS),
     *(EVENTS, EVENT_LAST, EVENTS_SUPPRESSED, HANDLER_EVENTS, HANDLER_DROPPED),
-    *(RANK_INFO, REFUSED, OWNER, STATE_ERRORS, FOREIGN, WITHHELD),
+    *(RANK_INFO, REFUSED, OWNER, STATE_ERRORS, FOREIGN, SUPPRESSED),
 )
 
 

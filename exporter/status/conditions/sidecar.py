@@ -68,8 +68,8 @@ def _reload(seen: View) -> Iterator[Found]:
             yield Found((file,), {"file": file})
 
 
-def _withheld(seen: View) -> Iterator[Found]:
-    if count := seen.readings.value("exporter_ledger_withheld_ranks"):
+def _suppressed(seen: View) -> Iterator[Found]:
+    if count := seen.readings.value("exporter_ledger_suppressed_ranks"):
         yield Found((), {"count": f"{count:.0f}"})
 
 
@@ -123,11 +123,11 @@ CONDITIONS = (
         find=_reload,
     ),
     Condition(
-        alert="ExporterTotalsWithheld",
+        alert="ExporterTotalsSuppressed",
         condition="totals that cannot be saved",
-        sentence=diagnoses.TOTALS_WITHHELD.sentence,
-        remedy=diagnoses.TOTALS_WITHHELD.remedy,
-        find=_withheld,
+        sentence=diagnoses.TOTALS_SUPPRESSED.sentence,
+        remedy=diagnoses.TOTALS_SUPPRESSED.remedy,
+        find=_suppressed,
     ),
     Condition(
         condition=diagnoses.FOREIGN_ENTRY_SHOWN.condition,
