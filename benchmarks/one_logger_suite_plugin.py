@@ -161,7 +161,7 @@ def call_exporters_directly() -> None:
         for queue in self.queues:
             queue.exporter.close()
 
-    Span.as_started = Span.as_it_is = itself  # type: ignore[method-assign,assignment]
+    Span.copy_at_start = Span.snapshot_copy = itself  # type: ignore[method-assign,assignment]
     Delivery.start_exporters, Delivery._put = start_exporters, put  # type: ignore[method-assign]
     Delivery.close = Delivery.close_exporters = close  # type: ignore[method-assign]
     Delivery.flush = lambda self, timeout_seconds=0.0: True  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from exporter.recording.notices import log_once
 from exporter.recording.stat import metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Worker
-from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp
 from exporter.training.recorder import TRAINING
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 
@@ -111,22 +111,22 @@ class Delivery:
     def start(self, span: Span) -> None:
         """Export the start of a span."""
         if self.wants(span.name):
-            self._put("export_start", span.as_started(self._exported_parent(span)))
+            self._put("export_start", span.copy_at_start(self._exported_parent(span)))
 
     def event(self, span: Span, event: Event) -> None:
         """Export an event of a span."""
         if event.name_str not in self._excluded_events and self.wants(span.name):
-            self._put("export_event", event, span.as_it_is(self._exported_parent(span)))
+            self._put("export_event", event, span.snapshot_copy(self._exported_parent(span)))
 
     def error(self, span: Span, event: ErrorEvent) -> None:
         """Export an error of the application."""
         if self.wants(span.name):
-            self._put("export_error", event, span.as_it_is(self._exported_parent(span)))
+            self._put("export_error", event, span.snapshot_copy(self._exported_parent(span)))
 
     def stop(self, span: Span) -> None:
         """Export the stop of a span that has stopped."""
         if self.wants(span.name):
-            self._put("export_stop", span.as_it_is(self._exported_parent(span)))
+            self._put("export_stop", span.snapshot_copy(self._exported_parent(span)))
 
     def telemetry_data_error(self, message: str, attributes: Attributes | None = None) -> None:
         """Export a notice that records are missing."""

@@ -19,7 +19,7 @@ from exporter.training.kinds import BlockKind
 from exporter.training.observer import ObservedBlock
 from exporter.training.rare_blocks import begin_block, end_block
 from exporter.training.recorder import TRAINING
-from exporter.training.spans import ErrorEvent, Event, InertSpan, Span
+from exporter.training.spans import ErrorEvent, Event, NonRecordingSpan, Span
 
 __all__ = ["DefaultRecorder", "Recorder"]
 
@@ -203,7 +203,7 @@ class DefaultRecorder:
     @staticmethod
     def _is_span(call: str, span: object) -> bool:
         """Return whether an object is a span; one-logger returns None as a span if disabled."""
-        if isinstance(span, (Span, InertSpan)):
+        if isinstance(span, (Span, NonRecordingSpan)):
             return True
         misuse(f"recorder.{call}", "no_such_span", f"a span that is active, not {safe_repr(span)}")
         return False

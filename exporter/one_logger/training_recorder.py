@@ -19,7 +19,7 @@ from exporter.training.blocks import HotBlock
 from exporter.training.kinds import BlockKind
 from exporter.training.rare_blocks import begin_block, end_block
 from exporter.training.recorder import TRAINING
-from exporter.training.spans import ErrorEvent, Event, InertSpan, Span
+from exporter.training.spans import ErrorEvent, Event, NonRecordingSpan, Span
 
 __all__ = ["TrainingRecorder", "get_recorder"]
 
@@ -171,7 +171,7 @@ class TrainingRecorder(DefaultRecorder):
 
     def on_training_single_iteration_start(
         self, start_time: TracingTimestamp | None = None
-    ) -> Span | InertSpan:
+    ) -> Span | NonRecordingSpan:
         """Report the start of a training iteration."""
         return callbacks.on_training_single_iteration_start(_milliseconds(start_time))
 
@@ -189,7 +189,7 @@ class TrainingRecorder(DefaultRecorder):
 
     def on_validation_single_iteration_start(
         self, start_time: TracingTimestamp | None = None
-    ) -> Span | InertSpan:
+    ) -> Span | NonRecordingSpan:
         """Report the start of a validation iteration."""
         return callbacks.on_validation_single_iteration_start(_milliseconds(start_time))
 

@@ -87,7 +87,7 @@ class TracingTimestamp:
         return cls(*(data[name] for name in names))
 
 
-def moment(given: object) -> TracingTimestamp:
+def to_timestamp(given: object) -> TracingTimestamp:
     """Return the timestamp passed by a job; the present time for None and for any other object."""
     if type(given) is TracingTimestamp:
         return given

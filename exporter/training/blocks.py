@@ -22,12 +22,12 @@ from exporter.training.observer import ObservedBlock
 from exporter.training.recorder import TRAINING
 from exporter.training.records import EvaluationStepEnded
 from exporter.training.span_log import log_begin, log_end
-from exporter.training.spans import InertSpan, Span
+from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK = TRAINING.clock
 
 
-class HotBlock(StackEntry, InertSpan):
+class HotBlock(StackEntry, NonRecordingSpan):
     """Block of a phase that is entered in each step; reusable, and a decorator."""
 
     __slots__ = ("kind", "twins", "observed", "began", "thread")
@@ -41,7 +41,7 @@ class HotBlock(StackEntry, InertSpan):
         self.observed: ObservedBlock | None = None
         self.twins: list[HotBlock] = []  # open blocks of reentrant uses
 
-    def __enter__(self) -> Span | InertSpan:
+    def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
         totals = self.totals
         now = monotonic()
@@ -93,7 +93,7 @@ class HotBlock(StackEntry, InertSpan):
 
     # The slow path ---------------------------------------------------------------------------------------
 
-    def _enter_slowly(self, now: float) -> Span | InertSpan:
+    def _enter_slowly(self, now: float) -> Span | NonRecordingSpan:
         if self.is_open:
             twin = type(self)(self.kind)
             twin.thread = get_ident()
@@ -230,7 +230,7 @@ class EvaluationBlock(HotBlock):
 
     __slots__ = ()
 
-    def __enter__(self) -> Span | InertSpan:
+    def __enter__(self) -> Span | NonRecordingSpan:
         return self._enter_slowly(monotonic())
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

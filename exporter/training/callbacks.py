@@ -19,7 +19,7 @@ from exporter.training.loop_values import loop_values
 from exporter.training.rare_blocks import begin_block, end_block, moment_of
 from exporter.training.recorder import TRAINING
 from exporter.training.records import SaveSucceeded
-from exporter.training.spans import InertSpan, Span
+from exporter.training.spans import NonRecordingSpan, Span
 
 
 def _begin(kind: BlockKind, start_time_msec: float | None) -> Span:
@@ -30,7 +30,7 @@ def _end(kind: BlockKind, finish_time_msec: float | None) -> None:
     end_block(kind, kind.end, at=moment_of(finish_time_msec, kind.end))
 
 
-def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | InertSpan:
+def _begin_hot(kind: BlockKind, start_time_msec: float | None) -> Span | NonRecordingSpan:
     now, call = monotonic(), kind.begin
     began = None if start_time_msec is None else moment_of(start_time_msec, call).perf_counter_seconds
     block = hot_block(kind)
@@ -163,7 +163,7 @@ def on_train_end(finish_time_msec: float | None = None) -> None:
     _end(kinds.TRAINING_LOOP, finish_time_msec)
 
 
-def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span | InertSpan:
+def on_training_single_iteration_start(start_time_msec: float | None = None) -> Span | NonRecordingSpan:
     """Record the begin of a training iteration."""
     return _begin_hot(kinds.TRAINING_ITERATION, start_time_msec)
 
@@ -183,7 +183,7 @@ def on_validation_end(finish_time_msec: float | None = None) -> None:
     _end(kinds.VALIDATION_LOOP, finish_time_msec)
 
 
-def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span | InertSpan:
+def on_validation_single_iteration_start(start_time_msec: float | None = None) -> Span | NonRecordingSpan:
     """Record the begin of a batch of a validation."""
     return _begin_hot(kinds.VALIDATION_ITERATION, start_time_msec)
 

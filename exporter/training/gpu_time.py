@@ -24,7 +24,7 @@ from exporter.training.phases import PHASES
 SHORTEST_STEP_SECONDS = 0.005
 PER_SECOND = 10
 SHARE = 0.005
-MOST_EVENTS = 1024
+MAX_EVENTS = 1024
 """Events that may be under way; a job that queues more is not timed."""
 COLLECT_EVENTS = 256
 """Events under way at which some are collected within a step."""
@@ -152,7 +152,7 @@ class GpuTimer:
         began = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda
-            if cuda.is_current_stream_capturing() or len(self._marks) >= MOST_EVENTS:
+            if cuda.is_current_stream_capturing() or len(self._marks) >= MAX_EVENTS:
                 return self._forget()
             event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
             event.record()

@@ -13,7 +13,7 @@ from exporter.training.blocks import EvaluationBlock, HotBlock
 from exporter.training.kinds import BlockKind
 from exporter.training.recorder import MANY_RECORDS, TRAINING
 from exporter.training.records import IterationEnded
-from exporter.training.spans import InertSpan, Span
+from exporter.training.spans import NonRecordingSpan, Span
 
 _CLOCK = TRAINING.clock
 _new_record = tuple.__new__  # a third of the time of a named tuple's own constructor
@@ -26,7 +26,7 @@ class IterationBlock(HotBlock):
 
     __slots__ = ("work", "waits")
 
-    def __enter__(self) -> Span | InertSpan:
+    def __enter__(self) -> Span | NonRecordingSpan:
         clock = _CLOCK
         now = monotonic()
         if (
@@ -159,7 +159,7 @@ class InferredIterationBlock(IterationBlock):
 
     __slots__ = ()
 
-    def __enter__(self) -> Span | InertSpan:
+    def __enter__(self) -> Span | NonRecordingSpan:
         return self._enter_slowly(monotonic())
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

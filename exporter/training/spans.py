@@ -1,6 +1,6 @@
 """Spans and events, with one-logger's names and signatures.
 
-An event owns a copy of the attributes, and a span keeps only the latest events. Every change of a span is a single operation
+Events copy their attributes. Spans keep only the latest events. Every change of a span is a single operation
 on a dictionary or a deque, so no lock is needed.
 """
 
@@ -22,16 +22,16 @@ from exporter.training.attributes import (
     SpanName,
     TracingTimestamp,
     assert_that,
-    moment,
+    to_timestamp,
 )
 from exporter.training.misuse import report
 
 DURATION = "duration_msec"
 SPAN_START, SPAN_STOP = "span_start", "span_stop"
 ERROR, TELEMETRY_DATA_ERROR = "error", "telemetry_data_error"
-MOST_EVENTS = 64
+MAX_EVENTS = 64
 """Limit of a span's events, in addition to start and stop; the latest are kept."""
-LONGEST_TRACEBACK = 16_384
+MAX_TRACEBACK_CHARACTERS = 16_384
 """Maximum characters of a traceback; the end is kept."""
 
 
@@ -39,7 +39,7 @@ NO_ID = UUID(int=0)
 
 
 class Event:
-    """Immutable event of a span, with attributes and always `timestamp_msec`."""
+    """Event of a span. The attributes always include `timestamp_msec`."""
 
     __slots__ = ("name", "timestamp", "attributes")
 
@@ -47,25 +47,25 @@ class Event:
         self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None
     ) -> None:
         self.name = name
-        self.timestamp = moment(timestamp)
+        self.timestamp = to_timestamp(timestamp)
         # A copy: the caller may change the original while exporters read.
         self.attributes = Attributes.of(attributes).copied()
         self.attributes.add("timestamp_msec", self.timestamp.milliseconds_since_epoch)
 
     @property
     def name_str(self) -> str:
-        """Name as text."""
+        """Text of the name."""
         return to_name(self.name)
 
     @classmethod
     def create(
         cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
     ) -> Event:
-        """Return a new event, at the present time unless given."""
-        return cls(name, moment(timestamp), attributes)
+        """Return a new event; the time defaults to the current time."""
+        return cls(name, to_timestamp(timestamp), attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a dictionary for `from_json`."""
+        """Return a JSON-compatible dictionary, the input of `from_json`."""
         return {
             "name": self.name_str,
             "timestamp": self.timestamp.to_json(),
@@ -74,7 +74,7 @@ class Event:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Return the event of a `to_json` dictionary, of any event class; raises OneLoggerError if invalid."""
+        """Return the event of a dictionary of `to_json`, in its event class; raises OneLoggerError if invalid."""
         assert_that(data and data.get("name") and data.get("timestamp"), f"not an event: {data}")
         at = TracingTimestamp.from_json(data["timestamp"])
         attributes = Attributes.from_json(data.get("attributes") or {})
@@ -99,7 +99,7 @@ class Event:
 
 
 class ErrorEvent(Event):
-    """Error of the application: a message, and class, text and traceback of an exception."""
+    """Error of the application: message, and class, message and traceback of the exception."""
 
     __slots__ = ("error_message", "exception_type", "exception_message", "exception_traceback")
 
@@ -128,7 +128,7 @@ class ErrorEvent(Event):
         exception_traceback: str | None = None,
         timestamp: TracingTimestamp | None = None,
     ) -> ErrorEvent:
-        """Return a new error event, with the exception's traceback; the time is the present time unless given."""
+        """Return a new error event with the traceback of the exception; the time defaults to the current time."""
         kind = text = None
         if isinstance(exception, BaseException):
             kind = type(exception).__name__
@@ -137,11 +137,13 @@ class ErrorEvent(Event):
             except Exception:  # noqa: BLE001  # the user's own `__str__`
                 text = kind
             if exception.__traceback__ is not None and not exception_traceback:
-                exception_traceback = "".join(traceback.format_exception(exception))[-LONGEST_TRACEBACK:]
-        return cls(moment(timestamp), error_message, kind, text, exception_traceback)
+                exception_traceback = "".join(traceback.format_exception(exception))[
+                    -MAX_TRACEBACK_CHARACTERS:
+                ]
+        return cls(to_timestamp(timestamp), error_message, kind, text, exception_traceback)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a dictionary for `from_json`."""
+        """Return a JSON-compatible dictionary, the input of `from_json`."""
         data = super().to_json() | {"error_message": self.error_message}
         if self.exception_type is not None:
             data["exception_type"] = self.exception_type
@@ -151,12 +153,12 @@ class ErrorEvent(Event):
 
 
 class TelemetryDataError(Event):
-    """Event about incomplete telemetry, a defect of the telemetry and not of the application."""
+    """Event that reports incomplete telemetry, as opposed to an error of the application."""
 
     __slots__ = ("error_message", "error_type")
 
     class ErrorType(Name):
-        """Degree of the loss: all telemetry, or a part."""
+        """Type of the loss: no telemetry, or incomplete telemetry."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"
         INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
@@ -181,11 +183,11 @@ class TelemetryDataError(Event):
         error_message: str,
         attributes: Attributes | None = None,
     ) -> TelemetryDataError:
-        """Return a new event at the present time."""
+        """Return a new event at the current time."""
         return cls(TracingTimestamp.now(), error_type, error_message, attributes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a dictionary for `from_json`."""
+        """Return a JSON-compatible dictionary, the input of `from_json`."""
         return super().to_json() | {"error_type": self.error_type.value, "error_message": self.error_message}
 
 
@@ -229,13 +231,13 @@ class Span:
         start_event_attributes: Attributes | None = None,
         start_time: TracingTimestamp | None = None,
     ) -> Span:
-        """Return a new span that starts now, unless a time is given; not exported by this call."""
-        start = Event(SPAN_START, moment(start_time), start_event_attributes)
+        """Return a new span, which this call does not export; the start time defaults to the current time."""
+        start = Event(SPAN_START, to_timestamp(start_time), start_event_attributes)
         return cls(uuid4(), name, start, parent_span, span_attributes)
 
     @property
     def name_str(self) -> str:
-        """Name as text."""
+        """Text of the name."""
         return to_name(self.name)
 
     def set_initial_attributes(self, attributes: Attributes) -> None:
@@ -245,7 +247,7 @@ class Span:
 
     @property
     def events(self) -> list[Event]:
-        """The start, the latest events, oldest first, and the stop, if any."""
+        """Start event, latest events (oldest first), and stop event of an ended span."""
         stop = [] if self.stop_event is None else [self.stop_event]
         return [self.start_event, *(self._events or ()), *stop]
 
@@ -256,7 +258,7 @@ class Span:
 
     @property
     def attributes(self) -> Attributes:
-        """All of them, a new collection of the class that the span was given."""
+        """Initial and updated attributes, merged into a new collection of the class of the initial attributes."""
         return type(self.initial_attributes).merge(self.initial_attributes, self.updated_attributes)
 
     def stop(
@@ -267,16 +269,16 @@ class Span:
         """Stop the span, now unless a time is given; ignored if already stopped."""
         if self.stop_event is not None:
             return
-        stop = Event(SPAN_STOP, moment(stop_time), stop_event_attributes)
+        stop = Event(SPAN_STOP, to_timestamp(stop_time), stop_event_attributes)
         self.stop_event = stop
         seconds = stop.timestamp.perf_counter_seconds - self.start_event.timestamp.perf_counter_seconds
         self.add_attribute(DURATION, max(round(seconds * 1000), 0))
 
     def add_event(self, event: Event) -> Event:
-        """Add an event; an event after the stop is misuse and ignored."""
+        """Add an event. After the stop, the event is ignored and counted as misuse."""
         given: object = event
         if not isinstance(given, Event) or self.stop_event is not None:
-            expected = f"an Event, of a span that has not ended yet: {self.name_str}"
+            expected = f"an Event before the end of the span {self.name_str}"
             report("Span.add_event", "stopped_span", expected)
         else:
             self.keep(event)
@@ -287,7 +289,7 @@ class Span:
     def keep(self, event: Event) -> None:
         """Add an event without notifying the recorder."""
         if self._events is None:
-            self._events = deque(maxlen=MOST_EVENTS)
+            self._events = deque(maxlen=MAX_EVENTS)
         self._events.append(event)
 
     def add_attribute(self, name: str, value: AttributeValue) -> Attribute:
@@ -295,28 +297,28 @@ class Span:
         return self.updated_attributes.add_attribute(Attribute(name, value))
 
     def add_attributes(self, attributes: Attributes) -> None:
-        """Set all of a collection."""
+        """Set all attributes of a collection."""
         self.updated_attributes.update(Attributes.of(attributes))
 
     def duration_msec(self) -> int:
         """Return the duration in whole milliseconds, rounded; raises OneLoggerError for an active span."""
-        found: int | None = self.updated_attributes.get_int_value(DURATION)
-        if found is None:
+        duration: int | None = self.updated_attributes.get_int_value(DURATION)
+        if duration is None:
             raise OneLoggerError(f"{self} has not ended")
-        return found
+        return duration
 
-    def as_started(self, exported_parent: Span | None) -> Span:
-        """Return a copy of the span at the start, for other threads, with the parent that exporters know."""
+    def copy_at_start(self, exported_parent: Span | None) -> Span:
+        """Return a copy of the span at its start, for other threads, with the nearest exported parent."""
         attributes = self.initial_attributes.copied()
         copy = Span(self.id, self.name, self.start_event, self.parent_span, attributes)
         copy.exported_parent = exported_parent
         return copy
 
-    def as_it_is(self, exported_parent: Span | None) -> Span:
-        """Return a copy of the present span, for other threads, with the parent that exporters know."""
-        copy = self.as_started(exported_parent)
+    def snapshot_copy(self, exported_parent: Span | None) -> Span:
+        """Return a copy of the current span, for other threads, with the nearest exported parent."""
+        copy = self.copy_at_start(exported_parent)
         copy.updated_attributes.update(self.updated_attributes)
-        copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # of the same class
+        copy._events = None if self._events is None else self._events.copy()  # noqa: SLF001  # both are spans
         copy.stop_event = self.stop_event
         return copy
 
@@ -331,7 +333,7 @@ class Span:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Span:
-        """Return the span of a `to_json` dictionary, also one-logger's; raises OneLoggerError if invalid."""
+        """Return the span of a dictionary of `to_json` or of one-logger; raises OneLoggerError if invalid."""
         complete = data and data.get("name") and data.get("id") and data.get("events")
         assert_that(complete, f"not a span: {data}")
         start, *others = [Event.from_json(event) for event in data["events"]]
@@ -348,8 +350,8 @@ class Span:
         return f"Span({self.name_str!r}, id={self.id}, {'active' if self.active else 'stopped'})"
 
 
-class InertSpan:
-    """Span of a block without observers; changes have no effect."""
+class NonRecordingSpan:
+    """Span of a block that no observer receives; changes have no effect."""
 
     __slots__ = ()
 
@@ -365,7 +367,7 @@ class InertSpan:
 
     @property
     def active(self) -> bool:
-        """True if the block is open."""
+        """False: the span records nothing."""
         return False
 
     def add_event(self, event: Event) -> Event:

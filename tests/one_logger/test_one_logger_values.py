@@ -16,7 +16,7 @@ from exporter.one_logger.config import TelemetryConfig
 from exporter.one_logger.timers import MetricSummarizer, Timer
 from exporter.recording.conversion import to_attribute
 from exporter.training.attributes import Attribute, Attributes, TracingTimestamp
-from exporter.training.spans import MOST_EVENTS, ErrorEvent, Event, Span, TelemetryDataError
+from exporter.training.spans import MAX_EVENTS, ErrorEvent, Event, Span, TelemetryDataError
 
 
 class Device:
@@ -189,7 +189,7 @@ def test_d42_d43_a_span_of_many_events_keeps_the_latest_and_costs_the_same() -> 
     for number in range(10_000):
         span.add_event(Event.create("update", Attributes({"number": number})))
 
-    assert len(span.events) == MOST_EVENTS + 1
+    assert len(span.events) == MAX_EVENTS + 1
     assert span.events[-1].attributes.get_int_value("number") == 9_999
     assert span.active
 
@@ -209,7 +209,7 @@ def test_attributes_may_be_set_while_another_thread_reads_them() -> None:
     writer.start()
     reads = 0
     while not done.is_set():
-        assert type(span.as_it_is(None).attributes) is standard_attributes.TestingMetricsUpdateAttributes
+        assert type(span.snapshot_copy(None).attributes) is standard_attributes.TestingMetricsUpdateAttributes
         reads += 1
     writer.join()
 

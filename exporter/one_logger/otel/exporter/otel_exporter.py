@@ -28,7 +28,7 @@ from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 __all__ = ["OTelExporter"]
 
 SPAN_ID = "one_logger_span_id"
-MOST_EVENTS = 1024
+MAX_EVENTS = 1024
 """Latest events of a span that are sent."""
 MOST_UNSENT = 4096
 """Latest ended spans that are kept while the backend rejects them."""
@@ -121,7 +121,7 @@ class OTelExporter(BaseExporter):
     @cached_property
     def _tracer(self) -> Any:
         """Tracer of this exporter; created at the first record, when the application name is set."""
-        resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MOST_EVENTS)
+        resource, limits = self._resource or self._default_resource(), SpanLimits(max_events=MAX_EVENTS)
         # `close` shuts the provider down; atexit would do so before the last spans arrive.
         provider = TracerProvider(resource=resource, span_limits=limits, shutdown_on_exit=False)
         return provider.get_tracer("training-exporter")
