@@ -21,7 +21,7 @@ from exporter.recording.notices import log_once
 from exporter.recording.stat import metric
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.worker import Counter, Worker
-from exporter.training.attributes import Attributes, SpanName, TracingTimestamp
+from exporter.training.attributes import Attributes, SpanName, TracingTimestamp, assert_that
 from exporter.training.recorder import TRAINING
 from exporter.training.spans import ErrorEvent, Event, Span, TelemetryDataError
 

@@ -24,7 +24,7 @@ from exporter.one_logger.recorders import DefaultRecorder
 from exporter.one_logger.training_recorder import UNCONFIGURED, TrainingRecorder, get_recorder
 from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import NOTICES
-from exporter.training.attributes import SpanName
+from exporter.training.attributes import SpanName, assert_that
 from exporter.training.misuse import report
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from exporter.one_logger.names import ApplicationType, CheckPointStrategy
 from exporter.recording.conversion import AttributeValue
-from exporter.training.attributes import Attribute, Attributes
+from exporter.training.attributes import Attribute, Attributes, assert_that
 
 if TYPE_CHECKING:
     from typing_extensions import Self

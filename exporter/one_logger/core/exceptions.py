@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from exporter.errors import OneLoggerError
+from exporter.training.attributes import assert_that
 
-__all__ = ["OneLoggerError", "require"]
+__all__ = ["OneLoggerError", "assert_that"]
