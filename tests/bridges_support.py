@@ -52,29 +52,9 @@ print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """Code by which a live process prints its page; `TESTS` is on the import path."""
 
 LIGHTNING = """
-import logging, warnings
+import warnings
 warnings.simplefilter("ignore")
-import torch
-import lightning.pytorch as pl
-for name in ("lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(name).setLevel(logging.ERROR)
-from torch.utils.data import DataLoader, TensorDataset
-
-class Module(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-    def training_step(self, batch, index):
-        return self.layer(batch[0]).pow(2).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.125)
-
-def loader(samples, size=4, **options):
-    return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=size, **options)
-
-def bare_trainer(**options):
-    return pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, accelerator="cpu",
-                      default_root_dir=".", **{"devices": 1, **options})
+from programs.lightning_parts import Module, loader, pl, quiet_trainer
 """
 """First lines of a job with Lightning."""
 

@@ -16,7 +16,7 @@ from bridges_support import (
     VALIDATED,
     Job,
     job,
-    loops,
+    recorded_job,
     script,
     wanted,
 )
@@ -26,148 +26,10 @@ import exporter_auto
 pytestmark = [wanted("lightning"), pytest.mark.timeout(240)]
 
 LOOPS = """
-import contextlib, copy, os, pickle
-from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-from torch.utils.data import IterableDataset
-from exporter.bridges import lightning as bridge
-
-class Trained(Module):
-    def validation_step(self, batch, index):
-        pass
-    test_step = validation_step
-
-class Gan(Module):
-    automatic_optimization = False
-    def training_step(self, batch, index):
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(self.layer(batch[0]).mean())
-            optimizer.step()
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.Adam(self.parameters())]
-
-class Failing(TorchCheckpointIO):
-    def save_checkpoint(self, checkpoint, path, storage_options=None):
-        if "bad" in str(path):
-            raise OSError(28, "No space left on device")
-        super().save_checkpoint(checkpoint, path, storage_options)
-
-class Sending(pl.Callback):
-    def on_train_batch_end(self, trainer, *rest):
-        trainer = copy.deepcopy(pickle.loads(pickle.dumps(trainer)))
-        print("pickled", [type(each).__name__ for each in trainer.callbacks])
-
-def trainer(callbacks=(), **options):
-    return bare_trainer(**{"max_epochs": 1, "enable_checkpointing": False, "num_sanity_val_steps": 0, **options},
-                        callbacks=[*callbacks, bridge.callback()])
-
-def accumulation():
-    trainer(accumulate_grad_batches=2, max_epochs=2, num_sanity_val_steps=1).fit(Trained(), loader(20), loader(8))
-
-def two_optimizers():
-    made = trainer()
-    made.fit(Gan(), loader(12))
-    made.save_checkpoint("gan.ckpt")
-
-def two_optimizers_resumed():
-    trainer(max_epochs=2).fit(Gan(), loader(12), ckpt_path="gan.ckpt")
-
-def failed_save():
-    class Saving(pl.Callback):
-        def on_train_batch_end(self, trainer, *rest):
-            with contextlib.suppress(OSError):
-                trainer.save_checkpoint("bad.ckpt")
-            trainer.save_checkpoint("good.ckpt")
-            trainer.save_checkpoint("weights.ckpt", weights_only=True)
-    trainer([Saving()], plugins=[Failing()]).fit(Module(), loader(8))
-    assert os.path.exists("good.ckpt")
-
-def asynchronous():
-    class Saving(pl.Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, index):
-            trainer.save_checkpoint(f"{'good' if index < 2 else 'bad'}{index}.ckpt")
-    with contextlib.suppress(OSError):
-        trainer([Saving()], plugins=[AsyncCheckpointIO(Failing())]).fit(Module(), loader(12))
-
-def asynchronous_again():
-    class Saving(pl.Callback):
-        def on_train_batch_end(self, trainer, *rest):
-            trainer.save_checkpoint(f"again{trainer.global_step}.ckpt")
-    made = trainer([Saving()], plugins=[AsyncCheckpointIO(TorchCheckpointIO())])
-    for epochs in (1, 2):
-        made.fit_loop.max_epochs = epochs
-        made.fit(Module(), loader(4))
-
-def failing():
-    class Failing(Module):
-        def training_step(self, batch, index):
-            if index == 2:
-                raise ZeroDivisionError("amid an iteration")
-            return super().training_step(batch, index)
-    try:
-        trainer().fit(Failing(), loader(16))
-    except ZeroDivisionError as error:
-        print("raised", error)
-    trainer().fit(Module(), loader(4))
-
-def failing_callback():
-    class Failing(pl.Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, index):
-            if index == 2:
-                raise ZeroDivisionError("after a step")
-    with contextlib.suppress(ZeroDivisionError):
-        trainer([Failing()]).fit(Module(), loader(16))
-
-def several_loops():
-    made, module = trainer(), Trained()
-    made.fit(module, loader(8))
-    made.test(module, loader(12), verbose=False)
-    made.fit_loop.max_epochs = 2
-    made.fit(module, loader(8))
-    made.validate(module, loader(4), verbose=False)
-
-def resumed():
-    made = trainer()
-    made.fit(Module(), loader(8))
-    made.save_checkpoint("resume.ckpt")
-    trainer(max_epochs=3).fit(Module(), loader(8), ckpt_path="resume.ckpt")
-
-def without_length():
-    class Endless(IterableDataset):
-        def __iter__(self):
-            return iter(torch.randn(5, 4).split(1))
-    class Bare(Module):
-        def training_step(self, batch, index):
-            return self.layer(batch).pow(2).mean()
-    trainer().fit(Bare(), DataLoader(Endless(), batch_size=None))
-    class Reader(Module):
-        def training_step(self, dataloader_iter):
-            batch, _, _ = next(dataloader_iter)
-            return self.layer(batch[0]).pow(2).mean()
-    trainer().fit(Reader(), loader(8))
-
-def not_finite():
-    class Odd(Module):
-        def training_step(self, batch, index):
-            loss = super().training_step(batch, index)
-            return loss * (float("nan") if index == 1 else float("inf") if index == 2 else 1)
-    trainer(gradient_clip_val=1.0).fit(Odd(), loader(12))
-
-def given_up():
-    class Skipping(Trained):
-        def on_train_batch_start(self, batch, index):
-            return -1 if index == 1 and self.current_epoch == 0 else None
-    class Failing(pl.Callback):
-        def on_validation_start(self, trainer, module):
-            if trainer.current_epoch == 1:
-                raise ZeroDivisionError("in a validation")
-    with contextlib.suppress(ZeroDivisionError):
-        trainer([Failing()], max_epochs=2).fit(Skipping(), loader(12), loader(4))
-
-def pickled():
-    trainer([Sending()]).fit(Module(), loader(8))
+from programs import lightning_loops, loops
+loops.run(lightning_loops)
 """
-recorded = loops(LIGHTNING, LOOPS)
+recorded = recorded_job(LIGHTNING + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     # A step is an optimizer step; the sanity check adds validation time but no validation.
@@ -214,7 +76,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "without_length": {STEPS: 5 + 2},
     "not_finite": {"nonfinite_total kind=loss value=nan": 2},
     # A completed step counts although its epoch is aborted or its validation fails.
-    "given_up": {STEPS: 1 + 3, VALIDATED: 0},
+    "aborted_epoch_and_failed_validation": {STEPS: 1 + 3, VALIDATED: 0},
     "pickled": {STEPS: 2, "phase data_loading": 2},
 }
 
@@ -232,7 +94,7 @@ def test_loops_without_a_fixed_number_of_steps_are_recorded(recorded: Job) -> No
 
 def test_exceptions_propagate_and_a_trainer_can_be_pickled_and_copied_while_training(recorded: Job) -> None:
     assert "raised amid an iteration" in recorded.done.stdout
-    assert recorded.done.stdout.count("pickled ['Sending', 'ExporterCallback']") == 2
+    assert recorded.done.stdout.count("pickled ['Pickling', 'ExporterCallback']") == 2
 
 
 # Without a line of code ---------------------------------------------------------------------------------------
@@ -242,7 +104,7 @@ callbacks = []
 if {explicit}:
     from exporter.bridges import lightning
     callbacks.append(lightning.callback())
-bare_trainer(max_epochs=2, callbacks=callbacks).fit(Module(), loader(12))
+quiet_trainer(max_epochs=2, callbacks=callbacks).fit(Module(), loader(12))
 """
 
 
@@ -250,8 +112,8 @@ bare_trainer(max_epochs=2, callbacks=callbacks).fit(Module(), loader(12))
 def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explicit: bool) -> None:
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"not installed: {package}")
-    program = LIGHTNING.replace("lightning.pytorch", package) + UNCHANGED.format(explicit=explicit)
-    recorded = job(tmp_path, program, AUTO)
+    program = LIGHTNING + UNCHANGED.format(explicit=explicit)
+    recorded = job(tmp_path, program, {**AUTO, "LIGHTNING_PACKAGE": package})
 
     assert recorded.unlike({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVED: 2}) == {}
 
@@ -275,7 +137,7 @@ class Ranked(Module):
         return loader(3 * size, size)
 
 if __name__ == "__main__":
-    bare_trainer(max_epochs=1, enable_checkpointing=False, devices=2, strategy="{strategy}",
+    quiet_trainer(max_epochs=1, enable_checkpointing=False, devices=2, strategy="{strategy}",
                  use_distributed_sampler=False).fit(Ranked())
 """
 STARTED = {

@@ -177,8 +177,8 @@ configure().configure_provider()
 with application():
     with model_init():
         module = Module()
-    trainer = bare_trainer(max_epochs=1, accumulate_grad_batches=2, enable_checkpointing=False,
-                           callbacks=[Instrumented()])
+    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, enable_checkpointing=False,
+                            callbacks=[Instrumented()])
     trainer.fit(module, loader(16, 2))
 """
 
