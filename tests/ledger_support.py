@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from exporter.families import visible_name
+from exporter.feed.ownership import DirectoryOwnership
 from exporter.feed.reader import FeedEntry, FeedReader, Scan
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
 from exporter.ledger.collector import JobCollector
@@ -83,14 +84,24 @@ def a_snapshot(
     return Snapshot(process, sequence, written, 1.0, Recording(stats, final), dropped or {})
 
 
+class HeldOwnership(DirectoryOwnership):
+    """Ownership of an in-memory feed directory."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("memory"))
+
+    def acquire(self) -> bool:
+        return True
+
+
 @dataclass
 class MemoryFeed(FeedReader):
     """In-memory feed directory that replaces `FeedReader`, which has separate tests with files."""
 
     files: dict[str, FeedEntry] = field(default_factory=dict)
     refused: tuple[tuple[str, str], ...] = ()
-    owned: bool = True
     removable: bool = True
+    ownership: DirectoryOwnership = field(default_factory=HeldOwnership)
 
     def put(
         self, snapshot: Snapshot, *, alive: bool = True, age_seconds: float = 0.5, pid: int | None = None
@@ -102,9 +113,6 @@ class MemoryFeed(FeedReader):
 
     def scan(self) -> Scan:
         return Scan(tuple(self.files.values()), self.refused)
-
-    def acquire_ownership(self) -> bool:
-        return self.owned
 
     def remove(self, process_id: str) -> bool:
         if not self.removable:

@@ -168,7 +168,7 @@ class SidecarService:
     def own_feed(self) -> bool:
         """Become the owner of the feed directory; False if a different sidecar owns the directory. Raises FeedDirectoryError."""
         prepare_directory(self.feed_directory)
-        return self._reader.acquire_ownership() or runs.owner(self.feed_directory) is None
+        return self._reader.ownership.acquire() or runs.owner(self.feed_directory) is None
 
     def start(self) -> None:
         """Prepare the feed directory, bind the addresses, and start to collect; raises as `serve`.
@@ -182,7 +182,7 @@ class SidecarService:
         self._check_directories()
         prepare_directory(self.feed_directory)
         self._server.start()
-        self._reader.acquire_ownership()
+        self._reader.ownership.acquire()
         self._write_rules()
         self._wiring.follow(self._reloader.current)
         every = SILENT_INTERVAL_SECONDS
@@ -194,7 +194,7 @@ class SidecarService:
         self._server.stop()
         self._scheduler.stop()
         self._wiring.close()
-        self._reader.release_ownership()
+        self._reader.ownership.release()
 
     def _check_directories(self) -> None:
         """Check the directories before any file is written; creates a missing state directory."""
@@ -245,7 +245,7 @@ class SidecarService:
     def _write_rules(self) -> None:
         """Write `overrides.json` if this sidecar owns the directory; tried after each pass, since a full disk may recover."""
         wanted = self._reloader.current
-        if not self._reader.owns:
+        if not self._reader.ownership.is_held:
             self._written_rules = None
         elif self._written_rules is not wanted:
             try:

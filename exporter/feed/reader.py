@@ -20,8 +20,9 @@ from exporter.feed import files
 from exporter.feed.decoder import ROOM_BYTES, Decoder
 from exporter.feed.directory import check_directory, is_trusted, own_uid
 from exporter.feed.encoder import HEADER, MAX_BYTES
-from exporter.feed.entries import ForeignEntry, foreign_uid, own_entry, trusted_entries
-from exporter.feed.files import FEED, LOCK, RecordLock, holder, open_regular, process_of, remove_process
+from exporter.feed.entries import ForeignEntry, foreign_uid, own_entry
+from exporter.feed.files import FEED, LOCK, holder, open_regular, process_of, remove_process
+from exporter.feed.ownership import DirectoryOwnership
 from exporter.feed.runs import own_name
 from exporter.feed.shares import ChangedFile, FileCost, displaced, files_of_pass, files_of_users
 from exporter.feed.snapshot import Snapshot
@@ -72,12 +73,22 @@ class Scan:
     waiting: tuple[str, ...] = ()  # names of files that were not read yet; a later pass reads them
 
 
+@dataclass(frozen=True, slots=True)
+class _FileState:
+    """State of a file, which differs after a change even if inodes are reused and times are coarse."""
+
+    inode: int
+    modified_ns: int
+    size: int
+    header: bytes  # sequence and checksum
+
+
 @dataclass(slots=True)
 class _Known:
     """Result of the last read of a file, used while the file is unchanged."""
 
-    state: tuple[object, ...] = ()  # of the content that was read last
-    seen: tuple[object, ...] = ()  # as of the last pass
+    state: _FileState | None = None  # of the content that was read last
+    seen: _FileState | None = None  # as of the last pass
     outcome: Snapshot | str = ""  # the snapshot, the reason for the refusal, or empty before the first read
     pid: int | None = None  # holder of the lock, 0 in an invisible pid namespace
     uid: int = -1
@@ -98,8 +109,6 @@ class FeedReader:
     a configured directory the files of all users are read. Files beyond the limits are refused; known files have precedence.
     """
 
-    # error that prevents ownership of the directory; empty if a different reader owns the directory
-    not_owned = ""
     foreign: tuple[ForeignEntry, ...] = ()  # foreign entries with names of the exporter, as of the last scan
 
     def __init__(
@@ -113,18 +122,13 @@ class FeedReader:
     ) -> None:
         self._directory = os.fspath(directory)
         self._trusted = is_trusted(directory)
+        self.ownership = DirectoryOwnership(directory)
         self._monotonic, self._clock = monotonic, clock
         self._max_bytes, self._max_files = max_bytes, max_files
         self._known: dict[str, _Known] = {}
         self._decoded = 0
         self._passes = 0
         self._leftovers: dict[str, float] = {}
-        self._owner_lock: RecordLock | None = None
-
-    @property
-    def owns(self) -> bool:
-        """True after a successful `acquire_ownership` without a later release."""
-        return self._owner_lock is not None
 
     def scan(self) -> Scan:
         """Scan every file; raises `FeedDirectoryError` if the directory is missing, foreign or unreadable."""
@@ -149,35 +153,6 @@ class FeedReader:
         self.foreign = tuple(self._foreign_entries())
         return scan
 
-    def acquire_ownership(self) -> bool:
-        """Acquire or keep the ownership; returns False if a different reader owns the directory, or writing fails.
-
-        In a shared directory, a foreign lock file is ignored: this reader locks a file with an alternative name.
-        """
-        if self._owner_lock is not None:
-            if self._owner_lock.keep():
-                return True
-            self.release_ownership()
-        usual = os.path.join(self._directory, files.OWNER_LOCK)
-        path = own_entry(usual)
-        mode = files.SHARED_MODE if self._trusted else files.OWN_MODE
-        try:
-            if any(_is_held(other) for other in trusted_entries(usual) if other != path):
-                self.not_owned = ""
-                return False
-            self._owner_lock = RecordLock.take(path, create_mode=mode)
-        except OSError as error:
-            self.not_owned = f"{path}: {error.strerror}"
-            return False
-        self.not_owned = ""
-        return self._owner_lock is not None
-
-    def release_ownership(self) -> None:
-        """Release the ownership."""
-        if self._owner_lock is not None:
-            self._owner_lock.release()
-            self._owner_lock = None
-
     def remove(self, process_id: str) -> bool:
         """Remove the files of a process after its totals were saved; returns True if no file is left.
 
@@ -185,7 +160,7 @@ class FeedReader:
         not read by a `scan`; a later call can succeed.
         """
         name = process_id + FEED
-        if self._owner_lock is None or not self._owner_lock.keep() or process_of(name) is None:
+        if not self.ownership.keep() or process_of(name) is None:
             return False
         known = self._known.get(name)
         if known is not None and not self._is_over(known):
@@ -380,11 +355,11 @@ class FeedReader:
 
     def _clear_leftovers(self, names: list[str]) -> None:
         """Remove files of processes that died before the first snapshot, and empty feed files."""
-        if self._owner_lock is None or not self._owner_lock.keep():
+        if not self.ownership.keep():
             return
         now = self._monotonic()
         processes = {process for each in names if (process := process_of(each)) is not None}
-        empty = {name for name, each in self._known.items() if each.seen[2:3] == (0,)}
+        empty = {name for name, each in self._known.items() if each.seen is not None and not each.seen.size}
         orphans = processes - {name.removesuffix(FEED) for name in names if name not in empty}
         self._leftovers = {process: self._leftovers.get(process, now) for process in orphans}
         for process, seen in list(self._leftovers.items()):
@@ -400,13 +375,6 @@ def _uid(name: str, directory: int) -> int:
         return -1
 
 
-def _is_held(path: str) -> bool:
-    try:
-        return holder(path) is not None
-    except OSError:
-        return False
-
-
-def _state(descriptor: int, found: os.stat_result) -> tuple[object, ...]:
-    # The header has sequence and checksum, which distinguish two states even with reused inodes and coarse times.
-    return found.st_ino, found.st_mtime_ns, found.st_size, os.pread(descriptor, HEADER.size, 0)
+def _state(descriptor: int, found: os.stat_result) -> _FileState:
+    header = os.pread(descriptor, HEADER.size, 0)
+    return _FileState(found.st_ino, found.st_mtime_ns, found.st_size, header)

@@ -137,7 +137,7 @@ class JobCollector:
         """Read the feed directory and bind processes to ranks."""
         now = Moment(self._clock(), self._monotonic())
         try:
-            owner = self._feed.acquire_ownership()
+            owner = self._feed.ownership.acquire()
             scan = self._feed.scan()
         except (FeedError, OSError) as error:
             self.loaded = True
@@ -238,9 +238,9 @@ class JobCollector:
                 self._logged_foreign.add(foreign.path)
                 described = FOREIGN_ENTRY.describe(path=foreign.path, uid=foreign.uid, used=foreign.used)
                 _log.warning("%s", described)
-        if self._feed.not_owned:
+        if self._feed.ownership.problem:
             collected.unsupported.append(
-                f"{self._feed.not_owned}: this exporter cannot own the feed directory and removes no files of dead"
+                f"{self._feed.ownership.problem}: this exporter cannot own the feed directory and removes no files of dead"
                 " processes; remove that file if this exporter should own the directory"
             )
         problems = self._state.take_problems()

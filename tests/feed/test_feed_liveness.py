@@ -150,7 +150,7 @@ def test_a_reader_on_a_read_only_mount_sees_live_processes(tmp_path: Path) -> No
         reader = FeedReader(view)
 
         assert only_entry(reader).alive
-        assert not reader.acquire_ownership()
+        assert not reader.ownership.acquire()
         assert not reader.remove(child.id)
         child.kill()
         assert not only_entry(reader).alive

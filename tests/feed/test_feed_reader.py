@@ -43,9 +43,9 @@ def clock() -> Clock:
 def owner(tmp_path: Path, clock: Clock) -> Iterator[FeedReader]:
     """A reader that owns the test's directory."""
     reader = FeedReader(tmp_path, monotonic=clock)
-    assert reader.acquire_ownership()
+    assert reader.ownership.acquire()
     yield reader
-    reader.release_ownership()
+    reader.ownership.release()
 
 
 def names(directory: Path) -> set[str]:
@@ -229,7 +229,7 @@ def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: P
 
 def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, clock: Clock) -> None:
     reader = FeedReader(tmp_path, monotonic=clock, max_files=40)
-    assert reader.acquire_ownership()
+    assert reader.ownership.acquire()
     for number in range(42):
         (tmp_path / f"{number:032x}.feed").touch()
     reader.scan()
@@ -241,7 +241,7 @@ def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, cloc
 
     assert found == later
     assert {name for name in names(tmp_path) if name.endswith(".feed")} == {f"{one}.feed" for one in later}
-    reader.release_ownership()
+    reader.ownership.release()
 
 
 def test_a_missing_default_directory_is_empty_and_a_missing_configured_one_is_an_error(
@@ -259,24 +259,24 @@ def test_two_readers_both_read_and_one_owns_the_directory(tmp_path: Path) -> Non
     with training_process(tmp_path) as child:
         child.tell("publish")
         first, second = FeedReader(tmp_path), FeedReader(tmp_path)
-        assert first.acquire_ownership()
+        assert first.ownership.acquire()
 
-        assert not second.acquire_ownership()
-        assert first.acquire_ownership()
-        assert (first.owns, second.owns) == (True, False)
+        assert not second.ownership.acquire()
+        assert first.ownership.acquire()
+        assert (first.ownership.is_held, second.ownership.is_held) == (True, False)
         assert only_entry(first).alive
         assert only_entry(second).alive
         assert not second.remove(child.id)
-        first.release_ownership()
-        assert second.acquire_ownership()
-        second.release_ownership()
+        first.ownership.release()
+        assert second.ownership.acquire()
+        second.ownership.release()
 
 
 def test_a_removed_owner_lock_is_created_again(tmp_path: Path, owner: FeedReader) -> None:
     (tmp_path / "owner.lock").unlink()
 
-    assert owner.acquire_ownership()
-    assert not FeedReader(tmp_path).acquire_ownership()
+    assert owner.ownership.acquire()
+    assert not FeedReader(tmp_path).ownership.acquire()
 
 
 def test_the_owner_removes_files_of_dead_processes_only(

@@ -119,9 +119,9 @@ def test_a_temporary_file_of_another_user_does_not_stop_a_process(shared: Path) 
     assert [writer.publish(new_recording(count=count)) for count in (1, 2)] == [True, True]
     writer.close()
     reader = FeedReader(shared)
-    assert reader.acquire_ownership()
+    assert reader.ownership.acquire()
     assert [entry.snapshot.sequence for entry in reader.scan().entries] == [2]
-    reader.release_ownership()
+    reader.ownership.release()
 
 
 def test_a_process_whose_feed_file_name_is_taken_continues_under_another_id(shared: Path) -> None:
@@ -144,13 +144,13 @@ def test_files_of_a_dead_process_are_removed_beside_names_of_another_user(shared
     stem = shared / writer.identity.id
     occupy(stem.with_suffix(".tmp"), stem.with_suffix(".stacks"), mode=0o600)
     reader = FeedReader(shared)
-    assert reader.acquire_ownership()
+    assert reader.ownership.acquire()
     reader.scan()
 
     assert reader.remove(writer.identity.id)
     assert not stem.with_suffix(".feed").exists()
     assert not stem.with_suffix(".lock").exists()
-    reader.release_ownership()
+    reader.ownership.release()
 
 
 # Stacks

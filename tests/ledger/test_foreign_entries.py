@@ -65,12 +65,12 @@ def test_a_foreign_owner_lock_does_not_prevent_ownership(shared: Path, names: li
     for name in names:
         occupy(shared / name, directory=False)
     first, second = FeedReader(shared), FeedReader(shared)
-    owned = [first.acquire_ownership(), second.acquire_ownership(), runs.owner(shared)]
-    first.release_ownership()
-    owned += [runs.owner(shared), second.acquire_ownership()]
+    owned = [first.ownership.acquire(), second.ownership.acquire(), runs.owner(shared)]
+    first.ownership.release()
+    owned += [runs.owner(shared), second.ownership.acquire()]
 
     assert owned == [True, False, os.getpid(), None, True]
-    second.release_ownership()
+    second.ownership.release()
 
 
 def test_totals_continue_after_the_foreign_ledger_is_gone(shared: Path) -> None:
@@ -90,13 +90,13 @@ def test_totals_continue_after_the_foreign_ledger_is_gone(shared: Path) -> None:
 def test_the_owner_stays_the_only_owner_after_the_foreign_lock_is_gone(shared: Path) -> None:
     occupy(shared / "owner.lock", directory=False)
     first, second = FeedReader(shared), FeedReader(shared)
-    assert first.acquire_ownership()
+    assert first.ownership.acquire()
     os.seteuid(0)
     (shared / "owner.lock").unlink()
     os.seteuid(65534)
 
-    assert not second.acquire_ownership()
-    first.release_ownership()
+    assert not second.ownership.acquire()
+    first.ownership.release()
 
 
 def test_a_foreign_owner_lock_is_reported(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +107,7 @@ def test_a_foreign_owner_lock_is_reported(shared: Path, caplog: pytest.LogCaptur
     assert page.get("exporter_feed_foreign_entry", entry="owner.lock") == 1
     assert page.get("exporter_feed_owner") == 1
     assert f"{shared}/owner.lock belongs to uid {ATTACKER}" in caplog.text
-    reader.release_ownership()
+    reader.ownership.release()
 
 
 def test_entries_of_any_user_are_trusted_where_others_cannot_write(shared: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_process_whose_file_is_not_read_yet_has_not_ended_after_a_restart(
         writer.publish(new_recording(count=5))
     reader = FeedReader(tmp_path)
     JobCollector(reader, StateStore(tmp_path)).collect()
-    reader.release_ownership()
+    reader.ownership.release()
     monkeypatch.setattr(feed_reader, "FIRST_PASS_BYTES", 1)
     monkeypatch.setattr(feed_reader, "PASS_BYTES", 1)
     second = JobCollector(FeedReader(tmp_path), StateStore(tmp_path))

@@ -1,0 +1,72 @@
+"""Ownership of a feed directory: a single sidecar removes the files of exited processes.
+
+The owner holds the lock of `owner.lock`, or of the alternative name if a different user has created that file.
+"""
+# ruff: noqa: PTH118 - one kind of path within the folder
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from exporter.feed import files
+from exporter.feed.directory import is_trusted
+from exporter.feed.entries import own_entry, trusted_entries
+from exporter.feed.files import RecordLock, holder
+
+
+class DirectoryOwnership:
+    """Ownership of a feed directory by this process. The constructor touches no file.
+
+    Attributes:
+        problem: Error that prevents the ownership; empty if a different process owns the directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.problem = ""
+        self._directory = os.fspath(directory)
+        self._trusted = is_trusted(directory)
+        self._lock: RecordLock | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """True after a successful `acquire` without a later release."""
+        return self._lock is not None
+
+    def keep(self) -> bool:
+        """Return True if this process still owns the directory; False also before `acquire`."""
+        return self._lock is not None and self._lock.keep()
+
+    def acquire(self) -> bool:
+        """Acquire or keep the ownership; returns False if a different process owns the directory, or writing fails.
+
+        In a shared directory, a foreign lock file is ignored: this process locks a file with an alternative name.
+        """
+        if self.keep():
+            return True
+        self.release()
+        usual = os.path.join(self._directory, files.OWNER_LOCK)
+        path = own_entry(usual)
+        mode = files.SHARED_MODE if self._trusted else files.OWN_MODE
+        self.problem = ""
+        try:
+            if any(_has_holder(other) for other in trusted_entries(usual) if other != path):
+                return False
+            self._lock = RecordLock.take(path, create_mode=mode)
+        except OSError as error:
+            self.problem = f"{path}: {error.strerror}"
+            return False
+        return self._lock is not None
+
+    def release(self) -> None:
+        """Release the ownership."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _has_holder(path: str) -> bool:
+    try:
+        return holder(path) is not None
+    except OSError:
+        return False
