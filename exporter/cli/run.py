@@ -96,6 +96,15 @@ class Plan:
     rules: Sequence[Mapping[str, object]] = ()  # overrides of the job's Stats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfiguration:
+    """Part of the configuration that concerns the job."""
+
+    feed_directory: Path | None  # None for the default
+    page: str  # URL of the status page on this machine; "" for a port of the kernel's choice
+    rules: Sequence[Mapping[str, object]]  # overrides of the job's Stats
+
+
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run a command line and return the job's exit status, or terminate by the job's signal. Raises ConfigurationError."""
     plan = make_plan(arguments, child.passable_environment(environ))
@@ -119,8 +128,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     if not command:
         raise mistake("command line", f"no command is given: {USAGE}")
     linger_seconds = parse_duration_flag("--run.linger", value_of(given, "--run.linger"))
-    directory, page, rules = _configured(given, environ)
-    feed_directory = (directory or default_directory()).absolute()
+    configured = _configured(given, environ)
+    feed_directory = (configured.feed_directory or default_directory()).absolute()
     job, disabled = parse_job_command(command, environ), environ.get("EXPORTER_DISABLED") == "1"
     launch = job.shared_name or launch_name(job.script, time.time())
     own_places = {
@@ -143,15 +152,13 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         run=environment.get("EXPORTER_RUN") or environment.get("SLURM_JOB_ID") or job.run_id or launch,
         shared=job.is_shared,
         derived=launch == job.shared_name,
-        page=page,
-        rules=rules,
+        page=configured.page,
+        rules=configured.rules,
     )
 
 
-def _configured(
-    given: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[Path | None, str, Sequence[Mapping[str, object]]]:
-    """The feed directory, where a person on this machine finds the page ("" for a port of the kernel's choice), and rules."""
+def _configured(given: argparse.Namespace, environ: Mapping[str, str]) -> JobConfiguration:
+    """Return the configuration of the job from the flags, the configuration file and the environment."""
     variable = environ.get(FEED_DIRECTORY_VARIABLE)
     directory, address, scheme = Path(variable) if variable else None, DEFAULT_ADDRESS, "http"
     rules: Sequence[Mapping[str, object]] = ()
@@ -164,7 +171,8 @@ def _configured(
         address, scheme = web.listen_address[0], "http" if web.config_file is None else "https"
     host, _, port = address.rpartition(":")
     name = host if host not in {"", "0.0.0.0", "[::]"} else "localhost"  # compared
-    return directory, "" if port == "0" else f"{scheme}://{name}:{port}/", rules
+    page = "" if port == "0" else f"{scheme}://{name}:{port}/"
+    return JobConfiguration(feed_directory=directory, page=page, rules=rules)
 
 
 def supervise(plan: Plan) -> int:

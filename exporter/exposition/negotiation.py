@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 
 class Format(enum.Enum):
@@ -17,6 +18,15 @@ class Format(enum.Enum):
     TEXT = "text/plain; version=0.0.4; charset=utf-8"
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
     PROTOBUF = "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedElement:
+    """Element of Accept or Accept-Encoding."""
+
+    name: str
+    weight: float  # q, 1 by default
+    parameters: Mapping[str, str]
 
 
 _PROTOBUF = ("application/vnd.google.protobuf", "io.prometheus.client.metricfamily", "delimited")
@@ -29,7 +39,8 @@ def negotiate(accept: str | None) -> Format:
     and know classic histograms only.
     """
     weights = {Format.PROTOBUF: 0.0, Format.OPENMETRICS: 0.0, Format.TEXT: 0.0}
-    for name, weight, parameters in _ranges(accept):
+    for element in _elements(accept):
+        name, parameters = element.name, element.parameters
         version = parameters.get("version", "")
         # Prometheus names the drafts of OpenMetrics 1.0 version 0.0.1.
         if name == "application/openmetrics-text" and version in ("", "0.0.1", "1.0.0"):
@@ -40,7 +51,7 @@ def negotiate(accept: str | None) -> Format:
             form = Format.PROTOBUF
         else:
             continue
-        weights[form] = max(weights[form], weight)
+        weights[form] = max(weights[form], element.weight)
     if not weights[Format.OPENMETRICS]:
         weights[Format.PROTOBUF] = 0.0
     best, weight = max(weights.items(), key=lambda item: item[1])
@@ -49,7 +60,7 @@ def negotiate(accept: str | None) -> Format:
 
 def accepts_gzip(accept_encoding: str | None) -> bool:
     """Return whether gzip is accepted, by name or by `*`, and preferred to no encoding."""
-    weights = {name: weight for name, weight, _ in _ranges(accept_encoding)}
+    weights = {element.name: element.weight for element in _elements(accept_encoding)}
     gzip = weights.get("gzip", weights.get("*", 0.0))
     return gzip > 0.0 and gzip >= weights.get("identity", 0.0)
 
@@ -60,10 +71,10 @@ def compress(body: bytes) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
-def _ranges(header: str | None) -> Iterator[tuple[str, float, dict[str, str]]]:
-    """Yield name, weight (q) and parameters of each element of a header, without elements of a malformed weight."""
-    for element in (header or "").lower().split(","):
-        name, *parameters = element.split(";")
+def _elements(header: str | None) -> Iterator[AcceptedElement]:
+    """Yield the elements of a header, without elements of a malformed weight."""
+    for text in (header or "").lower().split(","):
+        name, *parameters = text.split(";")
         pairs = (each.partition("=") for each in parameters)
         found = {key.strip(): value.strip(' "') for key, _, value in pairs}
         try:
@@ -71,4 +82,4 @@ def _ranges(header: str | None) -> Iterator[tuple[str, float, dict[str, str]]]:
         except ValueError:
             continue
         if 0.0 <= weight <= 1.0:
-            yield name.strip(), weight, found
+            yield AcceptedElement(name.strip(), weight, found)

@@ -217,7 +217,7 @@ class JobCollector:
         feed.add_processes(collected, slots, lambda process_id: devices.of(pids.get(process_id)))
         add_runs(collected, slots, pids, devices, self.sessions.options.peak_flops)
         self.sessions.add_families(collected)
-        runs = {each.labels[0] for each in slots}
+        runs = {each.key.run for each in slots}
         self._states.add_families(
             collected, self._ranks.processes(), runs, self.endings, look.rules, look.now
         )
@@ -328,7 +328,7 @@ class JobCollector:
 
     def _overdue_runs(self, slots: Sequence[VisibleSlot], look: FeedPass) -> Iterator[OverdueRun]:
         for run, state in self._states.overdue().items():
-            processes = [each.process for each in slots if each.labels[0] == run and each.process.living]
+            processes = [each.process for each in slots if each.key.run == run and each.process.living]
             ranks = [
                 OverdueRank(each.identity.rank, each.identity.id, look.entries[each.identity.id].pid)
                 for each in processes

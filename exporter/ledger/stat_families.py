@@ -14,9 +14,6 @@ from exporter.ledger.family_owners import TRAINING_FAMILIES, FamilyOwner, Family
 from exporter.ledger.totals import GapRules, Moment, StatPlan, VisibleSlot
 from exporter.recording.values import AGGREGATIONS, Aggregation, StatReading, WindowReading
 
-RANK_0 = ("0", "", "")
-"""Rank, worker and role of the process that provides the families of the run."""
-
 Samples = dict[tuple[str, ...], float | Distribution]
 
 
@@ -103,7 +100,7 @@ class StatMetrics:
         identity: tuple[str, ...] = visible.labels
         spec = TRAINING_FAMILIES.get(owner.main)
         if spec is not None and "rank" not in spec.labels:
-            if visible.labels[1:] != RANK_0:
+            if not visible.is_rank_0:
                 return None
             identity = identity[:1]
         own_labels = dict(plan.key[1])

@@ -284,13 +284,19 @@ class GapRules:
 class VisibleSlot:
     """Worker slot in a pass."""
 
-    labels: tuple[str, str, str, str]  # run, rank, worker, role
+    key: RankKey
+    labels: tuple[str, ...]  # values of the labels run, rank, worker, role
     slot: WorkerSlot
     process: ProcessTotals  # the running process, otherwise the last
     fresh: bool  # window gauges may be shown
     advancing: bool  # last values of the training may be shown
     counted: bool  # the totals are saved and may be shown
     lingering: tuple[StatTotals, ...]  # of recently exited processes
+
+    @property
+    def is_rank_0(self) -> bool:
+        """Return True for the first worker of rank 0, which publishes the values of the whole run."""
+        return self.key.rank == 0 and not self.slot.number and not self.key.role
 
 
 def visible(
@@ -304,6 +310,7 @@ def visible(
     fresh = rules.fresh(process)
     rank, worker = "" if key.rank is None else str(key.rank), str(slot.number or "")
     return VisibleSlot(
+        key=key,
         labels=(key.run, rank, worker, key.role),
         slot=slot,
         process=process,

@@ -309,8 +309,13 @@ def _add_readings(samples: Samples, gpu: GpuState, family: GpuFamily) -> None:
                 continue
             if not number and labels and labels[-1] in family.rare:
                 continue
-            named = (*own, *(labels[1:] if family.by_link else labels))
-            samples[named] = number + (samples.get(named, 0) if family.by_link else 0)
+            if family.by_link:
+                _link, *kind = labels
+                named = (*own, *kind)
+                samples[named] = samples.get(named, 0) + number
+            else:
+                named = (*own, *labels)
+                samples[named] = number
 
 
 def _add_instances(block: dict[str, Samples], gpu: GpuState) -> None:

@@ -168,7 +168,8 @@ def add_processes(
         collected.add(LAST_UPDATE, process.written, *each.labels)
         local_rank = "" if identity.local_rank is None else str(identity.local_rank)
         # The role of the series' identity is empty for a rank; the info has the role of every process.
-        rank_labels = (*each.labels[:3], identity.role, local_rank, identity.node, identity.version)
+        run, rank, worker, _ = each.labels
+        rank_labels = (run, rank, worker, identity.role, local_rank, identity.node, identity.version)
         own_labels = dict(identity.labels)
         described = [own_labels.get(name, "") for name in names]
         collected.add(info, 1, *rank_labels, *(gpu_of(identity.id) or ("", "")), *described)

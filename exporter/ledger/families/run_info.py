@@ -116,7 +116,7 @@ def add_runs(
     """Add the families of a pass; *pids* has the pids of running processes by process id."""
     runs: dict[str, VisibleSlot] = {}
     for each in sorted(slots, key=_reporter_order):
-        runs.setdefault(each.labels[0], each)
+        runs.setdefault(each.key.run, each)
     for run, each in sorted(runs.items()):
         facts = _facts(each)
         collected.add(RUN_INFO, 1.0, run, *facts)
@@ -148,10 +148,10 @@ def _add_peak(
     collected.add(PEAK_FLOPS, flops, *visible.labels, dtype, source, name)
 
 
-def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, str]:
+def _reporter_order(visible: VisibleSlot) -> tuple[bool, bool, bool, int, int]:
     """Return the sort key of processes that may describe the run; processes without facts sort last."""
-    rank = visible.labels[1]
-    return (not any(_facts(visible)), not visible.process.living, not rank, int(rank or 0), visible.labels[2])
+    rank, worker = visible.key.rank, visible.slot.number or 0
+    return (not any(_facts(visible)), not visible.process.living, rank is None, rank or 0, worker)
 
 
 def _facts(visible: VisibleSlot) -> tuple[str, ...]:
