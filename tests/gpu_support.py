@@ -34,7 +34,7 @@ DATA = Path(__file__).parent / "data" / "gpu"
 UPDATE = os.environ.get("UPDATE_GOLDEN") == "1"
 """Write the expected expositions instead of comparing; the diff is the review."""
 
-QUICK = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, most_backoff=1.0)
+QUICK = Timings(deadline=1.5, start_deadline=10, patience=0.3, first_backoff=0.2, max_backoff=1.0)
 """A supervisor that does not let a test wait, on a machine that is busy with other tests."""
 
 SMALL = """{head}

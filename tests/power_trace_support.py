@@ -70,7 +70,7 @@ class Card:
         """Let the child read the samples, and the counter if due."""
         self.trace.now = self._device.now = now
         out = PassReadings()
-        self._buffers.read_power(wall=EPOCH + now, out=out)
+        self._buffers.read_power(wall=EPOCH + now, readings=out)
         if counter:
             out.put(ENERGY, 1000 * counter_at(now))
         entry = {"index": 0, "uuid": self.uuid, "number": 0, **out.message()}

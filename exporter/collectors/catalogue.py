@@ -89,8 +89,8 @@ def collector(
     lane: str | None = LOCAL_LANE,
 ) -> Any:
     """Return the field of a collector's section, with the default options."""
-    made: Any = factory.func if isinstance(factory, partial) else factory
-    about = {"factory": factory, "specs": getattr(made, "specs", ()), "lane": lane}
+    target: Any = factory.func if isinstance(factory, partial) else factory
+    about = {"factory": factory, "specs": getattr(target, "specs", ()), "lane": lane}
     return field(default=options, metadata={"help": help_text, "collector": about})
 
 
@@ -176,12 +176,16 @@ class Collectors:
 def entries(collectors: Collectors) -> tuple[CollectorEntry, ...]:
     """Return the rows with the options of a configuration."""
     return tuple(
-        CollectorEntry(name=each.name, options=getattr(collectors, each.name), **each.metadata["collector"])
-        for each in fields(collectors)
+        CollectorEntry(
+            name=collector_field.name,
+            options=getattr(collectors, collector_field.name),
+            **collector_field.metadata["collector"],
+        )
+        for collector_field in fields(collectors)
     )
 
 
 EXTRA = "extra"
 """Section of any number of collectors, each under its own name, with the interval and deadline of the section."""
-CATALOGUE = tuple(each for each in entries(Collectors()) if each.name != EXTRA)
+CATALOGUE = tuple(definition for definition in entries(Collectors()) if definition.name != EXTRA)
 """Collectors of the exporter with the default options; `EXTRA` adds third-party collectors."""

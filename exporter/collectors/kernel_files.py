@@ -132,7 +132,7 @@ def list_directory(directory: Path) -> list[str]:
 def named_counts(text: str) -> dict[str, int]:
     """Parse lines of a name and a number, such as `pgfault 12` and `MemTotal: 12 kB`; other lines are ignored."""
     pairs = (line.replace(":", " ", 1).split() for line in text.split("\n"))
-    return {words[0]: int(words[1]) for words in pairs if len(words) > 1 and words[1].isdecimal()}
+    return {fields[0]: int(fields[1]) for fields in pairs if len(fields) > 1 and fields[1].isdecimal()}
 
 
 def counts_in(path: Path, *required: str) -> dict[str, int]:

@@ -37,11 +37,11 @@ class Mount:
 
 def parse_mounts(text: str, fs_types: Collection[str] = ()) -> list[Mount]:
     """Return the mounts of a mountinfo in the kernel's order, all or of some types; raises ValueError."""
-    wanted = [f" - {fs_type} " for fs_type in fs_types]
+    markers = [f" - {fs_type} " for fs_type in fs_types]
     return [
         _mount(line)
         for line in text.split("\n")
-        if line and (not wanted or any(word in line for word in wanted))
+        if line and (not markers or any(marker in line for marker in markers))
     ]
 
 
@@ -78,14 +78,14 @@ def visible(mounts: Sequence[Mount]) -> list[Mount]:
 
 def unescape(field: str) -> str:
     r"""Return a name without the kernel's octal escapes (`\040` for a blank)."""
-    return os.fsdecode(_OCTAL.sub(lambda found: bytes((int(found[1], 8),)), os.fsencode(field)))
+    return os.fsdecode(_OCTAL.sub(lambda match: bytes((int(match[1], 8),)), os.fsencode(field)))
 
 
 def _mount(line: str) -> Mount:
     # Optional fields precede the dash, at least three fields follow it.
-    before, after = line.split(" - ", 1)
-    number, parent, device, root, path, options = before.split(" ")[:6]
-    fstype, origin, super_options = after.split(" ")[:3]
+    mount_fields, source_fields = line.split(" - ", 1)
+    number, parent, device, root, path, options = mount_fields.split(" ")[:6]
+    fstype, origin, super_options = source_fields.split(" ")[:3]
     return Mount(
         id=int(number),
         parent=int(parent),

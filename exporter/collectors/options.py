@@ -34,7 +34,7 @@ class CollectorOptions:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Report a chosen deadline that is longer than the interval."""
-        default = next(each.default for each in fields(self) if each.name == "deadline")
+        default = next(option.default for option in fields(self) if option.name == "deadline")
         if self.interval < self.deadline != default:
             message = (
                 f"{format_duration(self.deadline)} is above the interval {format_duration(self.interval)}"
@@ -43,8 +43,10 @@ class CollectorOptions:
 
     def own_options(self) -> dict[str, Any]:
         """Return the arguments of the collector's factory: the options that not every collector has."""
-        common = {each.name for each in fields(CollectorOptions)}
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in common}
+        common = {option.name for option in fields(CollectorOptions)}
+        return {
+            option.name: getattr(self, option.name) for option in fields(self) if option.name not in common
+        }
 
 
 @dataclass(frozen=True, slots=True)

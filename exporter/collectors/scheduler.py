@@ -175,11 +175,11 @@ class Scheduler:
         thread = threading.Thread(
             target=self._serve, args=(lane,), name=f"exporter-{lane.name}"[:15], daemon=True
         )
-        before, lane.thread = lane.thread, thread
+        previous, lane.thread = lane.thread, thread
         try:
             thread.start()
         except RuntimeError:  # a limit on processes or memory
-            lane.thread = before
+            lane.thread = previous
             for task in lane.tasks:
                 task.problems = task.problems or [("internal", "the system has no thread left")]
             return False
@@ -210,7 +210,7 @@ class Scheduler:
                 lane.thread = None
                 return None
             ready = [task for task in scheduled if task.running_since is None]
-            task = min(ready, key=lambda each: each.due, default=None)
+            task = min(ready, key=lambda candidate: candidate.due, default=None)
             seconds = math.inf if task is None else task.due - time.monotonic()
             if seconds <= 0:
                 return task
@@ -221,8 +221,8 @@ class Scheduler:
         result = _collect(collector)
         with task.delivery:
             with self._lock:
-                wanted = not (task.expired or task.collector is not collector or self._stopping.is_set())
-            published = wanted and bool(result.families or not result.problems)
+                is_wanted = not (task.expired or task.collector is not collector or self._stopping.is_set())
+            published = is_wanted and bool(result.families or not result.problems)
             if published:
                 try:
                     self._publish(task.name, result.families)
@@ -237,7 +237,7 @@ class Scheduler:
                 if published:
                     task.published_at, task.published_by = now, collector
                     task.note_unsupported(result.unsupported)
-                if wanted and not task.expired:
+                if is_wanted and not task.expired:
                     task.judge(result.problems)
         if task.collector is not collector:
             self._withdraw_stale(task)

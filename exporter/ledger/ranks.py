@@ -25,9 +25,9 @@ from exporter.ledger.state.store import StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals, RankKey, WorkerSlot
 
 KIND = "rank"
-KEPT_PROCESSES = 2
+MAX_EXITED_PROCESSES = 2
 """Exited processes per slot that keep a record without a feed file."""
-KEPT_IDS = 32
+MAX_IDS = 32
 """Ids per rank of processes that are part of a base."""
 KEPT_SECONDS = 60.0
 """Time for which an exited rank stays in memory."""
@@ -102,9 +102,9 @@ class RankTotals:
         self._prefer_training()
         present = {*seen, *unreadable}
         for slot in self.slots.values():
-            for process_id in slot.fold(KEPT_PROCESSES, present):
+            for process_id in slot.fold(MAX_EXITED_PROCESSES, present):
                 self.taken[process_id] = None
-        while len(self.taken) > KEPT_IDS and next(iter(self.taken)) not in present:
+        while len(self.taken) > MAX_IDS and next(iter(self.taken)) not in present:
             del self.taken[next(iter(self.taken))]
 
     def _prefer_training(self) -> None:

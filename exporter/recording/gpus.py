@@ -14,7 +14,7 @@ from typing import Any
 
 from exporter.recording.values import GpuUse
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 LONGEST_NAME = 64
 """Characters of `MIG-GPU-<uuid>/<gi>/<ci>`, and some more."""
 LOOK_EVERY = 10
@@ -86,7 +86,7 @@ def _uuids(directory: str) -> list[str]:
 def _visible(environment: Mapping[str, str]) -> list[str] | None:
     """Return the entries of CUDA_VISIBLE_DEVICES; None if the variable is not set."""
     text = environment.get(_VISIBLE)
-    return None if text is None else [entry.strip() for entry in text.split(",")][:MOST_GPUS]
+    return None if text is None else [entry.strip() for entry in text.split(",")][:MAX_GPUS]
 
 
 def _torch_uses_cuda() -> bool | None:
@@ -104,5 +104,5 @@ def _numbers_in_use() -> list[int]:
         return []
     found: list[int] = []
     with suppress(Exception):  # foreign code: raises for the number after the last GPU
-        found.extend(number for number in range(MOST_GPUS) if read(number)["reserved_bytes"]["all"]["peak"])
+        found.extend(number for number in range(MAX_GPUS) if read(number)["reserved_bytes"]["all"]["peak"])
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import Any
 
-from exporter.collectors.gpu.nvml.device import ALL_LINKS
+from exporter.collectors.gpu.nvml.device import SUM_OF_LINKS
 from exporter.replay.machine import ReplayedGpu
 
 ONE_NUMBER = {
@@ -96,7 +96,7 @@ LINK_FIELDS = {
 """Fields whose scope is an NVLink; each reading is the value of a single link."""
 
 SUMMABLE_FIELDS = frozenset({138, 139})
-"""Link fields with a sum over all links (scope `ALL_LINKS`)."""
+"""Link fields with a sum over all links (scope `SUM_OF_LINKS`)."""
 
 # Ids are written here again, and not imported from the child, so that a test finds a wrong id in either table.
 _THERMAL = ("throttle_sw_thermal", "throttle_hw_thermal", "throttle_hw_power_brake")
@@ -314,7 +314,7 @@ def _field(asked: Asked, readings: dict[int, str], field: int, scope: int) -> fl
     value = asked.maybe(LINK_FIELDS[field])
     if value is None:
         return None
-    if scope == ALL_LINKS:
+    if scope == SUM_OF_LINKS:
         return value * active if field in SUMMABLE_FIELDS else None
     return value if scope < active else None
 

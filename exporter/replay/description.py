@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from exporter.collectors.gpu.nvml.device import ARCHITECTURES
 from exporter.collectors.gpu.nvml.library import CODES
-from exporter.collectors.gpu.options import MOST_GPUS
+from exporter.collectors.gpu.options import MAX_GPUS
 from exporter.config.expectation import suggest
 from exporter.config.options import Duration, Notation, Range, Ratio
 from exporter.replay.calls import READINGS
@@ -116,7 +116,7 @@ class GpuGroup:
     """Group of GPUs of the same model."""
 
     model: str
-    count: Annotated[int, Range(1, MOST_GPUS)] = 1
+    count: Annotated[int, Range(1, MAX_GPUS)] = 1
     uuid: str | None = None
     values: Numbers = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] | None = None
@@ -132,7 +132,7 @@ class TimelineEntry:
 
     at: Duration = 0.0
     until: Duration | None = None
-    gpus: tuple[Annotated[int, Range(0, MOST_GPUS - 1)], ...] = ()
+    gpus: tuple[Annotated[int, Range(0, MAX_GPUS - 1)], ...] = ()
     lost: bool = False
     removed: bool = False
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -192,8 +192,8 @@ class MachineDescription:
                 about = f'no model "{group.model}", {suggest(group.model, self.models)}'
                 yield "gpus", f"[{place}].model: {about}"
         count = sum(group.count for group in self.gpus)
-        if count > MOST_GPUS:
-            yield "gpus", f"are {count}, of which no more than {MOST_GPUS} are watched"
+        if count > MAX_GPUS:
+            yield "gpus", f"are {count}, of which no more than {MAX_GPUS} are watched"
         for place, entry in enumerate(self.timeline):
             for index in entry.gpus:
                 if index >= count:

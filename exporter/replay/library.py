@@ -15,7 +15,7 @@ from typing import Any
 
 from exporter.collectors.gpu.nvml import child
 from exporter.collectors.gpu.nvml.events import XID
-from exporter.collectors.gpu.nvml.gpm import LEAST_SECONDS
+from exporter.collectors.gpu.nvml.gpm import MIN_SECONDS
 from exporter.collectors.gpu.nvml.library import CODES, SUCCESS
 from exporter.replay.calls import CALLS, SAMPLES, Asked, ReplayedError, behind, check_version, number, put
 from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, ReplayedMachine
@@ -23,7 +23,7 @@ from exporter.replay.machine import EVERY_CALL, ReplayedEvents, ReplayedGpu, Rep
 _GPU_BASE = 0x1000
 _INSTANCE_BASE = 0x100000
 _INSTANCES_PER_GPU = 0x100
-_MOST_INSTANCES = 7
+_MAX_INSTANCES = 7
 _OTHER_BASE = 0x10000000
 _LOOK_SECONDS = 0.05
 
@@ -228,7 +228,7 @@ class ReplayLibrary:
 
     def _instance_count(self, asked: Asked, result: Any) -> None:
         asked.reading("mig_mode")
-        put(result, max(_MOST_INSTANCES, len(asked.gpu.instances(asked.moment))))
+        put(result, max(_MAX_INSTANCES, len(asked.gpu.instances(asked.moment))))
 
     def _instance_handle(self, asked: Asked, place: Any, result: Any) -> None:
         there = asked.gpu.instances(asked.moment)
@@ -323,7 +323,7 @@ class ReplayLibrary:
             value = gpu.readings.mean(f"gpm.{metric.metricId}", begin, max(end, begin + 1e-6))
             metric.nvmlReturn = SUCCESS if value is not None else CODES["not_supported"]
             if value is not None:
-                metric.value = value if end - begin >= LEAST_SECONDS else float("nan")
+                metric.value = value if end - begin >= MIN_SECONDS else float("nan")
 
 
 def _point(reference: Any, address: int) -> None:

@@ -146,7 +146,7 @@ def test_a_hanging_card_is_skipped_until_its_call_returns(tmp_path: Path) -> Non
 def test_a_repeatedly_hanging_card_does_not_affect_the_others(tmp_path: Path) -> None:
     hangs = (f'at: {at}s, until: {at + 4}s, gpus: [1], hang: ["*"]' for at in (1, 6))
     # Enough for a new process on a busy machine, and a visible gap.
-    patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, most_backoff=5.0)
+    patient = dataclasses.replace(QUICK, deadline=3.0, first_backoff=5.0, max_backoff=5.0)
     with watching(described(tmp_path, *hangs), timings=patient) as collector:
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         others: list[float | None] = []
@@ -172,7 +172,7 @@ def test_a_slow_attach_is_not_a_hang(tmp_path: Path) -> None:
 
 def test_hanging_processes_do_not_pile_up(tmp_path: Path) -> None:
     hang = 'at: 500ms, hang: ["*", nvmlInitWithFlags]'
-    quick = type(QUICK)(deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, most_backoff=0.1)
+    quick = type(QUICK)(deadline=0.5, start_deadline=8, patience=0.1, first_backoff=0.1, max_backoff=0.1)
     with watching(described(tmp_path, hang), timings=quick) as collector:
         wait_until(lambda: reason(collector) == "hung")
         end, most = time.monotonic() + 3, 0

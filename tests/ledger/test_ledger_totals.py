@@ -35,13 +35,13 @@ def test_a_process_that_returns_after_its_totals_were_sealed_is_refused_and_logg
     sidecar.feed.files.clear()
     sidecar.after(1)
     sidecar.after(1)
-    for life in range(ranks.KEPT_PROCESSES + 2):
+    for life in range(ranks.MAX_EXITED_PROCESSES + 2):
         sidecar.record(a_process(started=START + life), 1, alive=False)
         sidecar.after(1)
     sidecar.record(ghost, 6, sequence=2)
     page = sidecar.after(1)
 
-    assert page.count("loss", **RANK_0) == 5 + ranks.KEPT_PROCESSES + 2
+    assert page.count("loss", **RANK_0) == 5 + ranks.MAX_EXITED_PROCESSES + 2
     assert page.get("exporter_feed_refused_total", reason="taken") == 1
     assert ghost.id in sidecar.feed.files
 

@@ -87,13 +87,13 @@ class RegisterMark:
     watts: float | None = None  # mean power before the reading
 
 
-def joules_between(before: RegisterMark, after: RegisterMark, *, range_joules: float) -> float | None:
+def joules_between(earlier: RegisterMark, later: RegisterMark, *, range_joules: float) -> float | None:
     """Return the energy between two readings of one register, such as the last before and the first after a restart.
 
     Returns None after more than `LONGEST_SECONDS` and if the register cannot be right.
     """
     counter = EnergyCounter(range_joules=range_joules)
-    counter.register, counter.at, counter.watts = before.joules, before.at, before.watts
-    counted = counter.update(after.joules, after.at)
+    counter.register, counter.at, counter.watts = earlier.joules, earlier.at, earlier.watts
+    counted = counter.update(later.joules, later.at)
     bridged = any(counter.resets[reason] for reason in ("reset", "backwards", "jump"))
     return None if counted is None or bridged else counter.joules

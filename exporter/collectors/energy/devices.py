@@ -97,10 +97,10 @@ class RaplZone(EnergyDevice):
 
     def update(self, now: float) -> None:
         """Read the register."""
-        known, last = self.counter.register is not None, self.counter.at
+        was_read, previous_at = self.counter.register is not None, self.counter.at
         counted = self.counter.update(parse_file(self.path / "energy_uj", int) / MICRO, now)
-        if counted is None and known:
-            self.gaps["lost"] += max(0.0, now - last)
+        if counted is None and was_read:
+            self.gaps["lost"] += max(0.0, now - previous_at)
 
 
 @dataclass(slots=True, eq=False)
@@ -115,9 +115,9 @@ class PowerMeter(EnergyDevice):
         watts = self.read_watts()
         if not 0 <= watts <= MAX_WATTS:
             raise CollectError(f"{self.path}: {watts:g} W is no possible power", reason="malformed")
-        before, at = self.counter.watts, self._at
-        if before is not None and at is not None and 0 < now - at <= LONGEST_SECONDS:
-            self.counter.joules += (before + watts) / 2 * (now - at)
+        previous_watts, at = self.counter.watts, self._at
+        if previous_watts is not None and at is not None and 0 < now - at <= LONGEST_SECONDS:
+            self.counter.joules += (previous_watts + watts) / 2 * (now - at)
         self.counter.watts, self._at = watts, now
 
     def forget(self) -> None:
@@ -146,12 +146,12 @@ def tdp_model(tdp_watts: float) -> PowerMeter:
 
 def find_devices(sys: Path, idle_watts: float | None, collected: Collected) -> list[EnergyDevice]:
     """Return the devices that count, each once."""
-    found: list[EnergyDevice] = []
+    devices: list[EnergyDevice] = []
     with source(collected, sys / "class/hwmon"):
-        found += _find_meters(sys / "class/hwmon")
+        devices += _find_meters(sys / "class/hwmon")
     with source(collected, sys / "class/powercap"):
-        found += _find_registers(sys / "class/powercap", idle_watts, collected)
-    return found
+        devices += _find_registers(sys / "class/powercap", idle_watts, collected)
+    return devices
 
 
 def _find_meters(root: Path) -> list[PowerMeter]:
@@ -175,13 +175,13 @@ def _find_meters(root: Path) -> list[PowerMeter]:
 
 
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
-    keys = [found for found in map(_ZONE.fullmatch, list_directory(root)) if found]
-    keys.sort(key=lambda found: (INTERFACES.index(found[1]), [int(part) for part in found[2].split(":")[1:]]))
+    keys = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
+    keys.sort(key=lambda match: (INTERFACES.index(match[1]), [int(part) for part in match[2].split(":")[1:]]))
     if not keys:
         collected.unsupported.append(
             f"no energy registers in {root} (a virtual machine, or no driver for this CPU)"
         )
-    elif not any((root / found[0] / "name").exists() for found in keys):
+    elif not any((root / match[0] / "name").exists() for match in keys):
         collected.unsupported.append(
             f"{root} has no files: the container runtime masks /sys/devices/virtual/powercap; run the exporter on"
             " the host, or mount that directory and give the container the right to read it"
@@ -189,7 +189,7 @@ def _find_registers(root: Path, idle_watts: float | None, collected: Collected) 
         return []
     registers: dict[tuple[str, str], RaplZone] = {}
     packages: dict[str, str] = {}
-    for key in (found[0] for found in keys):
+    for key in (match[0] for match in keys):
         path = root / key
         with source(collected, path):
             name = read_file(path / "name")

@@ -8,7 +8,7 @@ IDLE_METHODS = ("config", "before_start", "min_seen")
 """Sources of the idle power, the best first."""
 IDLE_SAMPLES = 720
 """Passes without a job that are remembered: an hour at the default interval."""
-ENOUGH_IDLE_SAMPLES = 10
+MIN_IDLE_SAMPLES = 10
 IDLE_PERCENTILE = 0.1
 RESTS_RATIO = 2.0
 """A device has been idle if the highest power is this many times the lowest power."""
@@ -41,7 +41,7 @@ class IdlePower:
             self._most = max(self._most, median)
         if working is False:
             self._samples.append(watts)
-            if len(self._samples) >= ENOUGH_IDLE_SAMPLES:
+            if len(self._samples) >= MIN_IDLE_SAMPLES:
                 self._before = sorted(self._samples)[int(IDLE_PERCENTILE * len(self._samples))]
 
     def by_method(self) -> dict[str, float]:

@@ -103,8 +103,8 @@ class RaplCollector:
             collected.unsupported.append("another exporter on this machine counts its energy: absent here")
             return collected
         now = self._monotonic()
-        for found in find_devices(self._sys, self._idle_watts, collected):
-            self._devices.setdefault(found.key, found)
+        for energy_device in find_devices(self._sys, self._idle_watts, collected):
+            self._devices.setdefault(energy_device.key, energy_device)
         since = 0.0 if self._passed_at is None else max(0.0, now - self._passed_at)
         self._passed_at = now
         measured = [device for device in self._devices.values() if device is not self._model]
@@ -152,13 +152,13 @@ class RaplCollector:
 
     def _is_mirror(self, device: EnergyDevice) -> bool:
         """Return whether a device shows the register of an earlier device, as some of AMD's first dies do."""
-        seen = device.counter.register
-        for other in self._devices.values():
-            if other is device or seen is None:
+        register = device.counter.register
+        for counterpart in self._devices.values():
+            if counterpart is device or register is None:
                 break
-            shown, socket = other.counter.register, other.index.partition("-")[0]
-            same = other.component == device.component and socket == device.index.partition("-")[0]
-            if same and shown is not None and abs(shown - seen) <= MIRROR_JOULES:
+            shown, socket = counterpart.counter.register, counterpart.index.partition("-")[0]
+            same = counterpart.component == device.component and socket == device.index.partition("-")[0]
+            if same and shown is not None and abs(shown - register) <= MIRROR_JOULES:
                 return True
         return False
 

@@ -120,8 +120,8 @@ class NvmlChild:
         if status is None:
             how = "closed its pipe"
         elif status < 0:
-            known = -status in {each.value for each in signal.Signals}
-            how = f"was killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+            is_known_signal = -status in {signal_number.value for signal_number in signal.Signals}
+            how = f"was killed by {signal.Signals(-status).name if is_known_signal else f'signal {-status}'}"
         else:
             how = f"ended with status {status}"
         size = self._stderr.seek(0, os.SEEK_END)
@@ -137,8 +137,8 @@ def command_of(module: str) -> tuple[str, ...]:
     current directory or in the job's PYTHONPATH never replaces the package.
     """
     root = str(Path(exporter.__file__).resolve().parent.parent)
-    here = os.path.abspath(os.curdir)  # noqa: PTH100 - resolve() would follow links
+    current_directory = os.path.abspath(os.curdir)  # noqa: PTH100 - resolve() would follow links
     paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100 - as above
-    found = [root, *(path for path in paths if path not in {root, here})]
-    program = f"import sys; sys.path[:] = {found!r}; from {module} import run; run()"
+    entries = [root, *(path for path in paths if path not in {root, current_directory})]
+    program = f"import sys; sys.path[:] = {entries!r}; from {module} import run; run()"
     return (sys.executable or "python3", "-I", "-c", program)

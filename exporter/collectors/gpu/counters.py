@@ -15,7 +15,7 @@ REASONS = ("wrap", "reset", "glitch")
 _SLACK_SECONDS = 0.25
 _TOLERANCE = 1.1
 _WIDTH = 1 << 32
-_MOST_DOUBTS = 2
+_MAX_DOUBTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class MonotonicCounter:
 
     def advance(self, raw: float, time: float, child: int) -> float:
         """Add the number of a child at a monotonic time; return the increase of the total, in the raw unit."""
-        before, reading, last = self.total, RawReading(raw, time), self._last
+        previous_total, reading, last = self.total, RawReading(raw, time), self._last
         if self.rule.of_process:
             since = last.raw if last is not None and child == self._child else 0
             self.total += max(0, raw - since)
@@ -68,7 +68,7 @@ class MonotonicCounter:
         else:
             self._suspect = reading
             self._doubts += 1
-        return self.total - before
+        return self.total - previous_total
 
     @property
     def raw(self) -> float | None:
@@ -77,7 +77,7 @@ class MonotonicCounter:
 
     def value(self) -> float | None:
         """Return the total in the family's unit; None if the total is in doubt."""
-        return None if self._doubts >= _MOST_DOUBTS else self.total * self.rule.scale
+        return None if self._doubts >= _MAX_DOUBTS else self.total * self.rule.scale
 
     def _accept(self, grown: float, reading: RawReading, reason: str) -> None:
         if reason:
@@ -101,8 +101,8 @@ class MonotonicCounter:
             return False
         # Without a known rate, only a counter close to 2^32 can wrap.
         limited = self.rule.most_per_second is not None
-        most = self._most(reading.time - last.time) if limited else _WIDTH // 8
-        return reading.raw + _WIDTH - last.raw <= most
+        max_increase = self._most(reading.time - last.time) if limited else _WIDTH // 8
+        return reading.raw + _WIDTH - last.raw <= max_increase
 
     def _most(self, seconds: float) -> float:
         if self.rule.most_per_second is None:

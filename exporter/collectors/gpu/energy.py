@@ -99,10 +99,10 @@ class GpuEnergy:
 
     def _take_power(self, block: PowerBlock, child: int, *, paused: bool) -> None:
         self._keep_samples(block)
-        before = self._raw_integral if child == self._child else 0.0
+        previous_integral = self._raw_integral if child == self._child else 0.0
         if child != self._child or block.until > self.at:
             self._read(block.until)
-        grown = max(0.0, block.integral_joules - before)
+        grown = max(0.0, block.integral_joules - previous_integral)
         self._raw_integral, self._child = block.integral_joules, child
         self._integral += grown
         if paused:
@@ -115,7 +115,7 @@ class GpuEnergy:
     def _take_counter(
         self, counter: MonotonicCounter, millijoules: float, time: float, child: int, *, paused: bool
     ) -> None:
-        before = counter.raw
+        previous_raw = counter.raw
         grown = counter.advance(millijoules, time, child) * _RULE.scale
         self.resets = counter.resets
         if counter.raw is None:  # in doubt until the next number
@@ -125,7 +125,7 @@ class GpuEnergy:
         measured = self._integral - self._integral_at_base
         if paused:
             self._base_joules += measured
-        elif self._outage and before is not None:
+        elif self._outage and previous_raw is not None:
             missed = max(0.0, grown - measured)
             self.gap_joules += missed
             self.new_gap_joules += missed
@@ -181,8 +181,8 @@ class GpuEnergy:
     def _publish_counter(self) -> None:
         since = max(0.0, self._integral - self._integral_at_base)
         # A correction downwards waits until the total has caught up: a total never falls.
-        before = self.joules.get(COUNTER_SOURCE, 0.0)
-        self.joules[COUNTER_SOURCE] = max(before, self._base_joules + since)
+        previous_joules = self.joules.get(COUNTER_SOURCE, 0.0)
+        self.joules[COUNTER_SOURCE] = max(previous_joules, self._base_joules + since)
 
     def _keep_total(self) -> None:
         total = self.total_joules
@@ -193,16 +193,16 @@ class GpuEnergy:
             self.history.popleft()
 
     def _keep_samples(self, block: PowerBlock) -> None:
-        kept, at = self.power_samples, block.first
+        samples, at = self.power_samples, block.first
         if not block.steps:
             return
         newest = (at + sum(block.steps)) / 1e6
-        if kept and newest < kept[-1][0] - CLOCK_STEP_SECONDS:
-            kept.clear()
-        last = kept[-1][0] if kept else 0.0
+        if samples and newest < samples[-1][0] - CLOCK_STEP_SECONDS:
+            samples.clear()
+        last = samples[-1][0] if samples else 0.0
         for step, power in zip(block.steps, block.milliwatts, strict=True):
             at += step
             if at / 1e6 > last:  # not already sent by the previous child
-                kept.append((at / 1e6, power / 1000))
-        while kept[0][0] < newest - POWER_SAMPLES_SECONDS:
-            kept.popleft()
+                samples.append((at / 1e6, power / 1000))
+        while samples[0][0] < newest - POWER_SAMPLES_SECONDS:
+            samples.popleft()

@@ -66,8 +66,8 @@ class KernelLog:
     def _take(self, record: bytes) -> None:
         # A record is a line with continuation lines; a plain file is read in chunks.
         *lines, self._rest = (self._rest + record.decode("utf-8", "replace")).split("\n")
-        for found in filter(None, map(_XID.search, lines)):
-            domain, bus, device, xid = found.groups()
+        for match in filter(None, map(_XID.search, lines)):
+            domain, bus, device, xid = match.groups()
             # NVML writes 00000000:3B:00.0.
             xids = self._counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
             xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._clock())

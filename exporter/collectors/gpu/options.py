@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 
 from exporter.config.options import Duration, Range, option
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 """Largest number of watched GPUs."""
 
-_FEWEST_CHARACTERS = 5  # "GPU-" and a digit
+_MIN_PREFIX_LENGTH = 5  # "GPU-" and a digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def _index_of(entry: str, uuids: Mapping[int, Sequence[str]]) -> int | None:
     if entry.isdecimal():
         return int(entry) if int(entry) in uuids else None
     # The old spelling of an instance: MIG-GPU-<uuid>/<gi>/<ci>.
-    wanted = entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
-    if len(wanted) < _FEWEST_CHARACTERS:
+    prefix = entry.removeprefix("MIG-").partition("/")[0] if entry.startswith("MIG-GPU-") else entry
+    if len(prefix) < _MIN_PREFIX_LENGTH:
         return None
-    found = {index for index, names in uuids.items() if any(name.startswith(wanted) for name in names)}
-    return found.pop() if len(found) == 1 else None
+    indices = {index for index, names in uuids.items() if any(name.startswith(prefix) for name in names)}
+    return indices.pop() if len(indices) == 1 else None

@@ -44,11 +44,11 @@ class MigInstance:
 
 @dataclass(slots=True)
 class GpuState:
-    """One GPU."""
+    """Latest readings and counters of a GPU."""
 
-    index: int  # NVML's
-    number: int  # the job's
-    uuid: str = ""  # "" until read
+    index: int  # NVML index
+    number: int  # the job's number of the GPU
+    uuid: str = ""  # empty before the first read
     down: str | None = None  # reason of the failure; "" if the GPU is up, None without a child
     identity: Mapping[str, str] = field(default_factory=dict)
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)  # latest readings by name and labels
@@ -62,42 +62,42 @@ class GpuState:
     xid_times: dict[str, float] = field(default_factory=dict)  # Unix time of the last error, by number
 
     def labels(self, *more: str) -> Labels:
-        """Return the values of `gpu` and `uuid`, and of further labels."""
+        """Return the values of the labels `gpu` and `uuid`, followed by *more*."""
         return str(self.number), self.uuid, *more
 
     def lose(self, reason: str | None) -> None:
-        """Clear the readings and keep the counters; `reason` is why the GPU does not answer."""
+        """Clear the readings and keep the counters; `reason` is the reason of the failure."""
         self.down = reason
         self.values.clear()
         self.processes, self.instances = (), ()
 
     def take(self, entry: Mapping[str, Any], time: float, child: int, *, paused: bool) -> None:
-        """Add the readings of a pass; with `paused` the energy's total stays."""
-        for reading, found in entry["replaced"].items():
+        """Add the readings of a pass; with `paused`, the energy total does not change."""
+        for reading, values in entry["replaced"].items():
             self.values.pop(reading, None)
-            self._take_reading(reading, found, time, child)
-        for reading, found in entry["values"].items():
-            self._take_reading(reading, found, time, child)
+            self._take_reading(reading, values, time, child)
+        for reading, values in entry["values"].items():
+            self._take_reading(reading, values, time, child)
         power = entry.get("power")
         block = None if power is None else PowerBlock(**power)
         self.energy.take(block, entry.get("energy_millijoules"), time, child, paused=paused)
         if "processes" in entry:
-            self.processes = tuple(self._process(each) for each in entry["processes"] or ())
+            self.processes = tuple(self._process(process) for process in entry["processes"] or ())
             if entry["processes"] is not None:
                 self.listings.append(GpuListing(self.uuid, time, self.processes))
                 while self.listings[0].at < time - HISTORY_SECONDS:
                     self.listings.popleft()
         if "instances" in entry:
-            self.instances = tuple(MigInstance(**each) for each in entry["instances"])
+            self.instances = tuple(MigInstance(**instance) for instance in entry["instances"])
 
     def take_xids(self, xids: Mapping[str, Any], time: float, child: int) -> None:
-        """Add the Xids that the child has counted: number of each and time of the last one."""
+        """Add the Xids that the child has counted: the number and the last time of each Xid."""
         for xid, (number, last) in xids.items():
             self.xids.setdefault(xid, MonotonicCounter(CHILD_COUNTER)).advance(number, time, child)
             self.xid_times[xid] = max(last, self.xid_times.get(xid, 0.0))
 
     def value(self, reading: str) -> float | None:
-        """Return a reading without labels."""
+        """Return the value of a reading without labels."""
         return self.values.get(reading, {}).get(())
 
     def energy_reading(self) -> EnergyReading:
@@ -111,9 +111,9 @@ class GpuState:
         )
         return replace(reading, divided=bool(self.instances))
 
-    def _take_reading(self, reading: str, found: Any, time: float, child: int) -> None:
+    def _take_reading(self, reading: str, pairs: Any, time: float, child: int) -> None:
         values, rule = self.values.setdefault(reading, {}), RULES.get(reading)
-        for names, number in found:
+        for names, number in pairs:
             labels = tuple(names)
             if number is None:
                 values.pop(labels, None)
@@ -134,16 +134,16 @@ class GpuState:
 
 
 class GpuRegistry:
-    """All GPUs of the machine."""
+    """Registry of all GPUs of the machine, updated from the child's messages."""
 
     def __init__(self, *, outage_seconds: float = OUTAGE_SECONDS) -> None:
-        self.lock = threading.RLock()  # guards every attribute; held by readers of several of them
+        self.lock = threading.RLock()  # guards every attribute
         self.gpus: dict[int, GpuState] = {}  # by NVML's index
         self.machine: Mapping[str, Any] = {}  # first message of the child, or empty
         self.resident_bytes: float | None = (
             None  # of the child; None before the first message, and without a child
         )
-        self.most_seen = 0  # devices listed at once, lost ones included
+        self.most_seen = 0  # highest number of devices in a message, including lost devices
         self.energy_paused = False  # True if a different exporter counts the energy
         self.time = 0.0  # monotonic time of the last sample
         self.calls = MonotonicCounter(CHILD_COUNTER)
@@ -153,18 +153,18 @@ class GpuRegistry:
         self._outage_seconds = outage_seconds
         self._gone: dict[str, GpuState] = {}  # by UUID
         self._received: set[str] = set()  # readings, since the last `take_changes`
-        self._rearranged = True  # a GPU came, went or changed state since then
+        self._rearranged = True  # a GPU was added or removed, or changed state, since the last `take_changes`
 
     def take_sample(self, message: Mapping[str, Any], child: int) -> bool:
-        """Add a pass of a child; return whether a GPU was lost or has returned.
+        """Add a pass of a child; return True if a GPU was lost or has returned.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: The message is not a child's.
+            KeyError, TypeError, ValueError, AttributeError: The message is invalid.
         """
         with self.lock:
             self.time = time = float(message["time"])
             entries = message["gpus"]
-            # First: after the loss of a GPU, later GPUs have new indices.
+            # Before the readings, because the loss of a GPU changes the indices of later GPUs.
             changed = self._remove_moved({entry["index"]: entry["uuid"] for entry in entries})
             for entry in entries:
                 changed |= self._take_gpu(entry, time + entry.get("late", 0.0), child)
@@ -176,14 +176,14 @@ class GpuRegistry:
                 for call, error, number in cost["errors"]:
                     counter = self.errors.setdefault((call, error), MonotonicCounter(CHILD_COUNTER))
                     counter.advance(number, time, child)
-            own = message.get("own")
-            if own is not None:
-                self.resident_bytes = own["resident_bytes"]
-                self.cpu_seconds.advance(own["cpu_seconds"], time, child)
+            own_cost = message.get("own")
+            if own_cost is not None:
+                self.resident_bytes = own_cost["resident_bytes"]
+                self.cpu_seconds.advance(own_cost["cpu_seconds"], time, child)
             return changed
 
     def take_changes(self) -> set[str] | None:
-        """Return the readings received since the last call; None if a GPU came, went or changed state."""
+        """Return the readings received since the last call; None if a GPU was added or removed, or changed state."""
         with self.lock:
             received = None if self._rearranged else self._received
             self._received, self._rearranged = set(), False
@@ -206,25 +206,25 @@ class GpuRegistry:
 
     def resets(self) -> Mapping[str, int]:
         """Return the number of corrections of counters by reason, over all GPUs."""
-        found: Tally[str] = Tally()
+        corrections: Tally[str] = Tally()
         for gpu in (*self.gpus.values(), *self._gone.values()):
-            found.update(gpu.energy.resets)
+            corrections.update(gpu.energy.resets)
             for by_label in gpu.counters.values():
                 for counter in by_label.values():
-                    found.update(counter.resets)
-        return found
+                    corrections.update(counter.resets)
+        return corrections
 
     def new_energy_gaps(self) -> list[tuple[int, float]]:
-        """Return the joules of gaps that were not returned before, by the GPU's number."""
+        """Return the joules of gaps since the last call, by number of the GPU."""
         with self.lock:
-            found = [
+            gaps = [
                 (gpu.number, gpu.energy.new_gap_joules)
                 for gpu in self.gpus.values()
                 if gpu.energy.new_gap_joules
             ]
             for gpu in self.gpus.values():
                 gpu.energy.new_gap_joules = 0.0
-            return found
+            return gaps
 
     def processes(self) -> tuple[GpuProcessUse, ...]:
         """Return the processes on all GPUs in the child's last pass; pids are in the host's namespace."""
@@ -249,24 +249,24 @@ class GpuRegistry:
     def power_samples(self, after: Mapping[str, float]) -> dict[str, list[PowerSample]]:
         """Return the last power samples of each GPU by UUID, oldest first, later than the times in `after`.
 
-        With driver samples every 20 ms, otherwise a sample per pass; the last 30 s are kept.
+        One sample per 20 ms if the driver has samples, otherwise one per pass; 30 s are retained.
         """
         with self.lock:
-            found = {
+            samples_by_uuid = {
                 gpu.uuid: gpu.energy.samples_after(after.get(gpu.uuid, 0.0)) for gpu in self.gpus.values()
             }
-        return {uuid: samples for uuid, samples in found.items() if samples}
+        return {uuid: samples for uuid, samples in samples_by_uuid.items() if samples}
 
     def _remove_moved(self, uuids: Mapping[int, str]) -> bool:
-        """Set aside GPUs that are no longer at their index; return True if any."""
+        """Remove GPUs whose index has changed; return True if any GPU was removed."""
         moved = [
             index
             for index, gpu in self.gpus.items()
             if index not in uuids or (gpu.uuid and uuids[index] not in {"", gpu.uuid})
         ]
         for index in moved:
-            gone = self.gpus.pop(index)
-            self._gone[gone.uuid] = gone
+            gpu = self.gpus.pop(index)
+            self._gone[gpu.uuid] = gpu
             self._rearranged = True
         return bool(moved)
 
@@ -274,11 +274,11 @@ class GpuRegistry:
         index, uuid = int(entry["index"]), str(entry["uuid"])
         gpu = self.gpus.get(index)
         if gpu is None:
-            new = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
-            gpu = self.gpus[index] = self._gone.pop(uuid, new)
+            new_gpu = GpuState(index, index, energy=GpuEnergy(outage_seconds=self._outage_seconds))
+            gpu = self.gpus[index] = self._gone.pop(uuid, new_gpu)
             gpu.index = index
             self._rearranged = True
-        labels, before = gpu.labels(), gpu.down
+        previous_labels, previous_reason = gpu.labels(), gpu.down
         gpu.uuid = uuid or gpu.uuid
         gpu.number = int(entry["number"])
         gpu.take_xids(entry.get("xids", {}), time, child)
@@ -290,5 +290,5 @@ class GpuRegistry:
                 gpu.identity = dict(entry["identity"])
             gpu.take(entry, time, child, paused=self.energy_paused)
             self._received.update(entry["replaced"], entry["values"])
-        self._rearranged |= labels != gpu.labels() or before != gpu.down
-        return before != gpu.down if gpu.down else bool(before)
+        self._rearranged |= previous_labels != gpu.labels() or previous_reason != gpu.down
+        return previous_reason != gpu.down if gpu.down else bool(previous_reason)

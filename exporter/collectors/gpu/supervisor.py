@@ -20,32 +20,32 @@ from exporter.collectors.gpu.nvml import ProtocolError
 
 STARTING, DETACHED = "starting", "detached"
 
-REPLACED_AT_ONCE = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
-"""Exit reasons after which a new child continues without a gap."""
+IMMEDIATE_RESTARTS = frozenset({"memory", "gpu_lost", "devices_changed", "lib_rm_version_mismatch"})
+"""Exit reasons after which a new child starts immediately."""
 
-HANGS_AT_ONCE = 3
-"""Consecutive hangs on a GPU without a gap for other GPUs; later restarts wait."""
+MAX_IMMEDIATE_HANGS = 3
+"""Number of consecutive hangs on a GPU with an immediate restart; later restarts wait."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 
 CRASHED, HUNG = "crashed", "hung"
 
-RESTART_REASONS = (CRASHED, HUNG, *sorted({*REPLACED_AT_ONCE, "driver_not_loaded", "unknown"}))
+RESTART_REASONS = (CRASHED, HUNG, *sorted({*IMMEDIATE_RESTARTS, "driver_not_loaded", "unknown"}))
 """Values of the label `reason` of restarts; every other reason is `unknown`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Deadlines and waits of the supervisor, in seconds."""
+    """Timeouts and backoffs of the supervisor, in seconds."""
 
     deadline: float = 5.0  # maximum silence of a serving child before a hang
-    # Between two steps of the start: without persistence mode a GPU takes seconds.
+    # Maximum duration of a step of the start: without persistence mode, a GPU takes seconds.
     start_deadline: float = 30.0
-    patience: float = 5.0  # time from a hang to the replacement
-    first_backoff: float = 5.0  # wait after a first failure
-    most_backoff: float = 300.0  # longest wait
+    patience: float = 5.0  # time from the detection of a hang to the replacement
+    first_backoff: float = 5.0  # wait after the first failure
+    max_backoff: float = 300.0  # longest wait
     steady: float = 60.0  # service time after which earlier failures are forgotten
-    shutdown: float = 1.5  # longest orderly end of a child
+    shutdown: float = 1.5  # maximum duration of an orderly exit of a child
 
 
 DEFAULT_TIMINGS = Timings()
@@ -55,13 +55,13 @@ StartChild = Callable[[tuple[int, ...], tuple[tuple[int, str], ...]], NvmlChild]
 
 
 class Supervisor:
-    """Supervisor of an NVML child, and of at most one more that hangs.
+    """Supervisor of an NVML child, and of at most one hanging predecessor.
 
     - A child that exits is replaced after 5 s, then at growing intervals; immediately if the child requested a restart.
     - A serving child with a hanging call on a GPU is replaced before the readings of the other GPUs are too old. The
-      new child skips that GPU. From the fourth time within a minute, the replacement waits.
-    - A child that is silent for the deadline hangs in a call. Killing a process inside the driver can do harm: the child is
-      left running and exits when the call returns. After the patience a replacement starts. If the replacement hangs as well, the
+      new child skips that GPU. From the fourth hang within a minute, the replacement waits.
+    - A child that sends no message within the deadline hangs in a call. Killing a process inside a driver call can harm the
+      driver: the child keeps running and exits when the call returns. A replacement starts after `patience` seconds. If the replacement hangs as well, the
       supervisor waits until either call returns.
     - A skipped GPU is used again when the hanging call has returned; the call is then made less often.
 
@@ -109,17 +109,17 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="exporter-nvml", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; to be called once."""
+        """Start the thread; may be called only once."""
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
-        """End the thread and the child; a child that hangs is killed and not waited for."""
+        """Stop the thread and the child; a hanging child is killed without a wait."""
         self._stopping = True
         self._wake()
         self._thread.join(timeout_seconds)
 
     def detach(self) -> None:
-        """Stop the child, so that the driver can be unloaded or a GPU can be reset."""
+        """Stop the child, so that the driver can be unloaded or a GPU reset."""
         self._detached = True
         self._wake()
 
@@ -130,7 +130,7 @@ class Supervisor:
 
     @property
     def alive(self) -> bool:
-        """True if the thread is running, as required between `start` and `stop`."""
+        """True if the supervisor thread is running."""
         return self._thread.is_alive()
 
     @property
@@ -176,7 +176,9 @@ class Supervisor:
             self._due = None
             if self._active is not None:
                 self._active.send("stop")
-                self._active.wait(self._timings.shutdown)  # a reset of the GPU may follow the report
+                self._active.wait(
+                    self._timings.shutdown
+                )  # the user may reset the GPU after the detachment is reported
             self._set(DETACHED, "NVML was detached on request")
         elif not detached and self._reason == DETACHED:
             self._due = now
@@ -215,14 +217,14 @@ class Supervisor:
         if self._hung_since is None:
             self._hung_since = now
             call = "" if slow is None else f": {slow.call} does not return"
-            about = "" if gpu is None else f" on GPU {gpu}"
-            self._set(HUNG, f"no answer from NVML for {deadline:g} s{call}{about}", gpu)
+            where = "" if gpu is None else f" on GPU {gpu}"
+            self._set(HUNG, f"no answer from NVML for {deadline:g} s{call}{where}", gpu)
         if now - self._hung_since >= timings.patience and self._stuck is None:
             self._replace(child, now)
 
     def _replace(self, child: NvmlChild, now: float) -> None:
-        """Leave a child alone in the hanging call, and start a child that skips the call's GPU."""
-        child.send("stop")  # for when the call returns
+        """Leave a child in the hanging call, and schedule a child that skips the GPU of the call."""
+        child.send("stop")  # processed when the call returns
         self._stuck, self._active = child, None
         slow = child.slow
         gpu = None if slow is None else slow.gpu
@@ -233,14 +235,14 @@ class Supervisor:
         self._hung_since = None
         self._forget_failures(child, now)
         self.restarts[HUNG] += 1
-        self._due = now + self._backoff(at_once=1 if gpu is None else HANGS_AT_ONCE)
+        self._due = now + self._backoff(at_once=1 if gpu is None else MAX_IMMEDIATE_HANGS)
 
-    def _take_back(self, stuck: NvmlChild) -> None:
+    def _reuse_skipped(self, stuck: NvmlChild) -> None:
         """Use the skipped GPUs again: the hanging call has returned."""
         self._close(stuck)
         self._stuck = None
         for gpu in sorted(self._skipped):
-            if self._hangs.get(gpu, 0) > HANGS_AT_ONCE:
+            if self._hangs.get(gpu, 0) > MAX_IMMEDIATE_HANGS:
                 continue  # repeated hangs would cause gaps on other GPUs
             self._skipped.discard(gpu)
             if self._active is not None:
@@ -252,7 +254,7 @@ class Supervisor:
         try:
             messages: Iterable[dict[str, Any]] | None = child.receive()
             for message in messages or ():
-                if child is self._active:  # messages of a replaced child are out of date
+                if child is self._active:  # messages of a replaced child are outdated
                     self._process(child, message, now)
         except (ProtocolError, LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
             if child is self._active:
@@ -267,12 +269,12 @@ class Supervisor:
         """Handle the end of a child's pipe."""
         child.wait(0.5)
         if child is self._stuck:
-            self._take_back(child)
+            self._reuse_skipped(child)
         elif child is self._active:
-            cause, last = f"the process that calls NVML {child.cause()}", child.exit
-            if last is None:
-                last = {"reason": CRASHED, "message": cause}
-            self._lost(child, now, str(last.get("reason")), str(last.get("message")))
+            cause, exit_message = f"the process that calls NVML {child.cause()}", child.exit
+            if exit_message is None:
+                exit_message = {"reason": CRASHED, "message": cause}
+            self._lost(child, now, str(exit_message.get("reason")), str(exit_message.get("message")))
 
     def _process(self, child: NvmlChild, message: Mapping[str, Any], now: float) -> None:
         kind = message["kind"]
@@ -300,12 +302,12 @@ class Supervisor:
         if self._reason == DETACHED:
             return
         self._forget_failures(child, now)
-        if reason == DETACHED:  # reattached before the exit
+        if reason == DETACHED:  # the GPU was reattached before the child exited
             self._due = now
             return
         if child.serving or reason == CRASHED:
             self.restarts[reason if reason in self.restarts else "unknown"] += 1
-        at_once = reason in REPLACED_AT_ONCE and child.serving
+        at_once = reason in IMMEDIATE_RESTARTS and child.serving
         self._due = now + self._backoff(at_once=int(at_once))
         if not at_once:
             self._set(reason, message)
@@ -316,7 +318,7 @@ class Supervisor:
         if self._failures <= at_once:
             return 0.0
         timings = self._timings
-        return min(timings.most_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
+        return min(timings.max_backoff, timings.first_backoff * 2.0 ** min(self._failures - 1, 16))
 
     def _forget_failures(self, child: NvmlChild, now: float) -> None:
         if now - child.started_at >= self._timings.steady:

@@ -153,14 +153,14 @@ class CgroupCollector:
         """Read the limits and the use of CPU and memory."""
         collected = Collected()
         with source(collected, "cgroup"):
-            found = self._tree.hierarchies()
-            unified = found.get(UNIFIED)
+            hierarchies = self._tree.hierarchies()
+            unified = hierarchies.get(UNIFIED)
             # A hybrid machine has a controller in v1 or in v2, never in both.
-            cpu, memory = found.get("cpu", unified), found.get("memory", unified)
+            cpu, memory = hierarchies.get("cpu", unified), hierarchies.get("memory", unified)
             if cpu is None:
                 collected.unsupported.append("no cgroup of cpu is visible")
             else:
-                path = _add_cpu(collected, cpu, found.get("cpuacct"))
+                path = _add_cpu(collected, cpu, hierarchies.get("cpuacct"))
                 collected.add(INFO, 1, cpu.version, path, "cpu")
             memory_path = ""
             if memory is None:
@@ -231,7 +231,7 @@ def _add_memory(collected: Collected, hierarchy: Hierarchy) -> str:
     high = _add_limit(collected, MEMORY_HIGH, hierarchy, limit_in("memory.high"))
     limited = _add_limit(collected, MEMORY_LIMIT, hierarchy, limit_in("memory.max")) or high
     # Where the controller is off, the next ancestor counts the memory.
-    counted = (each for each in hierarchy.levels if (each.directory / "memory.current").exists())
+    counted = (ancestor for ancestor in hierarchy.levels if (ancestor.directory / "memory.current").exists())
     level = limited or next(counted, hierarchy.levels[0])
     current = level.directory / "memory.current"
     if not current.exists():
@@ -258,7 +258,7 @@ def _add_memory_v1(collected: Collected, hierarchy: Hierarchy) -> str:
         failures = level.read("memory.failcnt") or "0"
         collected.add(MEMORY_EVENTS, parse(level.directory / "memory.failcnt", int, failures), "max")
         # v1 counts a kill in the cgroup of the killed process only.
-        controls = [each.directory / "memory.oom_control" for each in hierarchy.levels]
+        controls = [ancestor.directory / "memory.oom_control" for ancestor in hierarchy.levels]
         kills = [counts_in(path).get("oom_kill") for path in controls if path.exists()]
         if any(count is not None for count in kills):
             collected.add(MEMORY_EVENTS, sum(count or 0 for count in kills), "oom_kill")
@@ -279,11 +279,13 @@ def _add_use(
 
 def _add_limit_v1(collected: Collected, hierarchy: Hierarchy) -> CgroupLevel:
     """Publish the limit that the kernel computes, which includes limits above the mount, and return its cgroup."""
-    own = hierarchy.levels[0]
-    with source(collected, own.directory / "memory.stat"):
-        limit = counts_in(own.directory / "memory.stat").get("hierarchical_memory_limit")
+    innermost = hierarchy.levels[0]
+    with source(collected, innermost.directory / "memory.stat"):
+        limit = counts_in(innermost.directory / "memory.stat").get("hierarchical_memory_limit")
         if limit is not None and limit < NO_LIMIT:
             collected.add(MEMORY_LIMIT, limit)
             own_limit = limit_in("memory.limit_in_bytes")
-            return next((each for each in hierarchy.levels if own_limit(each) == limit), hierarchy.levels[-1])
-    return own
+            return next(
+                (level for level in hierarchy.levels if own_limit(level) == limit), hierarchy.levels[-1]
+            )
+    return innermost

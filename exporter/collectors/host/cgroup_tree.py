@@ -56,10 +56,10 @@ class Hierarchy:
 
     def tightest(self, limit_of: Callable[[CgroupLevel], float | None]) -> TightestLimit | None:
         """Return the smallest limit, at the lowest level that sets it; None without a limit."""
-        found = [
+        limits = [
             TightestLimit(limit, level) for level in self.levels if (limit := limit_of(level)) is not None
         ]
-        return min(found, key=lambda each: each.value, default=None)
+        return min(limits, key=lambda candidate: candidate.value, default=None)
 
 
 class CgroupTree:
@@ -73,7 +73,7 @@ class CgroupTree:
         """Return the visible hierarchies of this process by controller of v1, and by `UNIFIED` for v2."""
         path = self._own / "cgroup"
         groups = parse(path, _parse_groups, read_optional(path) or "")
-        found: dict[str, Hierarchy] = {}
+        hierarchies: dict[str, Hierarchy] = {}
         path = self._own / "mountinfo"
         mounts = parse(
             path, lambda text: parse_mounts(text, ("cgroup", "cgroup2")), read_optional(path) or ""
@@ -82,11 +82,11 @@ class CgroupTree:
             version = "1" if mount.fstype == "cgroup" else "2"
             for controller in (UNIFIED,) if version == "2" else sorted(mount.options & CONTROLLERS):
                 names = _below(groups[controller], mount.root) if controller in groups else None
-                if names is not None and controller not in found:
+                if names is not None and controller not in hierarchies:
                     levels = self._levels(names, mount)
                     if levels:
-                        found[controller] = Hierarchy(version, levels)
-        return found
+                        hierarchies[controller] = Hierarchy(version, levels)
+        return hierarchies
 
     def _levels(self, names: Sequence[str], mount: Mount) -> tuple[CgroupLevel, ...]:
         directory = Path(mount.path)
@@ -124,8 +124,8 @@ def cpu_limit(level: CgroupLevel) -> float | None:
 
 def cpu_quota(tree: CgroupTree) -> float | None:
     """Return the tightest CPU limit that applies to this process, in CPUs; None without a limit."""
-    found = tree.hierarchies()
-    hierarchy = found.get("cpu", found.get(UNIFIED))
+    hierarchies = tree.hierarchies()
+    hierarchy = hierarchies.get("cpu", hierarchies.get(UNIFIED))
     tightest = None if hierarchy is None else hierarchy.tightest(cpu_limit)
     return None if tightest is None else tightest.value
 
@@ -133,9 +133,9 @@ def cpu_quota(tree: CgroupTree) -> float | None:
 def _parse_groups(text: str) -> dict[str, str]:
     groups: dict[str, str] = {}
     for line in filter(None, text.split("\n")):  # `4:cpu,cpuacct:/path`, `0::/path`
-        _, controllers, own = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         # A cgroup that was removed under the process keeps its name, with a note after the name.
-        groups.update(dict.fromkeys(controllers.split(","), own.removesuffix(" (deleted)")))
+        groups.update(dict.fromkeys(controllers.split(","), path.removesuffix(" (deleted)")))
     return groups
 
 
@@ -151,9 +151,9 @@ def _parse_cpu_limit(text: str) -> float | None:
 def _below(group: str, root: str) -> Sequence[str] | None:
     """Return the names from a mount's root down to a cgroup; None if the path cannot be known."""
     names, above = _names(group), _names(root)
-    rest = names[len(above) :]
-    if names[: len(above)] == above and ".." not in rest:
-        return rest
+    remaining = names[len(above) :]
+    if names[: len(above)] == above and ".." not in remaining:
+        return remaining
     if ".." in names and ".." not in above:
         return ()  # outside the root of the namespace: only the root is visible
     return None  # another part of the tree is mounted, or the host's

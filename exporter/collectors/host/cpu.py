@@ -107,8 +107,8 @@ class CpuCollector:
         times = from_psutil(self._stat, lambda: psutil.cpu_times(percpu=True))
         # A CPU that goes offline between the two reads has no times.
         return {
-            number: self._settled(number, each._asdict())
-            for number, each in zip(numbers, times, strict=False)
+            number: self._settled(number, seconds._asdict())
+            for number, seconds in zip(numbers, times, strict=False)
         }
 
     def _settled(self, cpu: str, seconds: dict[str, float]) -> dict[str, float]:
@@ -121,11 +121,11 @@ class CpuCollector:
         return {mode: self._highest.hold((cpu, mode), value) for mode, value in seconds.items()}
 
     def _utilization(self, times: Mapping[str, float]) -> float | None:
-        before, self._before = self._before, times
-        spent = {mode: seconds - before.get(mode, 0.0) for mode, seconds in times.items()}
+        previous, self._before = self._before, times
+        spent = {mode: seconds - previous.get(mode, 0.0) for mode, seconds in times.items()}
         total = sum(spent.values())
         # No time has passed, or the counters began again.
-        if not before or total <= 0 or min(spent.values()) < 0:
+        if not previous or total <= 0 or min(spent.values()) < 0:
             return None
         return 1 - min(1.0, (spent["idle"] + spent.get("iowait", 0.0)) / total)
 

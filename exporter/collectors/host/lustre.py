@@ -90,7 +90,11 @@ class LustreCollector:
                 # Without this check, every user but root would see a permission error for debugfs.
                 collected.unsupported.append("no Lustre is mounted")
                 return collected
-            clients = {name: each / name for each in self._directories for name in list_directory(each)}
+            clients = {
+                name: directory / name
+                for directory in self._directories
+                for name in list_directory(directory)
+            }
             labels = _labels(list(clients), mounts)
             for name, client in clients.items():
                 with source(collected, client / "stats"):

@@ -159,9 +159,9 @@ class MemoryCollector:
         with source(collected, self._proc / "vmstat"):
             self._add_vmstat(collected, self._proc / "vmstat")
         with source(collected, self._shm):
-            found = os.statvfs(self._shm)
-            collected.add(SHM_SIZE, found.f_blocks * found.f_frsize)
-            collected.add(SHM_USED, (found.f_blocks - found.f_bfree) * found.f_frsize)
+            status = os.statvfs(self._shm)
+            collected.add(SHM_SIZE, status.f_blocks * status.f_frsize)
+            collected.add(SHM_USED, (status.f_blocks - status.f_bfree) * status.f_frsize)
         return collected
 
     def _add_memory(self, collected: Collected, path: Path) -> None:

@@ -100,12 +100,12 @@ class NfsCollector:
             mountinfo = read_optional(self._proc / "self/mountinfo") or ""
             mounts = parse("mountinfo", lambda text: parse_mounts(text, ("nfs", "nfs4")), mountinfo)
             devices = {mount.path: mount.device for mount in mounts}
-            seen: set[str] = set()
+            published_devices: set[str] = set()
             for place, section in sections.items():
                 # A filesystem that is mounted at several places has the same statistics at each place.
                 device = devices.get(place, place)
-                if device not in seen:
-                    seen.add(device)
+                if device not in published_devices:
+                    published_devices.add(device)
                     with source(collected, f"{path} {printable(place)}"):
                         counts = parse(f"{path} {printable(place)}", _parse_section, section)
                         _add_counts(collected, counts, printable(place))
@@ -127,9 +127,9 @@ def _parse_section(section: str) -> NfsCounts:
     normal_read, normal_write, direct_read, direct_write = map(int, transferred.split()[1:5])
     counts = NfsCounts(normal_read + direct_read, normal_write + direct_write)
     for line in operations.splitlines():
-        name, *words = line.split() or [""]
-        if len(words) >= 8:
-            completed, transmitted, *_, milliseconds = map(int, words[:8])
+        name, *fields = line.split() or [""]
+        if len(fields) >= 8:
+            completed, transmitted, *_, milliseconds = map(int, fields[:8])
             requests = counts.requests[_OPERATION_OF_REQUEST.get(name.removesuffix(":"), "other")]
             requests.completed += completed
             requests.retransmitted += transmitted - completed

@@ -40,21 +40,21 @@ class StatvfsPool:
         """
         results: dict[str, StatvfsResult] = {}
         with self._returned:
-            started = [each for each in paths if each not in self._running]
-            for each in started:
-                arguments = (each, paths[each], results)
+            started = [path for path in paths if path not in self._running]
+            for path in started:
+                arguments = (path, paths[path], results)
                 thread = threading.Thread(
                     target=self._run, args=arguments, name="exporter-statvfs", daemon=True
                 )
                 try:
                     thread.start()
-                    self._running.add(each)
+                    self._running.add(path)
                 except RuntimeError:
-                    results[each] = OSError(
+                    results[path] = OSError(
                         errno.EAGAIN, "no thread for statvfs (limit of processes or memory)"
                     )
             self._returned.wait_for(lambda: self._running.isdisjoint(started), self._deadline)
-            return {each: results.get(each) for each in paths}
+            return {path: results.get(path) for path in paths}
 
     def _run(self, filesystem: str, path: str, results: dict[str, StatvfsResult]) -> None:
         try:
@@ -67,24 +67,24 @@ class StatvfsPool:
             self._returned.notify_all()
 
 
-def size_bytes(found: os.statvfs_result) -> int | None:
+def size_bytes(status: os.statvfs_result) -> int | None:
     """Return the size of a filesystem; None for a filesystem without blocks (autofs, lxcfs)."""
-    return _known(found.f_blocks * found.f_frsize) if found.f_blocks else None
+    return _known(status.f_blocks * status.f_frsize) if status.f_blocks else None
 
 
-def available_bytes(found: os.statvfs_result) -> int | None:
+def available_bytes(status: os.statvfs_result) -> int | None:
     """Return the bytes that users other than root can still write; None for a filesystem without blocks."""
-    return _known(found.f_bavail * found.f_frsize) if found.f_blocks else None
+    return _known(status.f_bavail * status.f_frsize) if status.f_blocks else None
 
 
-def files(found: os.statvfs_result) -> int | None:
+def files(status: os.statvfs_result) -> int | None:
     """Return the number of inodes; None if the filesystem has no limit (btrfs)."""
-    return _known(found.f_files) if found.f_files else None
+    return _known(status.f_files) if status.f_files else None
 
 
-def files_free(found: os.statvfs_result) -> int | None:
+def files_free(status: os.statvfs_result) -> int | None:
     """Return the number of free inodes; None if the filesystem has no limit (btrfs)."""
-    return _known(found.f_ffree) if found.f_files else None
+    return _known(status.f_ffree) if status.f_files else None
 
 
 def _known(count: int) -> int | None:

@@ -51,7 +51,7 @@ class RunProcesses:
 
     def living(self) -> list[LivingMember]:
         """Return the running members of all groups."""
-        return [each for use in self.groups.values() for each in use.living]
+        return [member for use in self.groups.values() for member in use.living]
 
 
 class ProcessCollector:
@@ -99,10 +99,10 @@ class ProcessCollector:
             now, busy = self._monotonic(), busy_seconds()
             members = self._tree.update(job, collected=collected, now=now, wall=self._clock())
             self._count(members, collected, now)
-            self._forget_over({each.process.run for each in job if each.alive}, members, now)
+            self._forget_ended({process.process.run for process in job if process.alive}, members, now)
             self._publish(job, collected)
-            living = [each for known in self._runs.values() for each in known.living()]
-            self.members = tuple(each.member for each in living)
+            living = [process for run_processes in self._runs.values() for process in run_processes.living()]
+            self.members = tuple(process.member for process in living)
             self.use = self._machine_use(now, busy)
             if self._tree.hidden:
                 collected.unsupported.append(
@@ -113,8 +113,8 @@ class ProcessCollector:
 
     def _count(self, members: Sequence[Member], collected: Collected, now: float) -> None:
         """Read every member and add the use to the run."""
-        for known in self._runs.values():
-            known.groups = {}
+        for run_processes in self._runs.values():
+            run_processes.groups = {}
         for member in members:
             run = self._runs.setdefault(member.run, RunProcesses(now))
             group = ProcessGroup(member.rank, member.role)
@@ -128,88 +128,91 @@ class ProcessCollector:
                     if not reading.ended:
                         use.living.append(LivingMember(member, reading))
 
-    def _forget_over(self, alive: Collection[str], members: Sequence[Member], now: float) -> None:
+    def _forget_ended(self, alive: Collection[str], members: Sequence[Member], now: float) -> None:
         """Discard runs that ended more than `linger_seconds` ago, and the readings of ended processes."""
         processes = {member.process for member in members}
-        for run, known in list(self._runs.items()):
-            known.totals.forget_ended(processes)
-            if run in alive or known.living():
-                known.seen = now
-            elif now - known.seen > self._linger_seconds:
+        for run, run_processes in list(self._runs.items()):
+            run_processes.totals.forget_ended(processes)
+            if run in alive or run_processes.living():
+                run_processes.seen = now
+            elif now - run_processes.seen > self._linger_seconds:
                 del self._runs[run]
 
     def _publish(self, job: Sequence[JobProcess], collected: Collected) -> None:
         up: dict[tuple[str, str], bool] = {}
-        for each in job:
-            if each.process.rank is not None:  # a single running process of a rank is enough
-                labels = each.process.run, str(each.process.rank)
-                up[labels] = up.get(labels, False) or each.alive
+        for process in job:
+            if process.process.rank is not None:  # a single running process of a rank is enough
+                labels = process.process.run, str(process.process.rank)
+                up[labels] = up.get(labels, False) or process.alive
         for labels, alive in up.items():
             collected.add(families.UP, int(alive), *labels)
-        for run, known in sorted(self._runs.items()):
-            groups = sorted({*known.totals.groups, *known.groups}, key=lambda each: (each.rank, each.role))
+        for run, run_processes in sorted(self._runs.items()):
+            groups = sorted(
+                {*run_processes.totals.groups, *run_processes.groups},
+                key=lambda process: (process.rank, process.role),
+            )
             for group in groups:
-                _publish_group(collected, run, group, known)
+                _publish_group(collected, run, group, run_processes)
         self._publish_gpus(collected)
 
     def _publish_gpus(self, collected: Collected) -> None:
         owners = {
-            each.member.process.pid: (run, group.rank, group.role)
-            for run, known in self._runs.items()
-            for group, use in known.groups.items()
-            for each in use.living
+            process.member.process.pid: (run, group.rank, group.role)
+            for run, run_processes in self._runs.items()
+            for group, use in run_processes.groups.items()
+            for process in use.living
         }
         sizes: dict[tuple[str, ...], list[int | None]] = {}
-        for each in self._gpu_use():
-            if each.pid in owners:
-                sizes.setdefault((*owners[each.pid], each.gpu, each.uuid), []).append(each.memory_bytes)
-        for labels, found in sizes.items():
-            collected.add(families.GPU_MEMORY, _complete(sum, found), *labels)
+        for use in self._gpu_use():
+            if use.pid in owners:
+                sizes.setdefault((*owners[use.pid], use.gpu, use.uuid), []).append(use.memory_bytes)
+        for labels, amounts in sizes.items():
+            collected.add(families.GPU_MEMORY, _complete(sum, amounts), *labels)
 
     def _machine_use(self, now: float, busy: float) -> MachineUse:
         memory = from_psutil("meminfo", psutil.virtual_memory)
         runs = []
-        for run, known in self._runs.items():
-            living = known.living()
+        for run, run_processes in self._runs.items():
+            living = run_processes.living()
             if living:
-                trainers = [each.member for each in living if each.member.role == "trainer"]
-                roots = trainers or [each.member for each in living]
+                trainers = [process.member for process in living if process.member.role == "trainer"]
+                roots = trainers or [process.member for process in living]
                 runs.append(
                     RunUse(
                         run,
-                        frozenset(each.member.process.pid for each in living),
-                        known.totals.cpu_seconds,
+                        frozenset(process.member.process.pid for process in living),
+                        run_processes.totals.cpu_seconds,
                         len(frozenset[int]().union(*(member.cpus for member in roots))),
-                        sum(each.reading.resident_bytes or 0 for each in living),
+                        sum(process.reading.resident_bytes or 0 for process in living),
                     )
                 )
         used = memory.total - memory.available
         return MachineUse(now, tuple(runs), busy, psutil.cpu_count() or 1, used)
 
 
-def _publish_group(collected: Collected, run: str, group: ProcessGroup, known: RunProcesses) -> None:
+def _publish_group(collected: Collected, run: str, group: ProcessGroup, run_processes: RunProcesses) -> None:
     labels = (run, group.rank, group.role)
-    use = known.groups.get(group, GroupUse())
-    readings = [each.reading for each in use.living]
+    use = run_processes.groups.get(group, GroupUse())
+    readings = [process.reading for process in use.living]
     collected.add(families.INSTANCES, len(readings), *labels)
     for state, count in use.states.items():
         collected.add(families.STATE, count, *labels, state)
     if readings:
-        collected.add(families.THREADS, _complete(sum, [each.threads for each in readings]), *labels)
-        resident = _complete(sum, [each.resident_bytes for each in readings])
+        collected.add(families.THREADS, _complete(sum, [reading.threads for reading in readings]), *labels)
+        resident = _complete(sum, [reading.resident_bytes for reading in readings])
         collected.add(families.RESIDENT, resident, *labels)
-        descriptors = _complete(max, [each.open_descriptors for each in readings])
+        descriptors = _complete(max, [reading.open_descriptors for reading in readings])
         collected.add(families.OPEN_FDS, descriptors, *labels)
-    total = known.totals.groups.get(group)
+    total = run_processes.totals.groups.get(group)
     if total is not None:
         collected.add(families.CPU, total.user_seconds, *labels, "user")
         collected.add(families.CPU, total.system_seconds, *labels, "system")
-        if all(each.usage.read_bytes is not None for each in readings):
+        if all(reading.usage.read_bytes is not None for reading in readings):
             collected.add(families.IO_READ, total.read_bytes, *labels)
             collected.add(families.IO_WRITTEN, total.written_bytes, *labels)
 
 
-def _complete(fold: Callable[[list[int]], int], found: Sequence[int | None]) -> int | None:
+def _complete(fold: Callable[[list[int]], int], values: Sequence[int | None]) -> int | None:
     """Return a sum or maximum; None if a part is unknown, since the rest would be a different number."""
-    known = [each for each in found if each is not None]
-    return fold(known) if len(known) == len(found) else None
+    present = [value for value in values if value is not None]
+    return fold(present) if len(present) == len(values) else None

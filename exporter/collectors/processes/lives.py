@@ -44,11 +44,11 @@ class ProcessLives:
         now = self._monotonic()
         with self._lock:
             for pid in pids:
-                known = self._lives.get(pid)
-                if known is None or known.ended is not None:
-                    self._add(pid, known)
+                previous = self._lives.get(pid)
+                if previous is None or previous.ended is not None:
+                    self._add(pid, previous)
                 elif pid not in self._waited and _began(pid) is None:
-                    self._lives[pid] = replace(known, ended=now)
+                    self._lives[pid] = replace(previous, ended=now)
             for pid, life in list(self._lives.items()):
                 if life.ended is not None and now - life.ended > KEPT_SECONDS:
                     del self._lives[pid]
@@ -62,11 +62,11 @@ class ProcessLives:
         if waiter is not None:
             waiter.stop()
 
-    def _add(self, pid: int, known: ProcessLife | None) -> None:
-        began = _began(pid)
-        if began is None or (known is not None and abs(known.began - began) < 0.02):
+    def _add(self, pid: int, previous: ProcessLife | None) -> None:
+        start = _began(pid)
+        if start is None or (previous is not None and abs(previous.began - start) < 0.02):
             return  # has ended
-        self._lives[pid] = ProcessLife(pid, began)
+        self._lives[pid] = ProcessLife(pid, start)
         with contextlib.suppress(OSError, AttributeError):  # not permitted, or an old kernel
             descriptor = os.pidfd_open(pid)
             if self._waiter is None:

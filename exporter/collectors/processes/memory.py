@@ -83,11 +83,13 @@ class ProcessMemoryCollector:
         """Read as many processes as the budget allows."""
         collected = Collected()
         members = self._members()
-        self._readings = {each.process: self._readings.get(each.process, MemoryReading()) for each in members}
-        begun = self._monotonic()
-        for process, reading in sorted(self._readings.items(), key=lambda each: each[1].at):
+        self._readings = {
+            member.process: self._readings.get(member.process, MemoryReading()) for member in members
+        }
+        pass_started = self._monotonic()
+        for process, reading in sorted(self._readings.items(), key=lambda item: item[1].at):
             now = self._monotonic()
-            if now - begun < BUDGET_SECONDS and now >= reading.again_at:
+            if now - pass_started < BUDGET_SECONDS and now >= reading.again_at:
                 with source(collected, f"process {process.pid}"):
                     self._readings[process] = self._read(process, now)
         now = self._monotonic()
@@ -96,18 +98,18 @@ class ProcessMemoryCollector:
             group = (member.run, member.rank, member.role)
             groups.setdefault(group, []).append(self._readings[member.process])
         for labels, readings in groups.items():
-            if all(now < each.stale_at for each in readings):  # a part of the sum would be a different number
-                collected.add(UNIQUE, sum(each.unique for each in readings), *labels)
-                collected.add(PROPORTIONAL, sum(each.proportional for each in readings), *labels)
+            if all(
+                now < memory.stale_at for memory in readings
+            ):  # a part of the sum would be a different number
+                collected.add(UNIQUE, sum(memory.unique for memory in readings), *labels)
+                collected.add(PROPORTIONAL, sum(memory.proportional for memory in readings), *labels)
         return collected
 
-    def _read(self, process: psutil.Process, begun: float) -> MemoryReading:
+    def _read(self, process: psutil.Process, pass_started: float) -> MemoryReading:
         try:
-            found = from_psutil(f"process {process.pid}", process.memory_full_info)
+            info = from_psutil(f"process {process.pid}", process.memory_full_info)
         except psutil.Error:  # ended, or of a different user
             return MemoryReading()
         ended = self._monotonic()
-        wait = max(AGAIN_SECONDS, (ended - begun) / DUTY)
-        return MemoryReading(
-            found.uss, found.pss, ended, ended + wait, ended + max(FRESH_SECONDS, 1.5 * wait)
-        )
+        wait = max(AGAIN_SECONDS, (ended - pass_started) / DUTY)
+        return MemoryReading(info.uss, info.pss, ended, ended + wait, ended + max(FRESH_SECONDS, 1.5 * wait))

@@ -37,12 +37,12 @@ class GroupTotals:
     read_bytes: float = 0
     written_bytes: float = 0
 
-    def add(self, before: Usage, now: Usage) -> None:
+    def add(self, previous: Usage, current: Usage) -> None:
         """Add the increase of a process; a value that fell adds 0."""
-        self.user_seconds += _increase(before.user_seconds, now.user_seconds)
-        self.system_seconds += _increase(before.system_seconds, now.system_seconds)
-        self.read_bytes += _increase(before.read_bytes, now.read_bytes)
-        self.written_bytes += _increase(before.written_bytes, now.written_bytes)
+        self.user_seconds += _increase(previous.user_seconds, current.user_seconds)
+        self.system_seconds += _increase(previous.system_seconds, current.system_seconds)
+        self.read_bytes += _increase(previous.read_bytes, current.read_bytes)
+        self.written_bytes += _increase(previous.written_bytes, current.written_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,15 +64,15 @@ class RunTotals:
     def count(self, process: psutil.Process, group: ProcessGroup, usage: Usage, *, older: bool) -> None:
         """Add the increase since the last reading; `older` if the process is older than the sidecar."""
         total = self.groups.setdefault(group, GroupTotals())
-        before = self._last.get(process)
-        if before is None:
-            before = usage if older else Usage(0.0, 0.0, 0, 0)
-        total.add(before, usage)
+        previous = self._last.get(process)
+        if previous is None:
+            previous = usage if older else Usage(0.0, 0.0, 0, 0)
+        total.add(previous, usage)
         self._last[process] = Usage(
-            user_seconds=_highest(before.user_seconds, usage.user_seconds),
-            system_seconds=_highest(before.system_seconds, usage.system_seconds),
-            read_bytes=_highest(before.read_bytes, usage.read_bytes),
-            written_bytes=_highest(before.written_bytes, usage.written_bytes),
+            user_seconds=_highest(previous.user_seconds, usage.user_seconds),
+            system_seconds=_highest(previous.system_seconds, usage.system_seconds),
+            read_bytes=_highest(previous.read_bytes, usage.read_bytes),
+            written_bytes=_highest(previous.written_bytes, usage.written_bytes),
         )
 
     def forget_ended(self, living: Collection[psutil.Process]) -> None:
@@ -80,9 +80,9 @@ class RunTotals:
         self._last = {process: usage for process, usage in self._last.items() if process in living}
 
 
-def _increase(before: float | None, now: float | None) -> float:
-    return 0 if now is None or before is None else max(0, now - before)
+def _increase(previous: float | None, current: float | None) -> float:
+    return 0 if current is None or previous is None else max(0, current - previous)
 
 
-def _highest(before: float | None, now: float | None) -> float | None:
-    return now if before is None else before if now is None else max(before, now)
+def _highest(previous: float | None, current: float | None) -> float | None:
+    return current if previous is None else previous if current is None else max(previous, current)

@@ -84,21 +84,21 @@ class ProcessTree:
         return list(self._members.values())
 
     def _remove_ended(self) -> None:
-        for process in [each for each in self._members if not _exists(each)]:
+        for process in [member for member in self._members if not _exists(member)]:
             del self._members[process]
 
     def _add_recording(self, job: Sequence[JobProcess], collected: Collected) -> bool:
         """Add the recording processes as roots and return whether a new process was added."""
         self.hidden, added, missed = 0, False, set[str]()
-        for each in job:
-            if each.alive:
+        for process in job:
+            if process.alive:
                 member = None
-                with source(collected, f"process {each.pid}"):
-                    member = self._recording(each)
-                    if each.pid is None:
+                with source(collected, f"process {process.pid}"):
+                    member = self._recording(process)
+                    if process.pid is None:
                         self.hidden += 1
                     elif member is None:
-                        missed.add(each.process.id)
+                        missed.add(process.process.id)
                 if member is not None and member.process not in self._members:
                     self._members[member.process] = member
                     added = True
@@ -107,13 +107,13 @@ class ProcessTree:
         self._missed = missed
         return added
 
-    def _recording(self, each: JobProcess) -> Member | None:
+    def _recording(self, recording: JobProcess) -> Member | None:
         """Return the member of a recording process; None if the process is not visible from here.
 
         A pid alone is not enough. The process holds the lock of the feed file, started before the recording, and has the pid
         of the snapshot in the innermost namespace (locks on network file systems have pids of other machines).
         """
-        pid, recorded = each.pid, each.process
+        pid, recorded = recording.pid, recording.process
         if pid is None:
             return None
         status_path = self._proc / str(pid) / "status"
@@ -123,9 +123,9 @@ class ProcessTree:
             if not text:
                 return None
             rank, role = ("", "other") if recorded.rank is None else (str(recorded.rank), "trainer")
-            known = self._members.get(process)
-            if known is not None and (known.run, known.rank) == (recorded.run, rank):
-                return known  # the clock may have been set since
+            member = self._members.get(process)
+            if member is not None and (member.run, member.rank) == (recorded.run, rank):
+                return member  # the clock may have been set since
             started = from_psutil(f"process {pid}", process.create_time)
         except psutil.Error:
             return None
@@ -136,8 +136,8 @@ class ProcessTree:
 
     def _discover(self, collected: Collected, wall: float) -> None:
         """Add the descendants of the roots."""
-        found = {process.pid: process for process in self._descendants()}
-        parents = {process.pid: _parent(process) for process in found.values()}
+        descendants = {process.pid: process for process in self._descendants()}
+        parents = {process.pid: _parent(process) for process in descendants.values()}
         roots = {member.process.pid: member for member in self._members.values() if member.root}
         started = sorted(roots.values(), key=lambda root: root.process.create_time())
         for root in started:
@@ -145,11 +145,11 @@ class ProcessTree:
             owner = self._owner(root.process.pid, parents, roots)
             if owner is not None and owner.is_kin(root):
                 del roots[root.process.pid], self._members[root.process]
-        for pid, process in sorted(found.items()):
+        for pid, process in sorted(descendants.items()):
             owner = None if pid in roots else self._owner(pid, parents, roots)
             if owner is not None:
                 with source(collected, f"process {pid}"):
-                    self._add(process, found.get(parents[pid], owner.process), owner, wall)
+                    self._add(process, descendants.get(parents[pid], owner.process), owner, wall)
 
     def _descendants(self) -> Iterator[psutil.Process]:
         """Yield the descendants of the parents of all roots: the ranks of a job usually share a parent."""
@@ -163,14 +163,14 @@ class ProcessTree:
                     top = member.process
                 tops[top.pid] = top
                 tops.setdefault(member.process.pid, member.process)
-        seen: set[int] = set()
-        for top in sorted(tops.values(), key=lambda each: each.pid):
-            if top.pid not in seen:
-                seen.add(top.pid)
+        visited: set[int] = set()
+        for top in sorted(tops.values(), key=lambda root: root.pid):
+            if top.pid not in visited:
+                visited.add(top.pid)
                 yield top
                 for process in _below(top):
-                    if process.pid not in seen:
-                        seen.add(process.pid)
+                    if process.pid not in visited:
+                        visited.add(process.pid)
                         yield process
 
     def _owner(self, pid: int, parents: Mapping[int, int], roots: Mapping[int, Member]) -> Member | None:
@@ -186,8 +186,8 @@ class ProcessTree:
     def _add(self, process: psutil.Process, parent: psutil.Process, root: Member, wall: float) -> None:
         try:
             name = from_psutil(f"process {process.pid}", process.name)
-            known = self._members.get(process)
-            if known is not None and known.known_as == name and known.is_kin(root):
+            member = self._members.get(process)
+            if member is not None and member.known_as == name and member.is_kin(root):
                 return
             young = wall - process.create_time() < YOUNG_SECONDS
             role = _role(process, name, parent, root, young=young)

@@ -22,7 +22,7 @@ from exporter.training.phases import PHASES, WORK
 
 DOWNTIME_LAG_SECONDS = 60.0
 """Delay of the downtime: the next process starts long before the first snapshot."""
-KEPT_IDS = 64
+MAX_IDS = 64
 """Number of stored process ids, so that no process counts twice."""
 
 CAUSE_OF_PHASE: Mapping[str, str] = {
@@ -94,7 +94,7 @@ class Goodput:
         before, self.attempt = self.attempt, attempt
         start = attempt.start
         if before is not None:
-            self.taken = [*self.taken, before.process][-KEPT_IDS:]
+            self.taken = [*self.taken, before.process][-MAX_IDS:]
             end = start if before.ended is None else before.ended
             gap = max(0.0, start - end, self.gap_counted)
             # A process that did not train, such as an evaluation, completes no task.

@@ -30,7 +30,7 @@ from exporter.collectors.gpu.options import GpuOptions
 
 _PR_SET_PDEATHSIG = 1
 _COST_SECONDS = 10.0
-_MOST_MEMORY_BYTES = 128 << 20
+_MAX_MEMORY_BYTES = 128 << 20
 """Resident size above which the child requests a restart, against leaks."""
 
 Install = Callable[[Any, Mapping[str, Any]], None]
@@ -102,7 +102,7 @@ def _serve(install: Install | None) -> None:
     def sample() -> None:
         output.send(**sampler.start(time.monotonic()))
         events.start()
-        limit = start.get("memory_limit_bytes", _MOST_MEMORY_BYTES)
+        limit = start.get("memory_limit_bytes", _MAX_MEMORY_BYTES)
         _sample(sampler, commands, output, options.period, limit)
 
     output.send(**last_message(sampler, sample))
@@ -160,24 +160,24 @@ def _sample(
     commands: Commands,
     output: ChildOutput,
     period_seconds: float,
-    most_memory_bytes: int,
+    max_memory_bytes: int,
 ) -> None:
-    due = own_due = time.monotonic()
-    own: dict[str, float] = {}
+    due = cost_due = time.monotonic()
+    own_cost: dict[str, float] = {}
     while True:
         now = time.monotonic()
         message = sampler.sample(now, time.time())
-        if now >= own_due:
-            own_due = now + _COST_SECONDS
-            message["own"] = own = _own_cost()
+        if now >= cost_due:
+            cost_due = now + _COST_SECONDS
+            message["own"] = own_cost = _own_cost()
         output.send(**message)
-        if own["resident_bytes"] > most_memory_bytes:
+        if own_cost["resident_bytes"] > max_memory_bytes:
             raise RestartError("memory")
         # After a pass longer than a period, wait a whole period without catching up.
         due = max(due + period_seconds, time.monotonic())
-        while (left := due - time.monotonic()) > 0:
+        while (wait_seconds := due - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                command = commands.get(timeout=left)
+                command = commands.get(timeout=wait_seconds)
                 if command["kind"] == "stop":
                     return
                 sampler.reattach(command["gpu"], command["calls"], time.monotonic())

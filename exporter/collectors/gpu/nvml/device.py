@@ -1,9 +1,8 @@
 """NVML calls and field values of a GPU, with tracking of unsupported queries and slow calls.
 
-Each query has a name (`power`, `field.82`). An unsupported or forbidden query is not repeated for ten minutes, since
-some calls take a millisecond to refuse; a failed query is repeated in the next pass. A slow call is made less often on this
-GPU, so that delays of the other GPUs are rare. A lost GPU is not a state of a query:
-`DeviceDownError` ends the whole pass over it.
+Each query has a name (`power`, `field.82`). An unsupported or forbidden query is not repeated for ten minutes, because
+some calls need a millisecond to return the error; a failed query is repeated in the next pass. A slow call is made less often on this
+GPU, so that the other GPUs are rarely delayed. `DeviceDownError` (a lost GPU) ends the whole pass over this GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from exporter.collectors.gpu.nvml.library import (
 )
 from exporter.collectors.gpu.nvml.units import BEYOND_COUNTING, Convert, GarbageError, count, small
 
-ALL_LINKS = 0xFFFFFFFF
+SUM_OF_LINKS = 0xFFFFFFFF
 """Scope of a field value: the sum over all NVLinks."""
 
 ARCHITECTURES = dict(
@@ -49,7 +48,7 @@ LONGEST_PAUSE_SECONDS = 300.0
 
 
 class DownError(Exception):
-    """GPU or library is down; `reason` is NVML's name of the error, or the child's."""
+    """Failure of a GPU or of NVML; `reason` is the name of the NVML error, or a reason of the child."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -57,11 +56,11 @@ class DownError(Exception):
 
 
 class DeviceDownError(DownError):
-    """This GPU does not answer."""
+    """Failure of a single GPU."""
 
 
 class LibraryDownError(DownError):
-    """No GPU can be read by this process any more."""
+    """Failure of NVML: this process can read no GPU any more."""
 
 
 class NvmlDevice:
@@ -69,9 +68,9 @@ class NvmlDevice:
 
     Args:
         library: The library of the sampling thread.
-        handle: NVML's.
-        index: NVML's.
-        reprobe_seconds: When to try an unsupported query again.
+        handle: NVML handle.
+        index: NVML index.
+        reprobe_seconds: Time before an unsupported query is retried.
         avoid: Calls that have hung on this GPU; paused at the start.
     """
 
@@ -93,7 +92,7 @@ class NvmlDevice:
         self.last_error = ""  # of this pass; "" without a failed call
         self._reprobe_seconds = reprobe_seconds
         self._again: dict[str, float] = {}  # time of the next attempt by query
-        self._paused = dict.fromkeys(avoid, LONGEST_PAUSE_SECONDS)  # by call: until when
+        self._paused = dict.fromkeys(avoid, LONGEST_PAUSE_SECONDS)  # end of the pause by call
         self._avoided = bool(self._paused)
 
     def query(self, item: str, call: str, *arguments: Any, convert: Convert = lambda value: value) -> Any:
@@ -119,7 +118,7 @@ class NvmlDevice:
         return None
 
     def call(self, call: str, *arguments: Any) -> Any:
-        """Call a function with the GPU's handle; pause the function if slow; raises CallFailedError."""
+        """Call a function with the GPU's handle, and pause the function after a slow call; raises CallFailedError."""
         self.attempted += 1
         try:
             result = self.library.call(call, self.handle, *arguments)
@@ -133,45 +132,45 @@ class NvmlDevice:
                 )
 
     def may_call(self, item: str, call: str) -> bool:
-        """Return True if a query is not known as unsupported, and the call is not paused."""
-        if self._avoided:  # the first pass, which has the first valid time
+        """Return True if neither the query is unsupported nor the call paused."""
+        if self._avoided:  # in the first pass, because `now` is not set before
             self._avoided = False
             self._paused = dict.fromkeys(self._paused, self.now + LONGEST_PAUSE_SECONDS)
         return self.now >= self._paused.get(call, 0.0) and not self.is_unsupported(item)
 
-    def read_fields(self, wanted: Mapping[Field, Convert]) -> dict[Field, Any]:
-        """Read field values in a single call, at the cost of all members; return the fields with a value."""
-        asked = [field for field in wanted if self.may_call(field_item(field), FIELDS_CALL)]
-        if not asked:
+    def read_fields(self, conversions: Mapping[Field, Convert]) -> dict[Field, Any]:
+        """Read field values in a single call and return the fields that have a value."""
+        fields = [field for field in conversions if self.may_call(field_item(field), FIELDS_CALL)]
+        if not fields:
             return {}
         try:
-            values = self.call(FIELDS_CALL, asked)
+            values = self.call(FIELDS_CALL, fields)
         except CallFailedError as failure:
-            for field in asked:
+            for field in fields:
                 self.fail(field_item(field), FIELDS_CALL, failure.error)
             return {}
-        self.answered -= 1  # each member is counted separately
-        found: dict[Field, Any] = {}
-        for field, value in zip(asked, values, strict=False):
+        self.answered -= 1  # each member counts separately
+        numbers: dict[Field, Any] = {}
+        for field, value in zip(fields, values, strict=False):
             error = member_error(value.nvmlReturn) if value.nvmlReturn else ""
             try:
                 if not error:
                     self.answered += 1
-                    found[field] = wanted[field](_number_of(value))
+                    numbers[field] = conversions[field](_number_of(value))
             except GarbageError:
                 error = GARBAGE
             if error:
                 self.fail(field_item(field), FIELDS_CALL, error)
-        return found
+        return numbers
 
-    def counts(self, wanted: Iterable[Field]) -> dict[Field, int]:
-        """Read field values that are counters or numbers of things."""
-        return self.read_fields(dict.fromkeys(wanted, lambda raw: count(int(raw))))
+    def counts(self, fields: Iterable[Field]) -> dict[Field, int]:
+        """Read field values that are counts."""
+        return self.read_fields(dict.fromkeys(fields, lambda raw: count(int(raw))))
 
     def by_kind(self, kinds: Mapping[int, str]) -> dict[str, int]:
-        """Read field values that count kinds of the same thing."""
-        found = self.counts(kinds)
-        return {kind: found[field] for field, kind in kinds.items() if field in found}
+        """Read field values that count the kinds of an event; return the counts by kind."""
+        numbers = self.counts(kinds)
+        return {kind: numbers[field] for field, kind in kinds.items() if field in numbers}
 
     def is_unsupported(self, item: str) -> bool:
         """Return True if a recent attempt showed that the GPU does not support or refuses a query."""
@@ -184,7 +183,7 @@ class NvmlDevice:
         return False
 
     def fail(self, item: str, call: str, error: str) -> None:
-        """Record that a query has no value; raises DownError if the GPU or the library is gone."""
+        """Record a failed query; raises DownError if the GPU or NVML is down."""
         if error in UNSUPPORTED or error == "no_permission":
             self._again[item] = self.now + self._reprobe_seconds
         if error in UNSUPPORTED:
@@ -197,20 +196,20 @@ class NvmlDevice:
         self.last_error = error
 
     def architecture(self) -> int:
-        """Return NVML's number of the architecture; 0 if unknown."""
+        """Return the NVML number of the architecture; 0 if unknown."""
         number = self.query("architecture", "nvmlDeviceGetArchitecture")
         return number if number in ARCHITECTURES else 0
 
     def identity(self) -> dict[str, str]:
-        """Return model and identity as texts for labels; "" for an unknown one."""
-        found = {name: self.query(name, call, convert=make) for name, (call, make) in _IDENTITY.items()}
-        return {name: "" if value is None else str(value) for name, value in found.items()}
+        """Return model and identity as label values; unknown values are empty."""
+        values = {name: self.query(name, call, convert=make) for name, (call, make) in _IDENTITY.items()}
+        return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
 def member_error(code: int) -> str:
     """Return the name of a member's error in a batch that succeeded."""
     name = name_of(code)
-    # The member was not found, not the GPU.
+    # In a batch, these errors refer to the member, not to the GPU.
     return "not_supported" if name in {"not_found", "gpu_not_found"} else name
 
 

@@ -54,17 +54,17 @@ class SampleRing:
         future = wall_microseconds + _FUTURE_MICROSECONDS
         if self.last is not None and self.last > future:
             self.last = None  # the wall clock was set back
-        new = sorted(sample for sample in samples if (self.last or 0) < sample[0] <= future)
+        new_samples = sorted(sample for sample in samples if (self.last or 0) < sample[0] <= future)
         if self.last is None:
             # The first ring is full of samples from before the start, also before a restart of this child.
             self.last = wall_microseconds
-            return [sample for sample in new if sample[0] > wall_microseconds - self._gap]
-        for time, value in new:
+            return [sample for sample in new_samples if sample[0] > wall_microseconds - self._gap]
+        for time, value in new_samples:
             self._add(time, value)
         if moment is not None and wall_microseconds - self.last > _DRY_MICROSECONDS:
             self._add(wall_microseconds, moment)
-            new.append((wall_microseconds, moment))
-        return new
+            new_samples.append((wall_microseconds, moment))
+        return new_samples
 
     def _add(self, time: int, value: float) -> None:
         elapsed = time - (self.last or 0)
@@ -82,29 +82,30 @@ class DriverSamples:
         self._power, self._utilization = SampleRing(gap), SampleRing(gap)
         self._totals = totals
 
-    def read_power(self, *, wall: float, out: PassReadings) -> None:
+    def read_power(self, *, wall: float, readings: PassReadings) -> None:
         """Read the power since the last pass: integral and samples."""
-        new = self._read(self._power, _POWER, watts, wall=wall, moment=out.get("power_watts"))
-        if new is None or self._power.last is None:
+        new_samples = self._read(self._power, _POWER, watts, wall=wall, moment=readings.get("power_watts"))
+        if new_samples is None or self._power.last is None:
             return
-        first = new[0][0] if new else self._power.last
-        out.power = {
+        first = new_samples[0][0] if new_samples else self._power.last
+        readings.power = {
             "integral_joules": self._power.integral,
             "until": self._device.now - (wall - self._power.last / 1e6),
             "first": first,
             "steps": [
-                later - earlier for earlier, later in itertools.pairwise((first, *(at for at, _ in new)))
+                later - earlier
+                for earlier, later in itertools.pairwise((first, *(at for at, _ in new_samples)))
             ],
-            "milliwatts": [round(power * 1000) for _, power in new],
+            "milliwatts": [round(power * 1000) for _, power in new_samples],
         }
 
-    def read_utilization(self, *, wall: float, out: PassReadings) -> None:
+    def read_utilization(self, *, wall: float, readings: PassReadings) -> None:
         """Read the utilization since the last pass, for cards without performance counters."""
-        before = self._utilization.integral
-        moment = out.get("utilization_ratio")
-        new = self._read(self._utilization, _UTILIZATION, ratio, wall=wall, moment=moment)
-        self._totals[BUSY] = self._totals.get(BUSY, 0.0) + self._utilization.integral - before
-        out.put(BUSY, None if new is None else self._totals[BUSY])
+        previous_integral = self._utilization.integral
+        moment = readings.get("utilization_ratio")
+        new_samples = self._read(self._utilization, _UTILIZATION, ratio, wall=wall, moment=moment)
+        self._totals[BUSY] = self._totals.get(BUSY, 0.0) + self._utilization.integral - previous_integral
+        readings.put(BUSY, None if new_samples is None else self._totals[BUSY])
 
     def _read(
         self, ring: SampleRing, kind: int, convert: Convert, *, wall: float, moment: float | None
@@ -130,13 +131,13 @@ class DriverSamples:
         if layout is None:
             device.fail(item, _CALL, GARBAGE)
             return None
-        found, refused = [], 0
+        raw_samples, refused = [], 0
         for sample in samples:
             time, number = layout.unpack_from(bytes(sample))
             try:
-                found.append((time, convert(number)))
+                raw_samples.append((time, convert(number)))
             except GarbageError:
                 refused += 1
         if refused:
             device.library.count_error(_CALL, GARBAGE)
-        return None if refused and not found else found
+        return None if refused and not raw_samples else raw_samples

@@ -19,7 +19,7 @@ from exporter.collectors.gpu.nvml.library import CallFailedError, NvmlLibrary
 XID = 0x8
 _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
-_MOST_XIDS = 200
+_MAX_XIDS = 200
 """Limit of different Xids of a GPU, above all existing Xids: garbage must not create labels."""
 
 
@@ -42,13 +42,13 @@ class NvmlEvents:
             return
         self._watched = set(present)
         try:
-            made = library.call("nvmlEventSetCreate")
+            event_set = library.call("nvmlEventSetCreate")
         except CallFailedError:  # this machine has no events
             return
         for device in present.values():
             with suppress(DeviceDownError):  # the next pass over the GPU finds out
-                self._register(device, made)
-        self._set = made
+                self._register(device, event_set)
+        self._set = event_set
 
     def start(self) -> None:
         """Start the event thread, if there is an event set."""
@@ -97,7 +97,7 @@ class NvmlEvents:
             index = self._indices.get(_address(event.device))
             if index is not None and event.eventType == XID:
                 xids, xid = self._xids.setdefault(index, {}), str(event.eventData)
-                if xid in xids or len(xids) < _MOST_XIDS:
+                if xid in xids or len(xids) < _MAX_XIDS:
                     xids[xid] = (xids.get(xid, (0, 0.0))[0] + 1, self._wall())
         return ""
 

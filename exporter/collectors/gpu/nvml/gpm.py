@@ -18,7 +18,7 @@ from exporter.collectors.gpu.nvml.library import GARBAGE, UNSUPPORTED, CallFaile
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 from exporter.collectors.gpu.nvml.units import GarbageError, byte_rate, ratio
 
-LEAST_SECONDS = 0.1
+MIN_SECONDS = 0.1
 """NVML returns NaN for samples that are closer."""
 
 SM_ACTIVITY = 2
@@ -103,7 +103,7 @@ class GpmMetrics:
         device = self._device
         if not self.supported():
             return {}
-        if self._taken_at is not None and device.now - self._taken_at < LEAST_SECONDS:
+        if self._taken_at is not None and device.now - self._taken_at < MIN_SECONDS:
             return None
         try:
             if self._earlier is None:
@@ -114,10 +114,10 @@ class GpmMetrics:
             device.fail(self._item, failure.call, failure.error)
             return {}
         self._earlier, self._later = self._later, self._earlier
-        before, self._taken_at = self._taken_at, device.now
-        if before is None:
+        previous_at, self._taken_at = self._taken_at, device.now
+        if previous_at is None:
             return None
-        self.seconds = device.now - before
+        self.seconds = device.now - previous_at
         return {
             number: value
             for request in requests
@@ -131,32 +131,38 @@ class GpmMetrics:
     def _between(self, numbers: list[int]) -> dict[int, float]:
         """Return metrics between the samples, without NaN and unsupported metrics."""
         device = self._device
-        asked = [number for number in numbers if not device.is_unsupported(f"{self._item}.{number}")]
-        if not asked:
+        supported_numbers = [
+            number for number in numbers if not device.is_unsupported(f"{self._item}.{number}")
+        ]
+        if not supported_numbers:
             return {}
         request = device.library.binding.c_nvmlGpmMetricsGet_t()
         request.version = 1
-        request.numMetrics = len(asked)
+        request.numMetrics = len(supported_numbers)
         request.sample1, request.sample2 = self._earlier, self._later
-        for place, number in enumerate(asked):
+        for place, number in enumerate(supported_numbers):
             request.metrics[place].metricId = number
         try:
             device.library.call("nvmlGpmMetricsGet", request)
         except CallFailedError as failure:
-            if failure.error in UNSUPPORTED and len(asked) > 1:
+            if failure.error in UNSUPPORTED and len(supported_numbers) > 1:
                 # An unknown metric fails the whole request: find the metric by single requests.
-                return {key: value for each in asked for key, value in self._between([each]).items()}
-            for number in asked:
+                return {
+                    key: value
+                    for single in supported_numbers
+                    for key, value in self._between([single]).items()
+                }
+            for number in supported_numbers:
                 device.fail(f"{self._item}.{number}", failure.call, failure.error)
             return {}
-        found = {}
-        for place, number in enumerate(asked):
+        values = {}
+        for place, number in enumerate(supported_numbers):
             metric = request.metrics[place]
             if metric.nvmlReturn:
                 device.fail(f"{self._item}.{number}", "nvmlGpmMetricsGet", member_error(metric.nvmlReturn))
             elif isfinite(metric.value):
-                found[number] = metric.value
-        return found
+                values[number] = metric.value
+        return values
 
 
 class Gpm:
@@ -172,7 +178,7 @@ class Gpm:
         """Return True if the driver's utilization samples, which cost more, are not needed."""
         return self._enabled and self._metrics.supported()
 
-    def read(self, out: PassReadings, *, nvlink: bool) -> None:
+    def read(self, readings: PassReadings, *, nvlink: bool) -> None:
         """Sample and read the metrics since the previous sample; `nvlink` includes the bytes over NVLink."""
         if not self._enabled:
             return
@@ -182,18 +188,18 @@ class Gpm:
         if values is None:
             return  # keep the last readings
         for row in ACTIVITY:
-            out.put(row.reading, ratio_of(self._device, values, row), *row.labels)
+            readings.put(row.reading, ratio_of(self._device, values, row), *row.labels)
         if BUSY_ROW.metric in values or self.counts_busy_seconds():
-            self._add(out, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
+            self._add(readings, BUSY_ROW, ratio_of(self._device, values, BUSY_ROW))
         for row in (*PCIE, *NVLINK):
             rate = _checked(self._device, values, row, byte_rate) if row in rates else None
-            self._add(out, row, rate)
+            self._add(readings, row, rate)
 
-    def _add(self, out: PassReadings, row: GpmRow, rate: float | None) -> None:
+    def _add(self, readings: PassReadings, row: GpmRow, rate: float | None) -> None:
         """Integrate a rate over the time between the samples."""
         if rate is not None:
             self._totals[row.reading] = self._totals.get(row.reading, 0.0) + rate * self._metrics.seconds
-        out.put(row.reading, None if rate is None else self._totals[row.reading])
+        readings.put(row.reading, None if rate is None else self._totals[row.reading])
 
 
 def ratio_of(device: NvmlDevice, values: Mapping[int, float], row: GpmRow) -> float | None:

@@ -100,8 +100,8 @@ class NvmlLibrary:
         if function is None:  # the binding is older than the function
             self.last_seconds = 0.0
             raise CallFailedError(name, "function_not_found")
-        began = self._clock()
-        self.current = CallUnderWay(name, self.subject, began)
+        started = self._clock()
+        self.current = CallUnderWay(name, self.subject, started)
         try:
             try:
                 return function(*arguments)
@@ -111,14 +111,14 @@ class NvmlLibrary:
                 # The binding reads the number of items first; more items may arrive before the second read.
                 return function(*arguments)
         except self._errors as error:
-            found = name_of(getattr(error, "value", 13))  # a library mismatch is a missing function
-            raise CallFailedError(name, found) from None
+            error_name = name_of(getattr(error, "value", 13))  # a library mismatch is a missing function
+            raise CallFailedError(name, error_name) from None
         except Exception:  # noqa: BLE001 - border to pynvml: see above
             raise CallFailedError(name, GARBAGE) from None
         finally:
             self.current = None
             self.calls += 1
-            self.last_seconds = self._clock() - began
+            self.last_seconds = self._clock() - started
             self.seconds += self.last_seconds
 
     def count_error(self, call: str, error: str) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exporter.collectors.gpu.nvml.device import ALL_LINKS, BLACKWELL, NvmlDevice
+from exporter.collectors.gpu.nvml.device import BLACKWELL, SUM_OF_LINKS, NvmlDevice
 from exporter.collectors.gpu.nvml.readings import Labels, PassReadings
 
 _NVLINK_COUNT = 91
-_MOST_LINKS = 36
-_LINKS_OF_OLD_DRIVERS = 18
+_MAX_LINKS = 36
+_OLD_DRIVER_LINKS = 18
 _STATE = "nvmlDeviceGetNvLinkState"
 
 
@@ -35,11 +35,11 @@ _RECEIVE = (
     TrafficField(field=204, reading="nvlink_receive_bytes"),
 )
 
-_OVER_ALL_LINKS = {38: "crc_flit", 45: "crc_data", 160: "ecc"}
+_SUMMED_ERRORS = {38: "crc_flit", 45: "crc_data", 160: "ecc"}
 """Errors that are sums over the links already."""
 
 _ERRORS = {161: "replay", 162: "recovery", 163: "crc"}
-_ERRORS_OF_OLD_DRIVERS = {52: "replay", 59: "recovery"}
+_OLD_DRIVER_ERRORS = {52: "replay", 59: "recovery"}
 """Error fields of old drivers, as sums over the links."""
 
 _ERRORS_FIFTH = {
@@ -65,64 +65,66 @@ class NvLinks:
         self._device = device
         self._active: list[int] = []
 
-    def read_traffic(self, out: PassReadings) -> None:
+    def read_traffic(self, readings: PassReadings) -> None:
         """Read the bytes sent and received."""
         if not self.present:
             return
         newest_first = self._device.architecture() >= BLACKWELL
         self.counted = False
         for sources in (_TRANSMIT, _RECEIVE):
-            chosen = False
+            has_value = False
             for source in sources[::-1] if newest_first else sources:
                 # Bytes of two fields cannot be added: use the first field with a value.
-                found = {} if chosen else self._bytes(source.field)
-                out.replace(source.reading, found)
-                chosen |= bool(found)
-            self.counted |= chosen
+                byte_counts = {} if has_value else self._bytes(source.field)
+                readings.replace(source.reading, byte_counts)
+                has_value |= bool(byte_counts)
+            self.counted |= has_value
 
-    def read_slow(self, out: PassReadings) -> None:
+    def read_slow(self, readings: PassReadings) -> None:
         """Read the link states and errors."""
         device = self._device
         number = device.counts((_NVLINK_COUNT,)).get(_NVLINK_COUNT)
         # Drivers without field 91 return "not supported" for every link that does not exist.
-        links = range(min(number, _MOST_LINKS) if number else _LINKS_OF_OLD_DRIVERS)
+        links = range(min(number, _MAX_LINKS) if number else _OLD_DRIVER_LINKS)
         states = {link: device.query(f"nvlink.{link}", _STATE, link) for link in links}
-        known = {link: state != 0 for link, state in states.items() if state is not None}
-        self._active = [link for link, active in known.items() if active]
-        self.present = bool(known)
+        is_active = {link: state != 0 for link, state in states.items() if state is not None}
+        self._active = [link for link, active in is_active.items() if active]
+        self.present = bool(is_active)
         active = len(self._active)
         ports: dict[Labels, float] = (
-            {("active",): active, ("inactive",): len(known) - active} if known else {}
+            {("active",): active, ("inactive",): len(is_active) - active} if is_active else {}
         )
-        out.replace("nvlink_links", ports)
-        there = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
-        out.replace("nvlink_errors", self._errors(there) if there else {})
+        readings.replace("nvlink_links", ports)
+        supported = [link for link in links if not device.is_unsupported(f"nvlink.{link}")]
+        readings.replace("nvlink_errors", self._errors(supported) if supported else {})
 
     def _errors(self, links: list[int]) -> dict[Labels, float]:
         """Return errors by link ("" for all together) and kind."""
         device = self._device
         fifth = device.architecture() >= BLACKWELL
-        found: dict[Labels, float] = {}
+        errors: dict[Labels, float] = {}
         for field, kind in (_ERRORS_FIFTH if fifth else _ERRORS).items():
             by_link = self._by_link(field, links)
-            found.update(((*link, kind), number) for link, number in by_link.items())
+            errors.update(((*link, kind), number) for link, number in by_link.items())
         if not fifth:
-            seen = {kind for _, kind in found}
-            sums = {**_OVER_ALL_LINKS, **_ERRORS_OF_OLD_DRIVERS}
-            totals = device.by_kind({field: kind for field, kind in sums.items() if kind not in seen})
-            found.update((("", kind), number) for kind, number in totals.items())
-        return found
+            kinds_by_link = {kind for _, kind in errors}
+            sums = {**_SUMMED_ERRORS, **_OLD_DRIVER_ERRORS}
+            totals = device.by_kind(
+                {field: kind for field, kind in sums.items() if kind not in kinds_by_link}
+            )
+            errors.update((("", kind), number) for kind, number in totals.items())
+        return errors
 
     def _bytes(self, field: int) -> dict[Labels, float]:
         """Return the sum over the links if the driver has a sum, otherwise values by link."""
-        together = (field, ALL_LINKS)
+        together = (field, SUM_OF_LINKS)
         total = self._device.counts((together,)).get(together)
         if total is not None:
             return {("",): total}
-        if not self._device.is_unsupported(f"field.{field}.{ALL_LINKS}"):
+        if not self._device.is_unsupported(f"field.{field}.{SUM_OF_LINKS}"):
             return {}  # failed in this pass; values by link would create a different series
         return self._by_link(field, self._active)
 
     def _by_link(self, field: int, links: list[int]) -> dict[Labels, float]:
-        found = self._device.counts([(field, link) for link in links])
-        return {(str(each[1]),): number for each, number in found.items() if isinstance(each, tuple)}
+        counts = self._device.counts([(field, link) for link in links])
+        return {(str(scope[1]),): number for scope, number in counts.items() if isinstance(scope, tuple)}

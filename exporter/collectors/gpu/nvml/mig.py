@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml.queries import MEMORY, make
 from exporter.collectors.gpu.nvml.readings import PassReadings
 from exporter.collectors.gpu.nvml.units import flag, small
 
-_MOST_INSTANCES = 16
+_MAX_INSTANCES = 16
 _REPROBE_SECONDS = 60.0
 _SM = tuple(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
 
@@ -43,28 +43,28 @@ class Mig:
 
     def find(self) -> None:
         """List the instances."""
-        before = self.uuids()
+        previous_uuids = self.uuids()
         mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda pair: flag(pair[0]))
         self._instances, self.changed = list(self._found()) if mode else [], False
-        if self.uuids() != before:
+        if self.uuids() != previous_uuids:
             self._sm_activity.clear()
             for metrics in self._metrics.values():
                 metrics.restart()
 
-    def read(self, out: PassReadings) -> None:
+    def read(self, readings: PassReadings) -> None:
         """Read the memory of the instances and add all of their readings."""
-        out.instances = [self._describe(instance) for instance in self._instances]
+        readings.instances = [self._describe(instance) for instance in self._instances]
 
     def sample(self) -> None:
         """Sample performance counters, once for each GPU instance."""
         # NVML refuses a GPU instance without a compute instance, which the list does not contain.
         for number in {instance.about["gi"] for instance in self._instances}:
             if number not in self._metrics:
-                made = GpmMetrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
-                self._metrics[number] = made
-            found = self._metrics[number].read(_SM)
-            if found is not None:
-                self._sm_activity[number] = ratio_of(self._device, found, _SM[0])
+                metrics = GpmMetrics(self._device, f"gpm.gi{number}", "nvmlGpmMigSampleGet", number)
+                self._metrics[number] = metrics
+            values = self._metrics[number].read(_SM)
+            if values is not None:
+                self._sm_activity[number] = ratio_of(self._device, values, _SM[0])
 
     def uuids(self) -> list[str]:
         """Return the UUIDs of the instances."""
@@ -72,29 +72,31 @@ class Mig:
 
     def _found(self) -> Iterator[ListedInstance]:
         device = self._device
-        most = device.query("mig.most", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
-        for place in range(min(most, _MOST_INSTANCES)):
+        max_count = device.query("mig.most", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
+        for position in range(min(max_count, _MAX_INSTANCES)):
             try:
-                handle = device.library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, place)
+                handle = device.library.call("nvmlDeviceGetMigDeviceHandleByIndex", device.handle, position)
             except CallFailedError as failure:
                 if failure.error not in {"not_found", "invalid_argument"}:
                     device.fail("mig.handle", failure.call, failure.error)
                 continue
-            part = NvmlDevice(device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS)
-            part.now = device.now
+            instance = NvmlDevice(
+                device.library, handle, index=device.index, reprobe_seconds=_REPROBE_SECONDS
+            )
+            instance.now = device.now
             try:
-                about = {
-                    "uuid": part.query("uuid", "nvmlDeviceGetUUID", convert=str),
-                    "gi": part.query("gi", "nvmlDeviceGetGpuInstanceId", convert=small),
-                    "ci": part.query("ci", "nvmlDeviceGetComputeInstanceId", convert=small),
+                labels = {
+                    "uuid": instance.query("uuid", "nvmlDeviceGetUUID", convert=str),
+                    "gi": instance.query("gi", "nvmlDeviceGetGpuInstanceId", convert=small),
+                    "ci": instance.query("ci", "nvmlDeviceGetComputeInstanceId", convert=small),
                 }
-                name = part.query("name", "nvmlDeviceGetName", convert=str) or ""
+                name = instance.query("name", "nvmlDeviceGetName", convert=str) or ""
             except (
                 DeviceDownError
             ):  # the instance was destroyed; the calls on the GPU itself decide whether the GPU is down
                 continue
-            if None not in about.values():
-                yield ListedInstance(part, {**about, "profile": name.partition(" MIG ")[2][:32]})
+            if None not in labels.values():
+                yield ListedInstance(instance, {**labels, "profile": name.partition(" MIG ")[2][:32]})
 
     def _describe(self, instance: ListedInstance) -> dict[str, Any]:
         instance.device.now = self._device.now

@@ -17,7 +17,7 @@ from exporter.collectors.gpu.nvml.units import GarbageError, ratio, size
 _RUNNING = "nvmlDeviceGetComputeRunningProcesses_v3"
 _RUNNING_OLDER = "nvmlDeviceGetComputeRunningProcesses_v2"
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
-_MOST_PROCESSES = 256
+_MAX_PROCESSES = 256
 _LONGEST_SAMPLE_SECONDS = 5.0
 _LARGEST_PID = 1 << 22
 """Limit of Linux. A driver with a different structure than the binding (535.43, 535.86) returns larger numbers."""
@@ -29,19 +29,19 @@ class GpuProcesses:
     def __init__(self) -> None:
         self._last = 0  # driver's time of the newest sample, microseconds
 
-    def read(self, device: NvmlDevice, *, wall: float, out: PassReadings) -> None:
+    def read(self, device: NvmlDevice, *, wall: float, readings: PassReadings) -> None:
         """Read the processes, and their use of the SMs since the last time."""
         running: dict[int, int | None] | None = device.query(_RUNNING, _RUNNING, convert=_memories)
         if running is None and device.is_unsupported(_RUNNING):
             running = device.query(_RUNNING_OLDER, _RUNNING_OLDER, convert=_memories)
-        out.read_processes = True
-        out.put("processes", None if running is None else len(running))
+        readings.read_processes = True
+        readings.put("processes", None if running is None else len(running))
         if running is not None:
             # With a single process no shares are needed; utilization costs more than the list.
             busy = self._utilization(device, wall=wall) if len(running) > 1 else {}
-            out.processes = [
+            readings.processes = [
                 {"pid": pid, "memory": memory, "sm": busy.get(pid)}
-                for pid, memory in list(running.items())[:_MOST_PROCESSES]
+                for pid, memory in list(running.items())[:_MAX_PROCESSES]
             ]
 
     def _utilization(self, device: NvmlDevice, *, wall: float) -> dict[int, float]:
@@ -57,32 +57,32 @@ class GpuProcesses:
             if failure.error not in {"success", "not_found"}:
                 device.fail(item, failure.call, failure.error)
             return {}
-        found: dict[int, list[float]] = {}
+        ratios_by_pid: dict[int, list[float]] = {}
         future = int((wall + _LONGEST_SAMPLE_SECONDS) * 1e6)
         for sample in samples:
             if not since < sample.timeStamp <= future:
                 continue
             try:
-                found.setdefault(sample.pid, []).append(ratio(sample.smUtil))
+                ratios_by_pid.setdefault(sample.pid, []).append(ratio(sample.smUtil))
             except GarbageError:
                 device.library.count_error(_UTILIZATION, GARBAGE)
             self._last = max(self._last, sample.timeStamp)
         if self._last > future:  # the wall clock was set back
             self._last = 0
-        return {pid: sum(ratios) / len(ratios) for pid, ratios in found.items() if ratios}
+        return {pid: sum(ratios) / len(ratios) for pid, ratios in ratios_by_pid.items() if ratios}
 
 
 def _memories(processes: Any) -> dict[int, int | None]:
     """Return memory by process id; None if the driver does not report memory (some MIG modes, vGPU)."""
-    found: dict[int, int | None] = {}
+    memory_by_pid: dict[int, int | None] = {}
     for process in processes:
         if process.pid > _LARGEST_PID:
             raise GarbageError(process.pid)
         used = None if process.usedGpuMemory is None else size(process.usedGpuMemory)
-        before = found.get(process.pid)
+        previous = memory_by_pid.get(process.pid)
         # On a MIG GPU a process is listed once per instance.
-        found[process.pid] = used if before is None else before + (used or 0)
-    return found
+        memory_by_pid[process.pid] = used if previous is None else previous + (used or 0)
+    return memory_by_pid
 
 
 def sram_exceeded(device: NvmlDevice) -> int | None:

@@ -273,27 +273,27 @@ QUERIES: tuple[Query, ...] = (
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
     """Return the queries for a driver, by tier."""
     parts = driver_version.split(".")
-    known = len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal()
-    version = (int(parts[0]), int(parts[1])) if known else (0, 0)
+    is_parsable = len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal()
+    version = (int(parts[0]), int(parts[1])) if is_parsable else (0, 0)
 
     def fits(query: Query) -> bool:
         drivers = query.drivers if isinstance(query, FieldQuery) else None
         return drivers is None or drivers.since <= version <= drivers.until
 
-    return {tier: tuple(each for each in QUERIES if each.tier is tier and fits(each)) for tier in Tier}
+    return {tier: tuple(query for query in QUERIES if query.tier is tier and fits(query)) for tier in Tier}
 
 
-def read(device: NvmlDevice, queries: Sequence[Query], out: PassReadings) -> None:
+def read(device: NvmlDevice, queries: Sequence[Query], readings: PassReadings) -> None:
     """Make queries; a reading without a value now is None."""
-    fields = [each for each in queries if isinstance(each, FieldQuery)]
-    found = device.read_fields({each.field: each.convert for each in fields})
+    fields = [query for query in queries if isinstance(query, FieldQuery)]
+    values = device.read_fields({field.field: field.convert for field in fields})
     for field in fields:
-        out.put(field.target.reading, found.get(field.field), *field.target.labels)
+        readings.put(field.target.reading, values.get(field.field), *field.target.labels)
     for query in queries:
         if isinstance(query, CallQuery):
             answer = make(device, query)
-            for place, target in enumerate(query.targets):
-                out.put(target.reading, None if answer is None else answer[place], *target.labels)
+            for position, target in enumerate(query.targets):
+                readings.put(target.reading, None if answer is None else answer[position], *target.labels)
 
 
 def make(device: NvmlDevice, query: CallQuery) -> Sequence[float] | None:

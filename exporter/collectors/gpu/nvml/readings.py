@@ -31,9 +31,9 @@ class PassReadings:
         """Set one reading."""
         self.values.setdefault(reading, {})[labels] = value
 
-    def replace(self, reading: str, found: Mapping[Labels, float]) -> None:
-        """Set a reading for all labels; labels that are not in `found` become absent."""
-        self.replaced[reading] = dict(found)
+    def replace(self, reading: str, values: Mapping[Labels, float]) -> None:
+        """Set a reading for all labels; labels that are not in `values` become absent."""
+        self.replaced[reading] = dict(values)
 
     def get(self, reading: str) -> float | None:
         """Return a reading without labels; None if absent or not read in this pass."""
@@ -43,8 +43,8 @@ class PassReadings:
         """Return the entry of the message."""
         energy = self.values.pop(ENERGY, {}).get(())
         entry: dict[str, Any] = {
-            "values": {name: list(found.items()) for name, found in self.values.items()},
-            "replaced": {name: list(found.items()) for name, found in self.replaced.items()},
+            "values": {name: list(values.items()) for name, values in self.values.items()},
+            "replaced": {name: list(values.items()) for name, values in self.replaced.items()},
         }
         if energy is not None:
             entry["energy_millijoules"] = energy

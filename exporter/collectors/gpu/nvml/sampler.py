@@ -30,17 +30,17 @@ from exporter.collectors.gpu.nvml.mig import Mig
 from exporter.collectors.gpu.nvml.processes import GpuProcesses, sram_exceeded
 from exporter.collectors.gpu.nvml.queries import Query, Tier
 from exporter.collectors.gpu.nvml.readings import PassReadings
-from exporter.collectors.gpu.options import MOST_GPUS, GpuOptions, job_numbers
+from exporter.collectors.gpu.options import MAX_GPUS, GpuOptions, job_numbers
 
 RETRIES_BEFORE_NEW_PROCESS = 10
-"""After a reset, a GPU may need NVML to be loaded again."""
+"""Failed retries before the child is replaced: after a reset, a GPU may need a newly loaded NVML."""
 
-NOT_OURS = "no_permission"
+NO_PERMISSION = "no_permission"
 _STAGGER = 8
 
 
 class RestartError(DownError):
-    """This process should be replaced, in an orderly way."""
+    """Request to replace this process after an orderly shutdown of NVML."""
 
 
 def _period(tier: Tier, options: GpuOptions) -> float:
@@ -49,7 +49,7 @@ def _period(tier: Tier, options: GpuOptions) -> float:
 
 
 class AttachedGpu:
-    """Responsive GPU, with the state between passes."""
+    """Readers of an accessible GPU, with their state between passes."""
 
     def __init__(
         self,
@@ -73,62 +73,63 @@ class AttachedGpu:
         self._due = dict.fromkeys(Tier, now)
 
     def read(self, now: float, wall: float) -> PassReadings:
-        """Make a pass and return the readings; raises DownError if this GPU or all GPUs are down."""
-        device, out = self.device, PassReadings()
+        """Read the due tiers and return the readings; raises DownError if this GPU or all GPUs are down."""
+        device, readings = self.device, PassReadings()
         device.now, device.attempted, device.answered, device.last_error = now, 0, 0, ""
-        due = {tier for tier in Tier if self._is_due(tier, now)}
-        slow = Tier.SLOW in due or self.mig.changed
-        if slow:  # first: NVLink and MIG depend on these readings
-            queries.read(device, self._tiers[Tier.SLOW], out)
-            out.put("sram_ecc_threshold_exceeded", sram_exceeded(device))
-            self._links.read_slow(out)
+        due_tiers = {tier for tier in Tier if self._is_due(tier, now)}
+        slow = Tier.SLOW in due_tiers or self.mig.changed
+        if slow:  # before the faster tiers, because NVLink and MIG depend on these readings
+            queries.read(device, self._tiers[Tier.SLOW], readings)
+            readings.put("sram_ecc_threshold_exceeded", sram_exceeded(device))
+            self._links.read_slow(readings)
             self.mig.find()
-        queries.read(device, self._tiers[Tier.FAST], out)
-        self._processes.read(device, wall=wall, out=out)  # each second: a run may last a few seconds
-        self._links.read_traffic(out)
-        self._samples.read_power(wall=wall, out=out)
-        self._gpm.read(out, nvlink=self._links.present and not self._links.counted)
-        if Tier.CLOSE in due:
-            queries.read(device, self._tiers[Tier.CLOSE], out)
+        queries.read(device, self._tiers[Tier.FAST], readings)
+        # Processes are read in every pass: a run may last only a few seconds.
+        self._processes.read(device, wall=wall, readings=readings)
+        self._links.read_traffic(readings)
+        self._samples.read_power(wall=wall, readings=readings)
+        self._gpm.read(readings, nvlink=self._links.present and not self._links.counted)
+        if Tier.CLOSE in due_tiers:
+            queries.read(device, self._tiers[Tier.CLOSE], readings)
             if not self._gpm.counts_busy_seconds():
-                self._samples.read_utilization(wall=wall, out=out)
+                self._samples.read_utilization(wall=wall, readings=readings)
             if self._options.gpm:
                 self.mig.sample()
-        if slow or Tier.CLOSE in due:
-            self.mig.read(out)
-        if Tier.MEDIUM in due:
-            queries.read(device, self._tiers[Tier.MEDIUM], out)
+        if slow or Tier.CLOSE in due_tiers:
+            self.mig.read(readings)
+        if Tier.MEDIUM in due_tiers:
+            queries.read(device, self._tiers[Tier.MEDIUM], readings)
         if device.attempted and not device.answered:
-            self._probe(out)
-        return out
+            self._probe(readings)
+        return readings
 
-    def _probe(self, out: PassReadings) -> None:
+    def _probe(self, readings: PassReadings) -> None:
         """Raise DeviceDownError if all cheap calls fail: the GPU is lost, or the handle is stale."""
         device = self.device
         device.answered = 0
-        queries.read(device, self._tiers[Tier.CLOSE], out)
+        queries.read(device, self._tiers[Tier.CLOSE], readings)
         if not device.answered:
             raise DeviceDownError(device.last_error or "invalid_argument")
 
     def _is_due(self, tier: Tier, now: float) -> bool:
         """Return True if a tier is due, and set the tier's next time."""
-        due = self._due[tier]
-        if now < due - self._options.period / 4:  # passes are less regular than the clock
+        due_at = self._due[tier]
+        if now < due_at - self._options.period / 4:  # tolerance for irregular passes
             return False
         period = self._periods[tier]
         if not self.identified and tier in {Tier.MEDIUM, Tier.SLOW}:
             period *= (1 + self.device.index % _STAGGER) / _STAGGER
-        self._due[tier] = max(due + period, now + self._options.period / 2)
+        self._due[tier] = max(due_at + period, now + self._options.period / 2)
         return True
 
 
 @dataclass(slots=True)
 class Slot:
-    """Place in NVML's list of GPUs."""
+    """Entry in NVML's list of GPUs."""
 
-    index: int  # NVML's
-    number: int  # the job's number; NVML's index if unknown
-    uuid: str = ""  # "" until read
+    index: int  # NVML index
+    number: int  # the job's number of the GPU; the NVML index if unknown
+    uuid: str = ""  # empty before the first read
     down: str = ""  # reason of the failure; "" if the GPU is up
     failures: int = 0  # failed attempts since the loss
     retry_at: float = 0.0  # time of the next attempt
@@ -181,7 +182,7 @@ class NvmlSampler:
         driver = self._text("nvmlSystemGetDriverVersion")
         cuda = self._text("nvmlSystemGetCudaDriverVersion_v2")
         self._tiers = queries.queries_of(driver)
-        count = min(self._library.call("nvmlDeviceGetCount"), MOST_GPUS)
+        count = min(self._library.call("nvmlDeviceGetCount"), MAX_GPUS)
         self._slots = [Slot(index, index) for index in range(count)]
         for slot in self._slots:
             self._attach(slot, now)
@@ -191,33 +192,41 @@ class NvmlSampler:
         return {"kind": "machine", "driver_version": driver, "cuda_version": cuda_version}
 
     def sample(self, now: float, wall: float) -> dict[str, Any]:
-        """Make a pass and return the message `sample`; raises LibraryDownError and RestartError."""
+        """Read all selected GPUs and return the message `sample`; raises LibraryDownError and RestartError."""
         selected = [slot for slot in self._slots if slot.selected]
-        before = [slot.down for slot in selected]
+        previous_reasons = [slot.down for slot in selected]
         entries = []
-        began = self._library.seconds
+        started = self._library.seconds
         for slot in selected:
             seconds = self._library.seconds
-            # After a slow call on another GPU, readings are of a later time than the pass.
-            late = seconds - began if seconds - began >= SLOW_CALL_SECONDS else 0.0
-            entry = self._entry(slot, now + late, wall + late)
-            entries.append({**entry, "late": late} if late else entry)
+            # A slow call on a previous GPU delays the readings of this GPU.
+            delay = seconds - started if seconds - started >= SLOW_CALL_SECONDS else 0.0
+            entry = self._entry(slot, now + delay, wall + delay)
+            entries.append({**entry, "late": delay} if delay else entry)
             if self._library.seconds - seconds >= SLOW_CALL_SECONDS:
-                self._progress(f"GPU {slot.index}")  # slow calls of several GPUs may follow each other
+                self._progress(
+                    f"GPU {slot.index}"
+                )  # resets the deadline before the next GPU, whose calls may be slow too
         self._library.subject = None
         self._events.watch(self._library, self._devices())
-        lost = [slot.down for slot, was in zip(selected, before, strict=True) if not was]
-        if "unknown" in lost and (lost.count("unknown") > 1 or all(slot.down for slot in selected)):
+        new_reasons = [
+            slot.down
+            for slot, previous_reason in zip(selected, previous_reasons, strict=True)
+            if not previous_reason
+        ]
+        if "unknown" in new_reasons and (
+            new_reasons.count("unknown") > 1 or all(slot.down for slot in selected)
+        ):
             raise LibraryDownError("unknown")
         message: dict[str, Any] = {"kind": "sample", "time": now, "gpus": entries}
         if now >= self._cost_due - self._options.period / 4:
             self._cost_due = now + _period(Tier.MEDIUM, self._options)
             message["cost"] = self._cost()
-            self._look_for_change()
+            self._check_device_count()
         return message
 
     def reattach(self, index: int, calls: Iterable[str], now: float) -> None:
-        """Try a skipped GPU again, after the return of the hanging call; pause the slow `calls`."""
+        """Retry a skipped GPU after the hanging call has returned, and pause the slow `calls`."""
         self._skip.discard(index)
         self._avoid.setdefault(index, set()).update(calls)
         for slot in self._slots:
@@ -261,7 +270,7 @@ class NvmlSampler:
         except CallFailedError as failure:
             if failure.error in LIBRARY_DOWN:
                 raise LibraryDownError(failure.error) from None
-            if failure.error != NOT_OURS:
+            if failure.error != NO_PERMISSION:
                 self._library.count_error(failure.call, failure.error)
             self._lose(slot, failure.error, now)
             return
@@ -277,41 +286,41 @@ class NvmlSampler:
         slot.failures += slot.attached is None and slot.down != ""
         slot.attached, slot.down = None, reason
         slot.retry_at = now + self._options.retry
-        if slot.failures >= RETRIES_BEFORE_NEW_PROCESS and reason != NOT_OURS:
+        if slot.failures >= RETRIES_BEFORE_NEW_PROCESS and reason != NO_PERMISSION:
             raise RestartError("gpu_lost")
 
     def _select(self, now: float) -> None:
         """Choose the GPUs to watch, from the complete list."""
         # A container may see more GPUs in NVML than are accessible; CUDA numbers the accessible GPUs.
-        ours = [slot for slot in self._slots if slot.down != NOT_OURS] or self._slots
+        accessible = [slot for slot in self._slots if slot.down != NO_PERMISSION] or self._slots
         uuids: dict[int, list[str]] = {}
-        for place, slot in enumerate(ours):
-            uuids[place] = [slot.uuid]
+        for position, slot in enumerate(accessible):
+            uuids[position] = [slot.uuid]
             if self._visible and "MIG-" in self._visible and slot.attached is not None:
                 try:
                     slot.attached.mig.find()
-                    uuids[place] += slot.attached.mig.uuids()
+                    uuids[position] += slot.attached.mig.uuids()
                 except DeviceDownError as error:
                     self._lose(slot, error.reason, now)
         numbers = job_numbers(self._visible, uuids)
-        if numbers is None or (not numbers and len(ours) < len(self._slots)):
+        if numbers is None or (not numbers and len(accessible) < len(self._slots)):
             # The usable GPUs belong to the job, regardless of the variable.
-            numbers = {place: place for place in range(len(ours))}
-        for place, number in numbers.items():
-            ours[place].number, ours[place].selected = number, True
+            numbers = {position: position for position in range(len(accessible))}
+        for position, number in numbers.items():
+            accessible[position].number, accessible[position].selected = number, True
 
-    def _look_for_change(self) -> None:
+    def _check_device_count(self) -> None:
         try:
             count = self._library.call("nvmlDeviceGetCount")
         except CallFailedError as failure:
             if failure.error in LIBRARY_DOWN:
                 raise LibraryDownError(failure.error) from None
             return
-        if min(count, MOST_GPUS) != len(self._slots):
+        if min(count, MAX_GPUS) != len(self._slots):
             raise RestartError("devices_changed")
 
     def _cost(self) -> dict[str, Any]:
-        """Return calls, seconds and errors; the calls of the events' thread, which waits, count as errors only."""
+        """Return the number, duration and errors of the calls; of the event thread, which blocks, only the errors."""
         errors = Counter(self._library.errors) + Counter(self._events.library.errors.copy())
         return {
             "calls": self._library.calls,

@@ -20,11 +20,11 @@ class GarbageError(ValueError):
     """Number outside the possible range."""
 
 
-def bounded(least: float, most: float, convert: Convert = lambda number: number) -> Convert:
+def bounded(minimum: float, maximum: float, convert: Convert = lambda number: number) -> Convert:
     """Return a conversion that refuses numbers outside the bounds."""
 
     def checked(number: Any) -> Any:
-        if not least <= number <= most:  # NaN is outside, too
+        if not minimum <= number <= maximum:  # NaN is outside, too
             raise GarbageError(number)
         return convert(number)
 
