@@ -310,8 +310,7 @@ def _add_readings(samples: Samples, gpu: GpuState, family: GpuFamily) -> None:
             if not number and labels and labels[-1] in family.rare:
                 continue
             if family.by_link:
-                _link, *kind = labels
-                named = (*own, *kind)
+                named = (*own, *labels[1:])  # without the link; a sum over all links has no labels
                 samples[named] = samples.get(named, 0) + number
             else:
                 named = (*own, *labels)
