@@ -53,12 +53,13 @@ TEXTS = {
     "nvmlDeviceGetBoardPartNumber": "board",
 }
 
+VOLATILE = 0
 MEMORY_ERRORS = {
-    (kind, counter, location): f"ecc_{scope}{word}_{place}"
+    (kind, VOLATILE, location): f"ecc_{word}_{place}"
     for kind, word in enumerate(("corrected", "uncorrected"))
-    for counter, scope in enumerate(("", "aggregate_"))
     for location, place in ((2, "dram"), (7, "sram"))
 }
+"""Counters since the driver was loaded, by type of error, counter and location; the exporter reads no lifetime counters."""
 
 STRUCTURES: dict[str, tuple[int | None, dict[str, str]]] = {
     "nvmlDeviceGetUtilizationRates": (None, {"gpu": "utilization", "memory": "memory_utilization"}),
