@@ -80,14 +80,14 @@ NODE = Variable(
     "node",
     "Node",
     'label_values(exporter_build_info{@cluster, job=~"$job"}, instance)',
-    description="Address of the exporter; in Kubernetes the node.",
+    description="Label `instance` of the exporter; in Kubernetes the name of the node.",
 )
 SINGLE_NODE = Variable(NODE.name, NODE.label, NODE.query, multi=False, description=NODE.description)
 RUN = Variable(
     "run",
     "Run",
     "label_values(training_rank_info{@cluster}, run)",
-    description="Training run, over its restarts.",
+    description="Training run; a run includes its restarts.",
 )
 SINGLE_RUN = Variable(RUN.name, RUN.label, RUN.query, multi=False, description=RUN.description)
 RANK = Variable(
@@ -103,7 +103,7 @@ RUNBOOK = Variable(
     "label_values(site:links:info, runbook)",
     multi=False,
     hidden=True,
-    description="Address of the runbook, from thresholds.yml of the rules.",
+    description="Address of the runbook, from the rules in thresholds.yml.",
 )
 
 
@@ -136,7 +136,7 @@ class Annotation:
 RESTARTS = Annotation(
     "Attempts",
     "max by (run) (training_attempt_start_timestamp_seconds{@run}) * 1000",
-    "{{run}}: an attempt begins",
+    "{{run}}: attempt started",
     VERMILION,
 )
 CHECKPOINTS = Annotation(

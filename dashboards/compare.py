@@ -1,4 +1,7 @@
-"""Comparison of runs with the same `perf_tag` on the dashboard *Fleet*."""
+"""Comparison of runs that do the same work, on the dashboard *Fleet*.
+
+Runs do the same work if they have the same `perf_tag`, or no `perf_tag` and the same model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ SAME_WORK_RUNS = (
     '(last_over_time(training_run_info{{@cluster, perf_tag=~"$perf_tag", perf_tag!=""{more}}}[$__range])'
     ' or last_over_time(training_run_info{{@cluster, perf_tag="", model=~"$perf_tag"{more}}}[$__range]))'
 )
-"""PromQL for the runs with the chosen perf_tag, or without perf_tag and of that model."""
+"""PromQL for the runs with the selected `perf_tag`, and for the runs without `perf_tag` whose model is the selected value."""
 PERF_TAG = Variable(
     "perf_tag",
     "Same work (perf_tag, else model)",
@@ -69,14 +72,22 @@ STEPS = "max by (run) (training_step{@run})"
 LAST_STEPS = "max by (run) (last_over_time(training_step{@run}[$__range] @ end()))"
 STRIDE_UNIT = f"scalar(10 ^ (floor(log10(max({LAST_STEPS}))) - 1))"
 STRIDE = f"scalar(ceil(max({LAST_STEPS}) / 10 / {STRIDE_UNIT}) * {STRIDE_UNIT})"
-"""A tenth of the largest step, rounded up to two digits."""
+"""PromQL for a tenth of the largest step count, rounded up to two digits; the rows of *Loss by step* are so many steps apart."""
 SELECTED_RUNS, BASELINE_RUN = "@run", 'cluster=~"$cluster", run="$baseline"'
 
 
 def _comparison_columns(
     query_for: Callable[[str], str], title: str, unit: str, decimals: int, better_colors: Json
 ) -> tuple[Column, Column]:
-    """Return the columns of a number of each run, and of the relative difference to the baseline."""
+    """Return a column with a value of each run, and a column with the relative difference from the baseline.
+
+    Args:
+        query_for: Function that returns the PromQL of the value for a run selector.
+        title: Heading of the value column.
+        unit: Grafana's identifier of the unit.
+        decimals: Number of decimals of the value.
+        better_colors: Thresholds that colour the difference.
+    """
     delta = f"\N{GREEK CAPITAL LETTER DELTA} {title}"
     return (
         Column(query_for(SELECTED_RUNS), title, unit, 100, decimals=decimals),
@@ -92,14 +103,14 @@ def _comparison_columns(
 
 
 def _at_last_common_step(value: str) -> str:
-    """Return PromQL for a number of each run at the last step that all runs have reached."""
+    """Return PromQL for a value of each run at the last step that all runs have reached."""
     return (
         f"last_over_time(({value} and on (run) {STEPS} <= scalar(min({LAST_STEPS})))[$__range:$__interval])"
     )
 
 
 def comparison_panels() -> tuple[Panel, ...]:
-    """Return the panels that compare runs with a baseline."""
+    """Return the panels that compare the selected runs with a baseline."""
     lower_is_better = threshold_steps((None, BLUE), (-0.02, NEUTRAL), (0.02, VERMILION))
     return (
         table(

@@ -1,4 +1,4 @@
-"""Dashboard *Energy and cost*: power, joules per unit of work, waste, carbon, money, and the source of each number."""
+"""Dashboard *Energy and cost*: power, energy per step and token, wasted energy, emissions, cost, and the source of each value."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NODE_VARIABLE = Variable(
 
 
 def board() -> Board:
-    """Return the dashboard."""
+    """Return the dashboard of energy, emissions and cost."""
     return Board(
         uid=UID,
         title="Training / Energy and cost",
-        description="Watts, joules per step and token, wasted energy, grams of CO2, money; and what of it is measured.",
+        description="Power, energy per step and token, wasted energy, CO2 emissions and cost; measured and modelled values are marked.",
         variables=(RUN, NODE_VARIABLE),
         rows=(
             Row("At a glance", _overview_panels()),
@@ -124,7 +124,7 @@ def _power_panels() -> tuple[Panel, ...]:
         f'sum by (instance) (rate({family}_energy_joules_total{{instance=~"$node"}}[$__rate_interval]))'
         for family in ("gpu", "host_cpu")
     )
-    # The smallest power of a card that was never idle includes power of its work.
+    # The smallest power of a GPU that was never idle includes the power of a load.
     idle_power = (
         'max by (instance, gpu) (gpu_power_idle_watts{instance=~"$node", method="min_seen"})'
         ' < 0.3 * max by (instance, gpu) (gpu_power_limit_watts{instance=~"$node", limit="enforced"})'
@@ -145,16 +145,16 @@ def _power_panels() -> tuple[Panel, ...]:
             legend="right",
         ),
         time_series(
-            "Power of machines",
+            "Power of nodes",
             Query(f"{gpus} + {cpus} or {gpus} or {cpus}", "{{instance}}"),
             Query(
                 'sum by (instance) (rate(host_dram_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
-                "memory of {{instance}}",
+                "DRAM of {{instance}}",
             ),
             unit="watt",
         ),
         time_series(
-            "Power of each GPU, and at rest",
+            "Power and idle power of each GPU",
             Query(
                 'sum by (instance, gpu) (rate(gpu_energy_joules_total{instance=~"$node"}[$__rate_interval]))',
                 "{{instance}} GPU {{gpu}}",
@@ -162,7 +162,7 @@ def _power_panels() -> tuple[Panel, ...]:
             Query(
                 'max by (instance) (gpu_power_idle_watts{instance=~"$node", method="before_start"})'
                 f" or max by (instance) ({idle_power})",
-                "{{instance}} at rest, the most",
+                "{{instance}} idle, highest of its GPUs",
                 reference=True,
             ),
             unit="watt",
@@ -208,7 +208,7 @@ def _efficiency_panels() -> tuple[Panel, ...]:
 
 
 def _waste_panels() -> tuple[Panel, ...]:
-    """Return the panels about energy that advanced nothing."""
+    """Return the panels about wasted energy."""
     return (
         time_series(
             "Wasted power by cause",
@@ -225,7 +225,7 @@ def _waste_panels() -> tuple[Panel, ...]:
 
 
 def _carbon_panels() -> tuple[Panel, ...]:
-    """Return the panels about carbon and money."""
+    """Return the panels about emissions, cost and their settings."""
     return (
         time_series(
             "CO2 per hour",
@@ -288,7 +288,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             h=6,
         ),
         table(
-            "Settings in force",
+            "Effective settings",
             Column("setting", "Setting"),
             Column(
                 'label_replace(max by (source) (training_power_usage_effectiveness), "setting", "PUE of the site", "", "")'
@@ -312,7 +312,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
 
 
 def _source_panels() -> tuple[Panel, ...]:
-    """Return the panels about where each number comes from."""
+    """Return the panels about the sources of the energy readings."""
     return (
         table(
             "Source of each number",
@@ -342,7 +342,7 @@ def _source_panels() -> tuple[Panel, ...]:
             Column(
                 'sum by (instance, device) (exporter_energy_gap_seconds_total{instance=~"$node"})'
                 ' or max by (instance, device) (exporter_energy_source_info{instance=~"$node"}) * 0',
-                "Without reading",
+                "Time without reading",
                 unit="s",
                 width=140,
             ),

@@ -1,6 +1,7 @@
-"""Dashboard *Fleet*: all runs and nodes of a cluster, from recording rules only.
+"""Dashboard *Fleet*: all runs and nodes of a cluster.
 
-A query reads one series for each run or node, regardless of the number of ranks and GPUs.
+All queries except those of the run comparison read recorded series or `ALERTS`. A recorded series exists for each run, node or
+cluster, so that the cost of a query does not depend on the number of ranks and GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ UID = "training-fleet"
 
 
 def _node_problems() -> str:
-    """Return PromQL for the number of problems of a node."""
+    """Return PromQL for the number of unhealthy conditions of each node."""
     conditions = (
         ("exporter", "instance:exporter:up{@cluster} == bool 0"),
         ("missing", "instance:gpu_missing:sum{@cluster} > bool 0"),
@@ -53,11 +54,11 @@ NODE_PROBLEMS = _node_problems()
 
 
 def board() -> Board:
-    """Return the dashboard."""
+    """Return the dashboard of a cluster."""
     return Board(
         uid=UID,
         title="Training / Fleet",
-        description="All runs and nodes of a cluster on one page, from recording rules only.",
+        description="All runs and nodes of a cluster on one page, from recording rules and alerts.",
         variables=(PERF_TAG, BASELINE, RUNS, RUNBOOK),
         rows=(
             Row("At a glance", _overview_panels()),
@@ -95,7 +96,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 "count(run:training_last_progress:age_seconds{@cluster} >= 300 and on (cluster, run)"
                 " run:training_ranks_up:sum{@cluster} > 0) or 0 * count(run:training_ranks_up:sum{@cluster})",
-                "stand still",
+                "no progress",
                 BAD,
             ),
             unit="none",
@@ -206,7 +207,7 @@ def _run_panels() -> tuple[Panel, ...]:
             Column("state", "State", width=90, mappings=STATE_MAPPINGS),
             Column(
                 "max by (run) (run:training_run_state:age_seconds{@cluster})",
-                "Since",
+                "State age",
                 unit="s",
                 decimals=0,
                 width=70,
@@ -218,7 +219,7 @@ def _run_panels() -> tuple[Panel, ...]:
             Column("max by (run) (run:training_ranks_up:sum{@cluster})", "Ranks", decimals=0, width=70),
             Column(
                 "max by (run) (run:training_ranks_missing:sum{@cluster})",
-                "Missing",
+                "Missing ranks",
                 decimals=0,
                 width=80,
                 thresholds=warn_above(1, 1),
@@ -231,8 +232,8 @@ def _run_panels() -> tuple[Panel, ...]:
                 width=90,
                 thresholds=warn_above(120, 300),
             ),
-            percent("max by (run) (run:training_progress:ratio{@cluster})", "Done", 80, bar=(0, 1)),
-            Column("max by (run) (run:training_eta:seconds{@cluster})", "Left", unit="dthms", width=85),
+            percent("max by (run) (run:training_progress:ratio{@cluster})", "Progress", 80, bar=(0, 1)),
+            Column("max by (run) (run:training_eta:seconds{@cluster})", "Time left", unit="dthms", width=85),
             Column(
                 "max by (run) (run:training_tokens:rate5m{@cluster})",
                 "Tokens/s",
@@ -242,7 +243,7 @@ def _run_panels() -> tuple[Panel, ...]:
             ),
             percent(
                 "max by (run) (run:training_straggler_score:min{@cluster})",
-                "Slowest",
+                "Slowest rank",
                 80,
                 threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
             ),
@@ -312,7 +313,7 @@ def _node_panels() -> tuple[Panel, ...]:
                     dashboard_link("training-node", "Node", node="${__value.raw}"),
                 ),
             ),
-            Column(NODE_PROBLEMS, "Troubles", width=90, thresholds=warn_above(1)),
+            Column(NODE_PROBLEMS, "Problems", width=90, thresholds=warn_above(1)),
             Column(
                 "min by (instance) (instance:exporter:up{@cluster})",
                 "Exporter",
@@ -323,24 +324,24 @@ def _node_panels() -> tuple[Panel, ...]:
             Column("sum by (instance) (instance:gpu_devices:sum{@cluster})", "GPUs", width=70),
             Column(
                 "sum by (instance) (instance:gpu_missing:sum{@cluster})",
-                "Missing",
+                "Missing GPUs",
                 width=80,
                 thresholds=warn_above(1, 1),
             ),
             percent(
                 "avg by (instance) (instance:gpu_sm_activity:avg{@cluster})", "SM activity", 140, bar=(0, 1)
             ),
-            percent("avg by (instance) (instance:gpu_busy:ratio5m{@cluster})", "Busy", 80),
+            percent("avg by (instance) (instance:gpu_busy:ratio5m{@cluster})", "GPU busy", 80),
             Column("sum by (instance) (instance:gpu_power:watts{@cluster})", "Power", unit="watt", width=90),
             Column(
                 "max by (instance) (instance:gpu_temperature:max{@cluster})",
-                "Hottest",
+                "Hottest GPU",
                 unit="celsius",
                 width=90,
             ),
             percent(
                 "max by (instance) (instance:gpu_thermal_throttle:ratio5m{@cluster})",
-                "Held back",
+                "Throttled",
                 100,
                 warn_above(0.01, 0.1),
             ),
@@ -365,7 +366,7 @@ def _node_panels() -> tuple[Panel, ...]:
                 width=130,
                 thresholds=warn_above(1),
             ),
-            sort="Troubles",
+            sort="Problems",
             h=8,
             w=24,
         ),

@@ -38,14 +38,18 @@ GPUS_OF_RUN = (
     ' or label_replace(last_over_time(training_energy_share_ratio{@run, component="gpu"}[$__range]) > 0,'
     ' "uuid", "$1", "device", "(.+)")'
 )
-"""PromQL for the cards of a run, as in the rules `run_gpu:…`."""
+"""PromQL for the GPUs of a run, as in the rules `run_gpu:…`."""
 RUN_VARIABLE = Variable(
-    RUN.name, RUN.label, RUN.query, all_value=".*", description="Its GPUs; All is every GPU of the nodes."
+    RUN.name,
+    RUN.label,
+    RUN.query,
+    all_value=".*",
+    description="Run whose GPUs are shown; All shows every GPU of the nodes.",
 )
 NODE_VARIABLE = Variable(
     NODE.name,
     NODE.label,
-    # What has no label `run` is what All, `.*`, matches as well.
+    # `.*`, the value of All, also matches series without the label `run`.
     'query_result(group by (instance) (last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range])'
     f' or last_over_time(gpu_up{{@cluster, job=~"$job"}}[$__range]) and on (uuid) ({GPUS_OF_RUN})))',
     all_value=None,
@@ -59,19 +63,19 @@ UUID_VARIABLE = Variable(
     all_value=None,
     regex='/uuid="([^"]+)"/',
     hidden=True,
-    description="The cards of the chosen run and nodes.",
+    description="UUIDs of the GPUs of the selected runs and nodes.",
 )
 GPU_VARIABLE = Variable(
     "gpu",
     "GPU",
     'label_values(gpu_up{@node, uuid=~"$uuid"}, gpu)',
     sort=NUMERICAL_SORT,
-    description="The GPU's number, as the job counts.",
+    description="Index of the GPU on its node.",
 )
 
 
 def _gpu_problems() -> str:
-    """Return the number of conditions that are wrong with each GPU."""
+    """Return PromQL for the number of unhealthy conditions of each GPU."""
     conditions = (
         ("lost", "gpu_up{@gpu} == bool 0"),
         ("recovery", "gpu_recovery_action{@gpu} > bool 0"),
@@ -95,13 +99,13 @@ GPUS_WITH_RANK = (
     ' topk by (uuid) (1, last_over_time(training_rank_info{@cluster, uuid!=""}[$__range])))'
     " or on (instance, gpu) max by (instance, gpu) (gpu_up{@gpu} * 0)"
 )
-"""PromQL for each card, with the run and rank that hold or last held the card."""
+"""PromQL for each GPU, with the last run and rank that used the GPU in the time range."""
 RANKS_LINK = dashboard_link("training-ranks", "Ranks on this node")
 LEGEND = "{{instance}} GPU {{gpu}}"
 
 
 def board() -> Board:
-    """Return the dashboard."""
+    """Return the dashboard of the GPUs of runs or nodes."""
     return Board(
         uid=UID,
         title="Training / GPUs",
@@ -114,7 +118,7 @@ def board() -> Board:
             Row("Memory", _memory_panels()),
             Row("Power, heat and clocks", _power_panels()),
             Row("NVLink and PCIe", links(), collapsed=True),
-            Row("Divided GPUs (MIG)", _mig_panels(), collapsed=True),
+            Row("MIG instances", _mig_panels(), collapsed=True),
             Row("Inventory", _inventory_panels(), collapsed=True),
         ),
         annotations=(ALERTS_OF_NODE,),
@@ -163,7 +167,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=5,
         ),
         stat(
-            "Held back by heat or power",
+            "Thermal or power throttling",
             instant_query(
                 "topk(1, max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval])))",
                 LEGEND,
@@ -234,7 +238,9 @@ def _memory_panels() -> tuple[Panel, ...]:
             "Memory in use",
             Query("gpu_memory_used_bytes{@gpu}", LEGEND),
             Query(
-                "max by (instance) (gpu_memory_total_bytes{@gpu})", "{{instance}} size of one", reference=True
+                "max by (instance) (gpu_memory_total_bytes{@gpu})",
+                "{{instance}} size of one GPU",
+                reference=True,
             ),
             unit="bytes",
             w=10,
@@ -283,7 +289,7 @@ def _power_panels() -> tuple[Panel, ...]:
             overrides=colors_by_name(THROTTLES),
         ),
         time_series(
-            "GPUs held back by heat or power supply",
+            "Thermal and power brake throttling",
             Query(
                 "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))",
                 LEGEND,
@@ -311,7 +317,7 @@ def links() -> tuple[Panel, ...]:
 
 
 def _health_panels() -> tuple[Panel, ...]:
-    """Return the panels about errors, cards with problems first."""
+    """Return the panels about errors; GPUs with problems come first."""
     errors = [
         f'label_replace({event_counts(f"{family}{{@gpu}}", by, starts_at_first_event=True)} > 0, "error", "{name}", "{by}", "(.*)")'
         for family, by, name in (
@@ -348,13 +354,13 @@ def _health_panels() -> tuple[Panel, ...]:
             ),
             percent(
                 "max by (instance, gpu) (rate(gpu_clocks_event_seconds_total{@gpu, @throttling}[$__rate_interval]))",
-                "Held back",
+                "Throttled",
                 90,
                 warn_above(0.01, 0.1),
             ),
             Column(
                 "max by (instance, gpu) (gpu_recovery_action{@gpu})",
-                "Driver asks for",
+                "Recovery action",
                 width=130,
                 mappings=value_mappings(
                     {
@@ -377,13 +383,13 @@ def _health_panels() -> tuple[Panel, ...]:
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_pending{@gpu})",
-                "Row waits",
+                "Row remap pending",
                 width=100,
                 mappings=value_mappings({0: ("no", NEUTRAL), 1: ("yes", WARNING)}),
             ),
             Column(
                 "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
-                "Row lost",
+                "Row remap failed",
                 width=120,
                 mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the card", BAD)}),
             ),
@@ -396,7 +402,7 @@ def _health_panels() -> tuple[Panel, ...]:
             Column(
                 'max by (instance, gpu) (gpu_pcie_link_width{@gpu, kind="max"} - ignoring (kind)'
                 ' gpu_pcie_link_width{@gpu, kind="current"})',
-                "Lanes missing",
+                "Missing PCIe lanes",
                 width=100,
                 thresholds=warn_above(1),
             ),
@@ -438,7 +444,7 @@ def _health_panels() -> tuple[Panel, ...]:
 
 
 def _mig_panels() -> tuple[Panel, ...]:
-    """Return the panels about instances of divided GPUs."""
+    """Return the panels about MIG instances."""
     legend = "{{instance}} GPU {{gpu}} {{mig_uuid}}"
     return (
         time_series(
@@ -459,7 +465,7 @@ def _mig_panels() -> tuple[Panel, ...]:
 
 
 def _inventory_panels() -> tuple[Panel, ...]:
-    """Return the table of what is in the machine."""
+    """Return the table of the GPUs' models, drivers and addresses."""
     return (
         table(
             "GPUs and their drivers",

@@ -1,4 +1,4 @@
-"""Dashboard *Node*: resources of a machine, limits of the job, and the exporter itself."""
+"""Dashboard *Node*: resources of a node, limits of the container, and the exporter."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ CPU_MODE_COLORS = {
 
 
 def board() -> Board:
-    """Return the dashboard."""
+    """Return the dashboard of one node."""
     return Board(
         uid=UID,
         title="Training / Node",
-        description="CPU, memory, pressure, limits, disks and network of one machine, and the processes of jobs on the machine.",
+        description="CPU, memory, pressure, limits, disks and network of one node, and its job processes.",
         variables=(JOB, SINGLE_NODE, RUN, RUNBOOK),
         rows=(
             Row("At a glance", _overview_panels()),
@@ -70,7 +70,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             thresholds=warn_above(0.9, 0.97),
         ),
         stat(
-            "Memory left",
+            "Available memory",
             instant_query(
                 "min((cgroup_memory_limit_bytes{@node} - cgroup_memory_working_set_bytes{@node})"
                 " or on (instance) host_memory_available_bytes{@node})"
@@ -180,10 +180,10 @@ def _pressure_queries() -> Iterator[Query]:
 def _memory_panels() -> tuple[Panel, ...]:
     return (
         time_series(
-            "Memory of the machine",
+            "Memory of the node",
             Query("host_memory_anon_bytes{@node}", "processes", BLUE),
             Query("host_memory_shared_bytes{@node}", "shared, tmpfs", PURPLE),
-            Query("host_memory_slab_bytes{@node}", "kernel's objects", ORANGE),
+            Query("host_memory_slab_bytes{@node}", "slab", ORANGE),
             Query(
                 "clamp_min(host_memory_cached_bytes{@node} + host_memory_buffers_bytes{@node}"
                 " - host_memory_shared_bytes{@node}, 0)",
@@ -200,7 +200,7 @@ def _memory_panels() -> tuple[Panel, ...]:
             Query("cgroup_memory_working_set_bytes{@node}", "working set", BLUE),
             Query("cgroup_memory_current_bytes{@node}", "with page cache", PALE),
             Query("cgroup_memory_limit_bytes{@node}", "limit", VERMILION, reference=True),
-            Query("cgroup_memory_high_bytes{@node}", "slowed down from", ORANGE, reference=True),
+            Query("cgroup_memory_high_bytes{@node}", "memory.high", ORANGE, reference=True),
             unit="bytes",
             w=8,
         ),
@@ -220,7 +220,7 @@ def _memory_panels() -> tuple[Panel, ...]:
 
 
 def _exporter_panels() -> tuple[Panel, ...]:
-    """Return the panels about the exporter: collectors, losses and cost."""
+    """Return the panels about the exporter: collectors, feeds, dropped data and CPU time."""
     return (
         table(
             "Collectors",
@@ -286,7 +286,7 @@ def _exporter_panels() -> tuple[Panel, ...]:
             w=12,
         ),
         time_series(
-            "Series, and those dropped",
+            "Series and dropped series",
             Query("max(exporter_series{@node})", "series", BLUE),
             Query("max(exporter_series_limit{@node})", "limit", reference=True),
             Query(
@@ -307,7 +307,7 @@ def _exporter_panels() -> tuple[Panel, ...]:
             w=8,
         ),
         time_series(
-            "Errors of NVIDIA's library",
+            "NVML errors",
             Query(
                 f"label_replace({event_counts('exporter_nvml_errors_total{@node}', 'call, error', starts_at_first_event=True)} > 0,"
                 ' "failure", "$1", "error", "(.*)")'

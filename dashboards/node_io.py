@@ -1,4 +1,4 @@
-"""Rows of the dashboard *Node*: disks, network, processes, RDMA and shared filesystems."""
+"""Panels of the dashboard *Node*: disks, network, job processes, RDMA and shared filesystems."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def disk_panels() -> tuple[Panel, ...]:
         table(
             "Mounts",
             Column("mountpoint", "Mount"),
-            Column("fstype", "Kind", width=70),
+            Column("fstype", "Type", width=70),
             Column(
                 "max by (mountpoint, fstype) (host_filesystem_device_error{@node})",
                 "Responds",
@@ -123,7 +123,7 @@ def network_panels() -> tuple[Panel, ...]:
 
 
 def process_panels() -> tuple[Panel, ...]:
-    """Return the panels about the processes of jobs."""
+    """Return the panels about job processes."""
     legend = "{{run}} {{role}} of rank {{rank}}"
     return (
         table(
@@ -155,7 +155,7 @@ def process_panels() -> tuple[Panel, ...]:
             Column(
                 'sum by (run, rank, role) (training_process_state{@node_run, state="disk_sleep"})'
                 " or sum by (run, rank, role) (training_process_instances{@node_run}) * 0",
-                "Wait for a disk",
+                "In disk sleep",
                 width=120,
                 thresholds=warn_above(1),
             ),
@@ -186,7 +186,7 @@ def process_panels() -> tuple[Panel, ...]:
 
 
 def shared_storage_panels() -> tuple[Panel, ...]:
-    """Return the panels about RDMA, NFS and Lustre, which many machines do not have."""
+    """Return the panels about RDMA, NFS and Lustre."""
     return (
         time_series(
             "RDMA",

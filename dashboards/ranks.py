@@ -1,4 +1,4 @@
-"""Dashboard *Ranks*: the ranks of a run, up to a thousand."""
+"""Dashboard *Ranks*: stragglers, hangs and ended ranks of a run with up to a thousand ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RANK_VARIABLE = Variable(
     "label_values(training_rank_info{@run}, rank)",
     include_all=False,
     sort=NUMERICAL_SORT,
-    description="For the last row: the ranks to look at closely.",
+    description="Ranks in the row of selected ranks.",
 )
 COMPUTE_SECONDS = "max by (rank) (training_rank_compute_seconds{@run} > 0)"
 RECENT_COMPUTE_SECONDS = f"max by (rank) ({LAST_COMPUTE} > 0)"
@@ -44,27 +44,27 @@ FEED_AGE_SECONDS = (
     "max by (instance, rank) (timestamp(training_feed_last_update_timestamp_seconds{@run})"
     " - training_feed_last_update_timestamp_seconds{@run})"
 )
-"""Age of the feed at the scrape: the time since the scrape is no age of the feed."""
+"""PromQL for the age of the feed at the time of the scrape; `time()` would add the time since the scrape."""
 SILENT_SECONDS = 30
 STOPPED_RANKS = f"max by (instance, rank) (training_process_up{{@run}}) == 0 or ({FEED_AGE_SECONDS} > {SILENT_SECONDS}) * 0 + 1"
-"""0 for ended ranks, 1 for live ranks with a feed older than SILENT_SECONDS."""
+"""PromQL that is 0 for ended ranks and 1 for live ranks with a feed older than `SILENT_SECONDS`."""
 GPUS_LINK = dashboard_link("training-gpus", "GPUs of this node", node="${__data.fields.Node}")
 NODE_LINK = dashboard_link("training-node", "Node", node="${__data.fields.Node}")
 
 
 def board() -> Board:
-    """Return the dashboard."""
+    """Return the dashboard of the ranks of a run."""
     return Board(
         uid=UID,
         title="Training / Ranks",
-        description="Slow, silent and ended ranks, with their node and GPU, and since when.",
+        description="Slow, silent and ended ranks, with their node, GPU and the start of the slowness.",
         variables=(SINGLE_RUN, RANK_VARIABLE),
         rows=(
             Row("At a glance", _overview_panels()),
             Row("Stragglers", _straggler_panels()),
             Row("Hanging, ended and silent ranks", _stopped_rank_panels()),
-            Row("Ranks together", _aggregate_panels()),
-            Row("Chosen ranks", _selected_rank_panels()),
+            Row("All ranks", _aggregate_panels()),
+            Row("Selected ranks", _selected_rank_panels()),
         ),
         annotations=(RESTARTS, CHECKPOINTS, ALERTS_OF_RUN),
     )
@@ -73,7 +73,7 @@ def board() -> Board:
 def _overview_panels() -> tuple[Panel, ...]:
     hanging = "max by (instance, rank, function, location, phase) (training_hang_info{@run})"
     ranks_at_line = f"count by (function, location, phase) ({hanging})"
-    # The odd rank is in the minority; of two equal groups neither is odd.
+    # The odd rank belongs to the smallest group if that group has fewer than half of the ranks.
     odd_rank = (
         f"bottomk(1, {hanging} * on (function, location, phase) group_left () {ranks_at_line} * 2"
         f" < on () group_left () count({hanging}))"
@@ -100,7 +100,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             thresholds=threshold_steps((None, BAD), (0.75, WARNING), (0.9, NEUTRAL)),
         ),
         stat(
-            "Lost to the slowest",
+            "Time lost to the slowest rank",
             instant_query(f"1 - quantile(0.5, {RECENT_COMPUTE_SECONDS}) / max({RECENT_COMPUTE_SECONDS})"),
             unit="percentunit",
             decimals=0,
@@ -158,7 +158,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
         time_series(
             "Spread of compute time",
             Query(f"max({COMPUTE_SECONDS})", "slowest", VERMILION),
-            Query(f"quantile(0.95, {COMPUTE_SECONDS})", "19 of 20 are faster", ORANGE),
+            Query(f"quantile(0.95, {COMPUTE_SECONDS})", "95th percentile", ORANGE),
             Query(f"quantile(0.5, {COMPUTE_SECONDS})", "median", BLUE),
             Query(f"min({COMPUTE_SECONDS})", "fastest", GREEN),
             unit="s",
@@ -179,32 +179,32 @@ def _straggler_panels() -> tuple[Panel, ...]:
             ),
             percent(
                 f"avg_over_time((({SPEED_RATIO_BY_NODE}) < bool 0.9)[$__range:$__interval])",
-                "Slow, of the time",
+                "Share of time slow",
                 160,
             ),
             percent(
                 gpu_values_by_rank("rate(gpu_clocks_event_seconds_total{@throttling}[$__rate_interval])"),
-                "Held back",
+                "Throttled",
                 100,
                 warn_above(0.01, 0.1),
             ),
             Column(
                 RECENT_COMPUTE_SECONDS_BY_NODE,
-                "Computes",
+                "Compute time",
                 unit="s",
                 decimals=3,
                 width=100,
             ),
             percent(
                 'max by (instance, rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval]))',
-                "Waits for data",
+                "Waiting for data",
                 120,
                 warn_above(0.2),
             ),
             percent(
                 "max by (instance, rank) (rate(training_gpu_idle_between_steps_seconds_total{@run}[$__rate_interval]))"
                 " / sum by (instance, rank) (rate(training_phase_gpu_seconds_total{@run}[$__rate_interval]))",
-                "GPU waits",
+                "GPU idle",
                 110,
                 warn_above(0.1),
             ),
@@ -217,7 +217,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
             ),
             Column(
                 FEED_AGE_SECONDS,
-                "Last news",
+                "Feed age",
                 unit="s",
                 decimals=0,
                 width=100,
@@ -233,7 +233,7 @@ def _straggler_panels() -> tuple[Panel, ...]:
 
 
 def _stopped_rank_panels() -> tuple[Panel, ...]:
-    """Return the panels about ranks that hang, ended or write no feed."""
+    """Return the panels about ranks that hang, have ended, or have an old feed."""
     placeholder = placeholder_row(STOPPED_RANKS, "instance", "all ranks alive")
     return (
         hanging_ranks(w=14),
@@ -249,7 +249,7 @@ def _stopped_rank_panels() -> tuple[Panel, ...]:
             ),
             Column(
                 f"{FEED_AGE_SECONDS} and on (instance, rank) ({STOPPED_RANKS}) or {placeholder}",
-                "Last news",
+                "Feed age",
                 unit="s",
                 decimals=0,
                 width=110,
@@ -264,7 +264,7 @@ def _stopped_rank_panels() -> tuple[Panel, ...]:
 
 
 def _aggregate_panels() -> tuple[Panel, ...]:
-    """Return the panels about waiting and phases."""
+    """Return the panels about waiting times and phases of all ranks."""
     return (
         time_series(
             "Waiting for data and for each other",
@@ -301,7 +301,7 @@ def _aggregate_panels() -> tuple[Panel, ...]:
 
 
 def _selected_rank_panels() -> tuple[Panel, ...]:
-    """Return the panels about the chosen ranks."""
+    """Return the panels about the ranks that the variable `rank` selects."""
     legend = "rank {{rank}}"
 
     def gpu_values(family: str) -> str:

@@ -49,7 +49,7 @@ MFU = (
     "sum(rate(training_{work}_flops_total{{@run}}[$__rate_interval]) and on (instance, run, rank) training_peak_flops_per_second{{@run}})"
     " / sum(training_peak_flops_per_second{{@run}})"
 )
-"""Ranks with a known peak only; the peak disappears with the process, the totals stay."""
+"""PromQL for MFU or HFU. The `and` removes ranks without a known peak; the peak ends with the process, the totals do not."""
 COMPUTE_SECONDS = f"max by (rank) ({LAST_COMPUTE} > 0)"
 MEAN_STEP_SECONDS = (
     'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
@@ -59,13 +59,13 @@ OBSERVED_RATIO = (
     "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0"
     ' and on () max(training_run_state{@run, state=~"starting|running|stalled|hung"}) == 1)'
 )
-"""Share of the last five minutes that the counters cover: below 1 for a younger run. Ends with the run."""
+"""PromQL for the share of the last five minutes with samples: below 1 for a younger run, without a value after the end of a run."""
 GPU_POWERS = f"(max by (uuid) (gpu_power_watts) and on (uuid) {GPU_UUID_BY_RANK})"
 WALL_SECONDS = "max by (run) (training_wall_seconds_total{@run})"
 
 
 def board() -> Board:
-    """Return the dashboard."""
+    """Return the dashboard of one run."""
     return Board(
         uid=UID,
         title="Training / Run",
@@ -80,7 +80,7 @@ def board() -> Board:
             Row("Goodput and failures", _goodput_panels(), collapsed=True),
             Row("Events and identity", _identity_panels(), collapsed=True),
             Row(
-                "Optional: time and memory of the GPU, room for checkpoints",
+                "Optional: GPU time, GPU memory and checkpoint space",
                 _optional_panels(),
                 collapsed=True,
             ),
@@ -90,14 +90,14 @@ def board() -> Board:
 
 
 def _state_query(state_timeline: str) -> str:
-    """Return PromQL for the present state of the run if it is one of these, with the reason of an end."""
+    """Return PromQL for the state of the run if it matches `states`, with the reason if the run has ended."""
     state = f'max by (state) (training_run_state{{@run, state=~"{state_timeline}"}} == 1)'
     outcome = 'max by (state, reason) (label_replace(training_run_outcome_info{@run}, "state", "$1", "outcome", "(.*)"))'
     return f"({state} * on (state) group_right () {outcome} or on (state) {state})"
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    annotations: list[Override] = [
+    nonfinite_bars: list[Override] = [
         {
             "matcher": {"id": "byFrameRefID", "options": "B"},
             "properties": [
@@ -128,7 +128,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=8,
         ),
         stat(
-            "Since",
+            "In state since",
             instant_query("max(training_run_state_since_timestamp_seconds{@run}) * 1000"),
             unit="dateTimeFromNow",
         ),
@@ -243,14 +243,17 @@ def _overview_panels() -> tuple[Panel, ...]:
             ),
             unit="none",
             minimum=None,
-            overrides=[*colors_by_name({"train": BLUE, "validation": ORANGE, "test": GREEN}), *annotations],
+            overrides=[
+                *colors_by_name({"train": BLUE, "validation": ORANGE, "test": GREEN}),
+                *nonfinite_bars,
+            ],
             w=6,
             h=8,
         ),
         time_series(
             "Step time",
             Query(MEAN_STEP_SECONDS.replace("{past}", ""), "mean", BLUE),
-            Query(MEAN_STEP_SECONDS.replace("{past}", " offset 1h"), "an hour before", reference=True),
+            Query(MEAN_STEP_SECONDS.replace("{past}", " offset 1h"), "one hour earlier", reference=True),
             Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE),
             unit="s",
             w=6,
@@ -329,12 +332,12 @@ def _progress_panels() -> tuple[Panel, ...]:
 WORK_PHASES = "|".join(sorted(phases.WORK))
 SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
 NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Phases with a colour of their own in *Time by phase*; all others share one."""
+"""Phases with an own colour in *Time by phase*; all other phases are one series."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:
     def share(matcher: str, by: str = "") -> str:
-        """Return the share of the main threads' time that phases of a matcher took."""
+        """Return PromQL for the share of the main threads' time in the phases that a matcher selects."""
         seconds = f"sum by ({by}) (rate(training_phase_seconds_total{{@rank, {matcher}}}[$__rate_interval]))"
         return f"{seconds} / ignoring (phase) group_left () sum(rate(training_phase_seconds_total{{@rank}}[$__rate_interval]))"
 
@@ -366,7 +369,7 @@ def _phase_panels() -> tuple[Panel, ...]:
 
 
 def _optional_panels() -> tuple[Panel, ...]:
-    """Return the panels of jobs that use CUDA, and of configured checkpoint directories."""
+    """Return the panels that need CUDA or configured checkpoint directories."""
     timed = "sum(rate(training_gpu_timed_steps_total{@rank}[$__rate_interval]))"
     work = f'phase=~"{WORK_PHASES}"'
     return (
@@ -399,13 +402,13 @@ def _optional_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Allocation retries and failures",
-            Query(event_counts("training_gpu_alloc_retries_total{@rank}"), "tried again", ORANGE),
+            Query(event_counts("training_gpu_alloc_retries_total{@rank}"), "retries", ORANGE),
             Query(event_counts("training_gpu_oom_total{@rank}"), "out of memory", VERMILION),
             unit="none",
             bars=True,
         ),
         stat(
-            "Room for checkpoints",
+            "Free space for checkpoints",
             instant_query("min(training_checkpoint_dir_available_bytes{@run})"),
             unit="bytes",
             w=6,
@@ -433,7 +436,7 @@ def _learning_panels() -> tuple[Panel, ...]:
 
 
 def _checkpoint_panels() -> tuple[Panel, ...]:
-    """Return the panels about saving: how often, how long, and what is at risk meanwhile."""
+    """Return the panels about checkpoints: unsaved work, duration and results."""
 
     def mean(part: str) -> str:
         rate = f'sum(rate(training_checkpoint_duration_seconds_{{}}{{{{@run, part="{part}"}}}}[$__rate_interval]))'
@@ -470,7 +473,7 @@ def _checkpoint_panels() -> tuple[Panel, ...]:
 
 
 def _goodput_panels() -> tuple[Panel, ...]:
-    """Return the panels about time that was lost, and to what."""
+    """Return the panels about goodput, badput by cause, lost steps and restarts."""
     return (
         time_series(
             "Goodput",
@@ -513,7 +516,7 @@ def _goodput_panels() -> tuple[Panel, ...]:
 
 
 def _identity_panels() -> tuple[Panel, ...]:
-    """Return the panels about events, and about who the run is."""
+    """Return the panels about the events and the metadata of a run."""
     return (
         time_series(
             "Events",

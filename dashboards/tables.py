@@ -144,7 +144,7 @@ def firing_alerts(selector: str, columns: Sequence[Column], w: int, h: int) -> P
             f"time() - max by ({labels}) (ALERTS_FOR_STATE{{{selector}}})"
             f' and on ({labels}) max by ({labels}) (ALERTS{{alertstate="firing", {selector}}})'
             f" or {no_alert}",
-            "For",
+            "Active for",
             unit="s",
             decimals=0,
             width=100,

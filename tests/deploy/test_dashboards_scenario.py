@@ -45,7 +45,7 @@ OF_THE_MACHINE = "training-node"
 """The dashboard of this machine: families that the machine lacks can be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
-    ("training-energy", VIRTUAL): {"Power of machines": "B"},
+    ("training-energy", VIRTUAL): {"Power of nodes": "B"},
     ("training-energy", LATER): {"Source of each number": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
     ("training-gpus", WHOLE): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
@@ -80,7 +80,7 @@ def excused() -> set[tuple[str, str, str]]:
 SCRAPED = "min(min_over_time(up[8s]))"
 OF_A_MOMENT = {
     "Loss by step",  # its last row
-    "Lost to the slowest",
+    "Time lost to the slowest rank",
     "Mean SM activity",
     "Ranks by phase",
     "Slowest rank",
