@@ -1,7 +1,7 @@
-"""Command `python -m dashboards.pictures`: draw each dashboard over the scenario with dashrender.
+"""Command `python -m dashboards.pictures`: draw each dashboard with the data of the scenario.
 
-dashrender draws dashboards with Grafana's components in a browser, without a Grafana server. The option `--dashrender` or
-$DASHRENDER names its directory.
+The program dashrender draws dashboards with Grafana's components in a browser, without a Grafana server. The option
+`--dashrender` or the environment variable DASHRENDER names its directory.
 """
 
 from __future__ import annotations
@@ -22,88 +22,96 @@ from dashboards.catalogue import BOARDS
 from dashboards.scenario import DEFAULT_SECONDS, Timeline
 from dashboards.scenario.cluster import BASELINE, RUN, Cluster
 
-WIDE, NARROW = 1600, 1000
-AS_SCRAPED_EVERY = "5s"
-"""Scrape interval of the data source; longer than the interval of the scenario, so that rates look as in production."""
+WIDE_PIXELS, NARROW_PIXELS = 1600, 1000
+SCRAPE_INTERVAL = "5s"
+"""Scrape interval in the settings of the data source; a longer interval than that of the scenario widens `$__rate_interval`."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Variables of a dashboard for its picture."""
+class PictureSettings:
+    """Variables and time range of a dashboard's picture."""
 
     uid: str  # uid of the dashboard
-    values: dict[str, str] = field(default_factory=dict)  # values of variables
-    until: float = 1.0  # end of the picture, as a share of the scenario
+    values: dict[str, str] = field(default_factory=dict)  # values of the variables by name
+    end_fraction: float = 1.0  # end of the time range, as a fraction of the scenario
 
 
-CHOICES = {
-    choice.uid: choice
-    for choice in (
-        Choice("training-run", {"run": RUN}),
-        # While the straggler straggles.
-        Choice("training-ranks", {"run": RUN, "rank": "3"}, until=0.67),
-        Choice("training-gpus", {"node": "node-2"}, until=0.67),
-        Choice("training-node", {"node": "node-1"}),
-        Choice("training-fleet", {"baseline": BASELINE}),
+PICTURE_SETTINGS = {
+    settings.uid: settings
+    for settings in (
+        PictureSettings("training-run", {"run": RUN}),
+        # The time range ends before the crash, while the straggler is slow.
+        PictureSettings("training-ranks", {"run": RUN, "rank": "3"}, end_fraction=0.67),
+        PictureSettings("training-gpus", {"node": "node-2"}, end_fraction=0.67),
+        PictureSettings("training-node", {"node": "node-1"}),
+        PictureSettings("training-fleet", {"baseline": BASELINE}),
     )
 }
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw all dashboards; returns 1 if a picture failed, 2 if dashrender was not found."""
+    """Draw all dashboards; returns 1 if a picture failed, 2 if dashrender is missing."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.pictures", description=__doc__)
     parser.add_argument(
-        "--dashrender", type=Path, default=os.environ.get("DASHRENDER"), help="directory of the tool"
+        "--dashrender",
+        type=Path,
+        default=os.environ.get("DASHRENDER"),
+        help="directory of dashrender.mjs (default $DASHRENDER)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("build/dashboards"), help="where to (default %(default)s)"
+        "--out",
+        type=Path,
+        default=Path("build/dashboards"),
+        help="directory of the pictures (default %(default)s)",
     )
-    parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length of the scenario")
-    given = parser.parse_args(arguments)
-    if given.dashrender is None or not (given.dashrender / "dashrender.mjs").exists():
+    parser.add_argument(
+        "--seconds", type=float, default=DEFAULT_SECONDS, help="duration of the scenario in seconds"
+    )
+    options = parser.parse_args(arguments)
+    if options.dashrender is None or not (options.dashrender / "dashrender.mjs").exists():
         sys.stderr.write("dashrender.mjs was not found; set --dashrender or $DASHRENDER to its directory\n")
         return 2
-    given.out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     try:
-        with Cluster(work, Timeline(seconds=given.seconds)) as cluster:
+        with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
             cluster.wait()
             time.sleep(1)
-            return _draw_all(given, cluster.url, cluster.started)
+            return _draw_all(options, cluster.url, cluster.start_time)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def _draw_all(given: argparse.Namespace, url: str, begin: float) -> int:
+def _draw_all(options: argparse.Namespace, url: str, start_time: float) -> int:
     status = 0
     for board in BOARDS:
-        choice = CHOICES.get(board.uid, Choice(board.uid))
-        drawn = given.out / f"{board.uid}.json"
-        drawn.write_text(json.dumps(board.model()), encoding="utf-8")
-        for theme, width in (("dark", WIDE), ("light", WIDE), ("dark", NARROW)):
-            picture = given.out / f"{board.uid}-{theme}{'' if width == WIDE else '-narrow'}.png"
+        settings = PICTURE_SETTINGS.get(board.uid, PictureSettings(board.uid))
+        board_path = options.out / f"{board.uid}.json"
+        board_path.write_text(json.dumps(board.model()), encoding="utf-8")
+        for theme, width in (("dark", WIDE_PIXELS), ("light", WIDE_PIXELS), ("dark", NARROW_PIXELS)):
+            picture_path = options.out / f"{board.uid}-{theme}{'' if width == WIDE_PIXELS else '-narrow'}.png"
             command = [
                 "node",
-                str(given.dashrender / "dashrender.mjs"),
+                str(options.dashrender / "dashrender.mjs"),
                 "render",
-                str(drawn),
+                str(board_path),
                 f"--prom={url}",
-                f"--from={begin:.0f}",
-                f"--to={begin + choice.until * given.seconds:.0f}",
-                f"--scrape-interval={AS_SCRAPED_EVERY}",
+                f"--from={start_time:.0f}",
+                f"--to={start_time + settings.end_fraction * options.seconds:.0f}",
+                f"--scrape-interval={SCRAPE_INTERVAL}",
                 f"--width={width}",
                 f"--theme={theme}",
                 "--expand",
-                f"--out={picture}",
-                *(f"--var={name}={value}" for name, value in choice.values.items()),
+                f"--out={picture_path}",
+                *(f"--var={name}={value}" for name, value in settings.values.items()),
             ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if not picture.exists():
-                sys.stderr.write(f"{board.uid}: {done.stdout}{done.stderr}\n")
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            if not picture_path.exists():
+                sys.stderr.write(f"{board.uid}: {completed.stdout}{completed.stderr}\n")
                 status = 1
             else:
-                sys.stdout.write(f"{picture}\n")
-        drawn.unlink()
+                sys.stdout.write(f"{picture_path}\n")
+        board_path.unlink()
     return status
 
 

@@ -1,4 +1,4 @@
-"""Dashboard queries, their names and variables, for the tests of the dashboards."""
+"""Support for dashboard tests: queries of the generated JSON, values of variables, and evaluation by Prometheus."""
 
 from __future__ import annotations
 
@@ -22,148 +22,159 @@ from dashboards.catalogue import BOARDS
 
 MODELS: dict[str, dict[str, Any]] = {board.uid: board.model() for board in BOARDS}
 
-BUILTIN = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
-FEW_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
-"""Labels that distinguish the exporters of one machine."""
-CHOSEN = dict.fromkeys(("job", "node", "run", "rank", "gpu", "uuid", "perf_tag"), ".+")
-CHOSEN |= {"cluster": ".*", "baseline": "a"}
+BUILTIN_VALUES = {"__rate_interval": "1m", "__range": "1h", "__interval": "15s", "__range_s": "3600"}
+EXPORTER_LABELS = {"job", "namespace", "pod", "container", "endpoint"}
+"""Labels that distinguish the exporters of one node."""
+SELECTED_VALUES = dict.fromkeys(("job", "node", "run", "rank", "gpu", "uuid", "perf_tag"), ".+")
+SELECTED_VALUES |= {"cluster": ".*", "baseline": "a"}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Query with its panel."""
+class PanelQuery:
+    """Query of a panel, an annotation or a variable."""
 
     uid: str
     panel: str
-    kind: str
-    letter: str
+    panel_type: str
+    ref_id: str
     expression: str
-    instant: bool
+    is_instant: bool
 
     def __str__(self) -> str:
-        return f"{self.uid}: {self.panel!r} {self.letter}"
+        return f"{self.uid}: {self.panel!r} {self.ref_id}"
 
 
-def asked(uid: str) -> Iterator[Asked]:
-    """All queries of a dashboard's panels."""
+def panel_queries(uid: str) -> Iterator[PanelQuery]:
+    """Yield the queries of a dashboard's panels."""
     for panel in all_panels(MODELS[uid]):
         for target in panel["targets"]:
-            yield Asked(
+            yield PanelQuery(
                 uid, panel["title"], panel["type"], target["refId"], target["expr"], target["instant"]
             )
 
 
-def everything(uid: str) -> list[Asked]:
-    """All queries of a dashboard: panels, variables and annotations."""
+def all_queries(uid: str) -> list[PanelQuery]:
+    """Return the queries of a dashboard's panels, annotations and variables."""
     model = MODELS[uid]
-    found = list(asked(uid))
-    found.extend(
-        Asked(uid, mark["name"], "annotation", "A", mark["expr"], instant=False)
-        for mark in model["annotations"]["list"]
-        if "expr" in mark
+    results = list(panel_queries(uid))
+    results.extend(
+        PanelQuery(uid, annotation["name"], "annotation", "A", annotation["expr"], is_instant=False)
+        for annotation in model["annotations"]["list"]
+        if "expr" in annotation
     )
-    found.extend(
-        Asked(uid, f"${variable['name']}", "variable", "A", inner(variable["query"]["query"]), instant=True)
+    results.extend(
+        PanelQuery(
+            uid,
+            f"${variable['name']}",
+            "variable",
+            "A",
+            variable_expression(variable["query"]["query"]),
+            is_instant=True,
+        )
         for variable in model["templating"]["list"]
         if variable["type"] == "query"
     )
-    return found
+    return results
 
 
-def inner(query: str) -> str:
-    """The expression of a variable's query."""
+def variable_expression(query: str) -> str:
+    """Return the PromQL expression of a variable's query."""
     match = re.fullmatch(r"query_result\((.*)\)|label_values\((.*), \w+\)", query)
     assert match, query
     return match[1] or match[2]
 
 
-def filled(expression: str, values: Mapping[str, str] = CHOSEN, builtin: Mapping[str, str] = BUILTIN) -> str:
-    """Put values in the place of variables, as Grafana does."""
-    return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda name: {**values, **builtin}[name[1]], expression)
+def fill_variables(
+    expression: str,
+    values: Mapping[str, str] = SELECTED_VALUES,
+    builtin_values: Mapping[str, str] = BUILTIN_VALUES,
+) -> str:
+    """Replace variables by values, as Grafana does."""
+    return re.sub(r"\$\{?([a-z_]\w*)\}?", lambda match: {**values, **builtin_values}[match[1]], expression)
 
 
-def escaped(value: str) -> str:
-    """A value inside a regular expression inside a string of PromQL, as Grafana writes it."""
-    return re.sub(r"[$^*{}\\[\\]+?.()|]", lambda found: "\\\\" + found[0], value)
+def escape_value(value: str) -> str:
+    """Escape a value of a multi-value variable for a regular expression in a PromQL string, as Grafana does."""
+    return re.sub(r"[$^*{}\\[\\]+?.()|]", lambda match: "\\\\" + match[0], value)
 
 
-def values_of(series: Mapping[str, Any]) -> list[float]:
-    """The values of a series, of an instant or of a range."""
+def sample_values(series: Mapping[str, Any]) -> list[float]:
+    """Return the sample values of a series from an instant or range query."""
     return [float(value) for _, value in series.get("values") or [series["value"]]]
 
 
-class Served:
-    """A Prometheus that has scraped the scenario.
+class ScenarioPrometheus:
+    """Client of a Prometheus server that scraped the scenario.
 
     Args:
-        url: Of it.
-        begin: Of the time range, Unix seconds.
-        end: Of the time range.
+        url: Base URL of the server.
+        start: Start of the time range in Unix seconds.
+        end: End of the time range in Unix seconds.
     """
 
     STEP = 2
 
-    def __init__(self, url: str, begin: float, end: float) -> None:
+    def __init__(self, url: str, start: float, end: float) -> None:
         self._url = url
-        self._begin = begin
+        self._start = start
         self._end = end
-        self._builtin = {
+        self._builtin_values = {
             "__rate_interval": "8s",
-            "__range": f"{int(end - begin)}s",
+            "__range": f"{int(end - start)}s",
             "__interval": f"{self.STEP}s",
-            "__range_s": str(int(end - begin)),
+            "__range_s": str(int(end - start)),
         }
 
-    def values(self, model: Mapping[str, Any]) -> dict[str, str]:
-        """Value of each variable: All where offered, otherwise the first."""
-        chosen: dict[str, str] = {}
+    def variable_values(self, model: Mapping[str, Any]) -> dict[str, str]:
+        """Return a value for each variable: All if the variable has this option, otherwise the first option."""
+        selected: dict[str, str] = {}
         for variable in model["templating"]["list"]:
             if variable["type"] != "query":
                 continue
-            options = self._options(variable, chosen)
-            # With one cluster, no series has the label: All also selects series without it.
+            options = self._options(variable, selected)
+            # No series has the label `cluster`; `.*`, the value of All, selects series without the label too.
             assert options or variable.get("allValue") == ".*", (
                 f"{model['uid']}: ${variable['name']} is empty"
             )
-            every = variable.get("allValue") or "|".join(escaped(option) for option in options)
-            chosen[variable["name"]] = every if variable["includeAll"] else options[0]
-        return chosen
+            all_value = variable.get("allValue") or "|".join(escape_value(option) for option in options)
+            selected[variable["name"]] = all_value if variable["includeAll"] else options[0]
+        return selected
 
-    def answer(self, one: Asked, values: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Series of a query with a finite value."""
-        expression = filled(one.expression, values, self._builtin)
-        if one.instant:
-            found = ask(self._url, "query", query=expression, time=self._end)
+    def series(self, query: PanelQuery, values: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return the series of a query that have a finite value."""
+        expression = fill_variables(query.expression, values, self._builtin_values)
+        if query.is_instant:
+            results = ask(self._url, "query", query=expression, time=self._end)
         else:
-            span = {"start": self._begin, "end": self._end, "step": self.STEP}
-            found = ask(self._url, "query_range", query=expression, **span)
-        return [series for series in found if any(map(math.isfinite, values_of(series)))]
+            time_range = {"start": self._start, "end": self._end, "step": self.STEP}
+            results = ask(self._url, "query_range", query=expression, **time_range)
+        return [series for series in results if any(map(math.isfinite, sample_values(series)))]
 
-    def shown(self, one: Asked, values: Mapping[str, str]) -> dict[str, float]:
-        """Sum of each series of a query, by labels without target labels.
+    def sums_by_labels(self, query: PanelQuery, values: Mapping[str, str]) -> dict[str, float]:
+        """Return the sum over the samples of each series of a query, by labels other than EXPORTER_LABELS.
 
         Raises:
-            AssertionError: Two series differ by their target only.
+            AssertionError: Two series differ only in EXPORTER_LABELS.
         """
-        found: dict[str, float] = {}
-        for series in self.answer(one, values):
-            labels = {name: text for name, text in series["metric"].items() if name not in FEW_LABELS}
+        results: dict[str, float] = {}
+        for series in self.series(query, values):
+            labels = {name: text for name, text in series["metric"].items() if name not in EXPORTER_LABELS}
             key = json.dumps(labels, sort_keys=True)
-            assert key not in found, f"{one}: {key} is shown twice"
-            found[key] = sum(filter(math.isfinite, values_of(series)))
-        return found
+            assert key not in results, f"{query}: {key} is shown twice"
+            results[key] = sum(filter(math.isfinite, sample_values(series)))
+        return results
 
-    def lacks(self, one: Asked) -> bool:
-        """Whether a query uses a family without a series from any exporter."""
-        names = [each.name for each in selectors(filled(one.expression))]
-        seconds = int(self._end - self._begin)
+    def uses_absent_family(self, query: PanelQuery) -> bool:
+        """Return True if a query uses a family that no exporter exposed in the time range."""
+        names = [selector.name for selector in selectors(fill_variables(query.expression))]
+        seconds = int(self._end - self._start)
         return not all(
             ask(self._url, "query", query=f"count(last_over_time({name}[{seconds}s]))", time=self._end)
             for name in names
         )
 
-    def _options(self, variable: Mapping[str, Any], chosen: Mapping[str, str]) -> list[str]:
-        query = filled(variable["query"]["query"], chosen, self._builtin)
+    def _options(self, variable: Mapping[str, Any], selected: Mapping[str, str]) -> list[str]:
+        query = fill_variables(variable["query"]["query"], selected, self._builtin_values)
         result = re.fullmatch(r"query_result\((.*)\)", query)
         if result:
             texts = [
@@ -171,12 +182,12 @@ class Served:
                 for series in ask(self._url, "query", query=result[1])
             ]
             pattern = variable["regex"].strip("/")
-            return [found[1] for text in texts if (found := re.search(pattern, text))]
+            return [match[1] for text in texts if (match := re.search(pattern, text))]
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", query)
         assert match, query
-        parameters = urllib.parse.urlencode({"match[]": match[1], "start": self._begin, "end": self._end})
+        parameters = urllib.parse.urlencode({"match[]": match[1], "start": self._start, "end": self._end})
         with urllib.request.urlopen(
             f"{self._url}/api/v1/label/{match[2]}/values?{parameters}", timeout=30
-        ) as answer:
-            values: list[str] = json.load(answer)["data"]
+        ) as response:
+            values: list[str] = json.load(response)["data"]
         return values

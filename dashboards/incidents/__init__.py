@@ -1,8 +1,8 @@
-"""Incidents of training runs over 24 minutes, with a scrape interval of 15 seconds and the shipped rules.
+"""Incidents of training runs over 24 minutes, with a scrape interval of 15 seconds and the rules of `deploy/prometheus/rules`.
 
-Real exporters and processes, a real Prometheus and replayed GPUs. Fourteen machines run a healthy job of 64 ranks and ten
-small jobs with an incident each. `python -m dashboards.incidents --out DIR` plays the incidents and stores the data;
-`--serve` starts a Prometheus with stored data, for drawing.
+The exporters, the ranks and Prometheus are real processes; the GPUs are replayed. Fourteen nodes execute a healthy run of 64
+ranks and ten small runs with one incident each. `python -m dashboards.incidents --out DIR` executes the runs and stores the
+data; `--serve` starts a Prometheus server with the stored data, for pictures of the dashboards.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from dataclasses import dataclass
 
 
 class Incident(enum.Enum):
-    """Incident of a run."""
+    """Incident of a run; the value is the name of the run."""
 
     NONE = "healthy"
-    STRAGGLER = "straggler"  # the GPU of a rank throttles for heat
+    STRAGGLER = "straggler"  # heat throttles the GPU of one rank
     XID = "xid-ecc"  # Xid 48 with uncorrected ECC errors
     LOST_CARD = "lost-card"  # Xid 79 and a lost GPU
-    LOADER = "loader-stall"  # 60 % of the time waits for data
-    NAN = "nan-loss"  # losses that are NaN for half a minute
+    LOADER = "loader-stall"  # the ranks wait for data for 60 % of the time
+    NAN = "nan-loss"  # the loss is NaN for half a minute
     SAVES = "failing-saves"  # every checkpoint fails
-    HANG = "hang"  # a rank stops within its forward pass
+    HANG = "hang"  # one rank hangs in the forward pass
     KILL = "killed"  # a rank is killed, and all ranks restart
     EXPORTER = "exporter-down"  # the exporter of a node is down for a minute
-    FINISHED = "finished"  # the job ends in order
+    FINISHED = "finished"  # the run ends normally
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds since the start of the scenario."""
+    """Times of events in seconds since the start of the scenario."""
 
-    incident: float = 480.0  # each incident begins
-    nan_end: float = 510.0  # the losses are finite again
-    exporter_back: float = 540.0  # restart of the killed exporter
-    restart: float = 555.0  # restart of the killed run
-    finished: float = 660.0  # the finished run ends
-    end: float = 1440.0  # the scenario ends
+    incident: float = 480.0  # start of all incidents
+    nan_end: float = 510.0  # first finite loss after the NaN losses
+    exporter_restart: float = 540.0  # restart of the killed exporter
+    run_restart: float = 555.0  # restart of the killed run
+    run_end: float = 660.0  # end of the run that ends normally
+    end: float = 1440.0  # end of the scenario
 
 
 TIMES = Times()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Ranks of a run on one machine."""
+class RunPart:
+    """Ranks of a run on one node."""
 
     incident: Incident
     node: str
     ranks: range
-    first_gpu: int = 0
+    first_gpu: int = 0  # index of the first rank's GPU; the next ranks have the next GPUs
 
     @property
     def run(self) -> str:
@@ -57,22 +57,22 @@ class Part:
         return self.incident.value
 
 
-PARTS = (
-    *(Part(Incident.NONE, f"gpu-{place + 1:02d}", range(8 * place, 8 * place + 8)) for place in range(8)),
-    Part(Incident.STRAGGLER, "gpu-09", range(4)),
-    Part(Incident.XID, "gpu-09", range(2), 4),
-    Part(Incident.LOST_CARD, "gpu-10", range(2)),
-    Part(Incident.LOADER, "gpu-10", range(2), 4),
-    Part(Incident.NAN, "gpu-11", range(2)),
-    Part(Incident.SAVES, "gpu-11", range(2), 4),
-    Part(Incident.HANG, "gpu-12", range(2)),
-    Part(Incident.KILL, "gpu-12", range(2), 4),
-    Part(Incident.EXPORTER, "gpu-13", range(2)),
-    Part(Incident.FINISHED, "gpu-13", range(2), 4),
-    Part(Incident.EXPORTER, "gpu-14", range(2, 4)),
+RUN_PARTS = (
+    *(RunPart(Incident.NONE, f"gpu-{index + 1:02d}", range(8 * index, 8 * index + 8)) for index in range(8)),
+    RunPart(Incident.STRAGGLER, "gpu-09", range(4)),
+    RunPart(Incident.XID, "gpu-09", range(2), 4),
+    RunPart(Incident.LOST_CARD, "gpu-10", range(2)),
+    RunPart(Incident.LOADER, "gpu-10", range(2), 4),
+    RunPart(Incident.NAN, "gpu-11", range(2)),
+    RunPart(Incident.SAVES, "gpu-11", range(2), 4),
+    RunPart(Incident.HANG, "gpu-12", range(2)),
+    RunPart(Incident.KILL, "gpu-12", range(2), 4),
+    RunPart(Incident.EXPORTER, "gpu-13", range(2)),
+    RunPart(Incident.FINISHED, "gpu-13", range(2), 4),
+    RunPart(Incident.EXPORTER, "gpu-14", range(2, 4)),
 )
 
 
 def world_size(incident: Incident) -> int:
     """Return the number of ranks of a run."""
-    return sum(len(part.ranks) for part in PARTS if part.incident is incident)
+    return sum(len(part.ranks) for part in RUN_PARTS if part.incident is incident)

@@ -1,4 +1,4 @@
-"""Command `python -m dashboards.incidents --out DIR [--serve]`: play the incidents, or serve the data of a play."""
+"""Command `python -m dashboards.incidents --out DIR [--serve]`: execute the runs with incidents, or serve stored data."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Any
 
 import yaml
 
-from dashboards.incidents import PARTS, TIMES, Incident, Part, world_size
+from dashboards.incidents import RUN_PARTS, TIMES, Incident, RunPart, world_size
 from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
 
-SCRAPE_SECONDS = 15.0
-START_SECONDS = 60.0
-"""Time for the processes to start."""
+SCRAPE_INTERVAL_SECONDS = 15.0
+STARTUP_SECONDS = 60.0
+"""Seconds between the start of the ranks and the start of the scenario."""
 FIRST_STEP_SECONDS = 15.0
-"""Time from the start of an attempt to the first step."""
+"""Seconds from the start of an attempt to its first step."""
 JOB = "training"
-MACHINES = ROOT / "exporter" / "replay" / "described"
-GPUS = 8
-GPU_MEMORY = 71_000_000_000
+MACHINE_DIRECTORY = ROOT / "exporter" / "replay" / "described"
+GPUS_PER_NODE = 8
+GPU_MEMORY_BYTES = 71_000_000_000
 ENERGY = {
     "cpu_tdp_watts": 350,
     "cpu_idle_watts": 90,
@@ -42,56 +42,60 @@ ENERGY = {
     "gpu_hour_price": 2.4,
 }
 HOT_GPU, FAULTY_GPU, LOST_GPU = 2, 5, 1
-"""GPU of rank 2 of the straggler on its node; GPU of rank 1 of the run with Xid errors; GPU of rank 1 of `lost-card`."""
+"""Indexes of the GPUs of rank 2 of `straggler`, rank 1 of `xid-ecc`, and rank 1 of `lost-card`."""
 
 
-class Play:
-    """Processes of the incidents, in a directory."""
+class IncidentProcesses:
+    """Processes of the runs with incidents; all files are in one directory.
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._begin = 0.0
+    Args:
+        directory: Directory for the configurations, logs and data.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._start_time = 0.0
         self._ports: dict[str, int] = {}
-        self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
+        self._exporters: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        self._spares: dict[int, subprocess.Popen[bytes]] = {}
+        self._replacement_ranks: dict[int, subprocess.Popen[bytes]] = {}
         self._prometheus: Server | None = None
-        self.stopped = threading.Event()
+        self.stop_event = threading.Event()
 
     def run(self) -> None:
-        """Play until the end of the scenario, or until `stopped` is set."""
+        """Execute the runs until the end of the scenario, or until `stop_event` is set."""
         try:
             self._start()
-            for at, act in self._events():
-                if self.stopped.wait(max(0.0, self._begin + at - time.time())):
+            for seconds, action in self._timeline():
+                if self.stop_event.wait(max(0.0, self._start_time + seconds - time.time())):
                     break
-                act()
+                action()
         finally:
-            self._end()
+            self._stop_processes()
 
     def _start(self) -> None:
-        for part in PARTS:
-            for place, rank in enumerate(part.ranks):
-                self._ranks[part.run, rank] = self._rank(part, rank, part.first_gpu + place)
+        for part in RUN_PARTS:
+            for index, rank in enumerate(part.ranks):
+                self._ranks[part.run, rank] = self._start_rank(part, rank, part.first_gpu + index)
                 if part.incident is Incident.KILL:
-                    self._spares[rank] = self._rank(part, rank, part.first_gpu + place)
-        self._begin = time.time() + START_SECONDS
-        for node in dict.fromkeys(part.node for part in PARTS):
+                    self._replacement_ranks[rank] = self._start_rank(part, rank, part.first_gpu + index)
+        self._start_time = time.time() + STARTUP_SECONDS
+        for node in dict.fromkeys(part.node for part in RUN_PARTS):
             self._ports[node] = free_port()
-            self._sidecar(node)
+            self._start_exporter(node)
         for process in self._ranks.values():
-            self._go(process, first=FIRST_STEP_SECONDS, step=0)
-        times = {"begin": self._begin, "end": self._begin + TIMES.end}
-        (self._out / "times.json").write_text(json.dumps(times), encoding="utf-8")
+            self._begin_training(process, first_step_seconds=FIRST_STEP_SECONDS, step=0)
+        times = {"begin": self._start_time, "end": self._start_time + TIMES.end}
+        (self._directory / "times.json").write_text(json.dumps(times), encoding="utf-8")
         self._prometheus = start_prometheus(
-            self._out / "prometheus", JOB, self._ports, Intervals(SCRAPE_SECONDS)
+            self._directory / "prometheus", JOB, self._ports, Intervals(SCRAPE_INTERVAL_SECONDS)
         )
 
-    def _rank(self, part: Part, rank: int, gpu: int) -> subprocess.Popen[bytes]:
-        feed = self._out / part.node / "feed"
+    def _start_rank(self, part: RunPart, rank: int, gpu: int) -> subprocess.Popen[bytes]:
+        feed = self._directory / part.node / "feed"
         feed.mkdir(parents=True, exist_ok=True)
         feed.chmod(0o700)
-        own = {
+        rank_environment = {
             "EXPORTER_FEED_DIR": str(feed),
             "EXPORTER_RUN": part.run,
             "RANK": str(rank),
@@ -101,27 +105,29 @@ class Play:
             "PYTHONPATH": str(ROOT),
         }
         plan = json.dumps({"incident": part.incident.value, "rank": rank})
-        with (self._out / "ranks.log").open("ab") as log:
+        with (self._directory / "ranks.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "dashboards.incidents.job", plan],
                 stdin=subprocess.PIPE,  # the rank ends when the pipe closes
                 stdout=log,
                 stderr=log,
-                env=_environment() | own,
+                env=_environment() | rank_environment,
             )
 
-    def _go(self, process: subprocess.Popen[bytes], *, first: float, step: int) -> None:
-        start = json.dumps({"begin": self._begin, "first": first, "step": step})
+    def _begin_training(
+        self, process: subprocess.Popen[bytes], *, first_step_seconds: float, step: int
+    ) -> None:
+        message = json.dumps({"begin": self._start_time, "first": first_step_seconds, "step": step})
         if process.stdin is not None:
-            process.stdin.write(start.encode() + b"\n")
+            process.stdin.write(message.encode() + b"\n")
             process.stdin.flush()
 
-    def _sidecar(self, node: str) -> None:
-        directory = self._out / node
+    def _start_exporter(self, node: str) -> None:
+        directory = self._directory / node
         (directory / "lock").mkdir(exist_ok=True)
         machine = directory / "machine.yaml"
         if not machine.exists():
-            machine.write_text(json.dumps(self._machine(node)), encoding="utf-8")
+            machine.write_text(json.dumps(self._machine_description(node)), encoding="utf-8")
             configuration = {
                 "feed": {"dir": str(directory / "feed")},
                 "gpu": {"replay": str(machine)},
@@ -129,7 +135,7 @@ class Play:
             }
             (directory / "exporter.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
         with (directory / "exporter.log").open("ab") as log:
-            self._sidecars[node] = subprocess.Popen(
+            self._exporters[node] = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
@@ -144,75 +150,81 @@ class Play:
                 env=_environment(),
             )
 
-    def _machine(self, node: str) -> dict[str, Any]:
-        """Return eight H100 with the load of their ranks, and the faults of the node's incidents."""
-        machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
+    def _machine_description(self, node: str) -> dict[str, Any]:
+        """Return the description of a machine with eight H100, the load of their ranks, and the faults of the node's incidents."""
+        machine: dict[str, Any] = yaml.safe_load(
+            (MACHINE_DIRECTORY / "h100.yaml").read_text(encoding="utf-8")
+        )
         model = machine["models"].pop("h100") | {"processes": []}
-        used = {"energy": {"idle": 71000, "busy": 692000, "counter_from": 1}}
-        free = {"memory_used": 552_599_552}
+        busy_values = {"energy": {"idle": 71000, "busy": 692000, "counter_from": 1}}
+        idle_values = {"memory_used": 552_599_552}
         machine["gpus"], machine["timeline"] = [], _faults(node)
-        for gpu in range(GPUS):
+        for gpu in range(GPUS_PER_NODE):
             holder = next(
                 (
                     (part, rank)
-                    for part in PARTS
-                    for place, rank in enumerate(part.ranks)
-                    if part.node == node and part.first_gpu + place == gpu
+                    for part in RUN_PARTS
+                    for index, rank in enumerate(part.ranks)
+                    if part.node == node and part.first_gpu + index == gpu
                 ),
                 None,
             )
             steps = [{"seconds": "10s", "level": 0.0}] if holder is None else _load(holder[0].incident)
             machine["models"][f"card-{gpu}"] = model | {
                 "load": {"steps": steps, "ripple": 0.03},
-                "values": model["values"] | used | (free if holder is None else {"memory_used": GPU_MEMORY}),
+                "values": model["values"]
+                | busy_values
+                | (idle_values if holder is None else {"memory_used": GPU_MEMORY_BYTES}),
             }
             pids = []
             if holder is not None:
                 pids = [self._ranks[holder[0].run, holder[1]].pid]
-                pids += [self._spares[holder[1]].pid] if holder[0].incident is Incident.KILL else []
+                pids += (
+                    [self._replacement_ranks[holder[1]].pid] if holder[0].incident is Incident.KILL else []
+                )
             machine["gpus"].append(
                 {
                     "model": f"card-{gpu}",
                     "uuid": f"GPU-{node[-2:]}{gpu:06d}-0000-0000-0000-000000000000",
-                    "processes": [{"pid": pid, "memory": GPU_MEMORY, "sm": 97} for pid in pids],
+                    "processes": [{"pid": pid, "memory": GPU_MEMORY_BYTES, "sm": 97} for pid in pids],
                 }
             )
         return machine
 
-    def _events(self) -> list[tuple[float, Callable[[], None]]]:
-        node = PARTS[-1].node
+    def _timeline(self) -> list[tuple[float, Callable[[], None]]]:
+        node = RUN_PARTS[-1].node
         return [
-            (TIMES.incident, self._kill),
-            (TIMES.incident, self._sidecars[node].kill),
-            (TIMES.exporter_back, lambda: self._sidecar(node)),
-            (TIMES.restart, self._restart),
+            (TIMES.incident, self._kill_run),
+            (TIMES.incident, self._exporters[node].kill),
+            (TIMES.exporter_restart, lambda: self._start_exporter(node)),
+            (TIMES.run_restart, self._restart_run),
             (TIMES.end, lambda: None),
         ]
 
-    def _kill(self) -> None:
-        """Kill rank 1; the launcher ends the other rank, as torchrun does."""
+    def _kill_run(self) -> None:
+        """Kill rank 1 with SIGKILL and terminate rank 0, as torchrun does."""
         run = Incident.KILL.value
         self._ranks[run, 1].kill()
         time.sleep(1)
         self._ranks[run, 0].terminate()
 
-    def _restart(self) -> None:
-        for rank, process in self._spares.items():
+    def _restart_run(self) -> None:
+        for rank, process in self._replacement_ranks.items():
             self._ranks[Incident.KILL.value, rank].wait()
             self._ranks[Incident.KILL.value, rank] = process
-            self._go(process, first=TIMES.restart + FIRST_STEP_SECONDS, step=350)
-        self._spares = {}
+            self._begin_training(process, first_step_seconds=TIMES.run_restart + FIRST_STEP_SECONDS, step=350)
+        self._replacement_ranks = {}
 
-    def _end(self) -> None:
-        for process in (*self._ranks.values(), *self._spares.values()):
+    def _stop_processes(self) -> None:
+        for process in (*self._ranks.values(), *self._replacement_ranks.values()):
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        everything = [*self._ranks.values(), *self._sidecars.values()]
-        everything += [self._prometheus.process] if self._prometheus else []
-        for process in everything:
+        processes = [*self._ranks.values(), *self._exporters.values()]
+        processes += [self._prometheus.process] if self._prometheus else []
+        for process in processes:
             process.terminate()
-        for process in everything:
+        for process in processes:
             process.wait()
 
 
@@ -221,64 +233,80 @@ def _environment() -> dict[str, str]:
 
 
 def _load(incident: Incident) -> list[dict[str, Any]]:
-    """Return the load of a GPU over the scenario; it starts with the sidecar, some seconds before `begin`."""
-    after = {
+    """Return the load of a GPU; the replay starts with the exporter, at most STARTUP_SECONDS before the scenario."""
+    later_steps = {
         Incident.LOADER: [(TIMES.end, 0.38)],
         Incident.HANG: [(TIMES.end, 1.0)],
-        Incident.KILL: [(TIMES.restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0), (TIMES.end, 0.93)],
-        Incident.FINISHED: [(TIMES.finished - TIMES.incident, 0.93), (TIMES.end, 0.0)],
+        Incident.KILL: [(TIMES.run_restart - TIMES.incident + FIRST_STEP_SECONDS, 0.0), (TIMES.end, 0.93)],
+        Incident.FINISHED: [(TIMES.run_end - TIMES.incident, 0.93), (TIMES.end, 0.0)],
     }.get(incident, [(TIMES.end, 0.93)])
     steps = [
-        (START_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),
+        (STARTUP_SECONDS + FIRST_STEP_SECONDS - 5.0, 0.02),
         (TIMES.incident - FIRST_STEP_SECONDS, 0.93),
-        *after,
+        *later_steps,
     ]
     return [{"seconds": f"{seconds:g}s", "level": level} for seconds, level in steps]
 
 
 def _faults(node: str) -> list[dict[str, Any]]:
-    at = f"{START_SECONDS + TIMES.incident:g}s"
+    """Return the timeline of GPU faults on a node; an empty list if its GPUs have no faults."""
+    incident_start = f"{STARTUP_SECONDS + TIMES.incident:g}s"
     if node == "gpu-09":
-        hot = {
+        overheating = {
             "clock_sm": {"idle": 345, "busy": 1290},
             "temperature": {"idle": 62, "busy": 89},
             "power": {"idle": 71_000, "busy": 468_000},
             "throttle_hw_thermal": {"idle": 600_000_000, "busy": 600_000_000, "counter_from": 0},
             "throttle_thermal": {"idle": 600_000_000, "busy": 600_000_000, "counter_from": 0},
         }
-        ecc = {
+        ecc_errors = {
             "ecc_uncorrected_dram": 2,
             "ecc_corrected_dram": 14,
             "remapping_pending": 1,
             "recovery_action": 1,
         }
         return [
-            {"at": at, "gpus": [HOT_GPU], "set": hot},
-            {"at": at, "gpus": [FAULTY_GPU], "xid": [48, 63], "set": ecc},
+            {"at": incident_start, "gpus": [HOT_GPU], "set": overheating},
+            {"at": incident_start, "gpus": [FAULTY_GPU], "xid": [48, 63], "set": ecc_errors},
         ]
     if node == "gpu-10":
-        return [{"at": at, "gpus": [LOST_GPU], "xid": [79]}, {"at": at, "gpus": [LOST_GPU], "lost": True}]
+        return [
+            {"at": incident_start, "gpus": [LOST_GPU], "xid": [79]},
+            {"at": incident_start, "gpus": [LOST_GPU], "lost": True},
+        ]
     return []
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Play the incidents, or serve kept data until a signal; returns 0."""
+    """Execute the runs with incidents, or serve stored data until a signal; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.incidents", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="directory of the data")
-    parser.add_argument("--serve", action="store_true", help="serve the data of an earlier play")
-    given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
-    play = Play(given.out.resolve())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: play.stopped.set())
-    if given.serve:
-        server = start_prometheus(given.out.resolve() / "prometheus", JOB, {}, Intervals(SCRAPE_SECONDS))
-        print(server.url, flush=True)  # noqa: T201  # the address is the output
-        play.stopped.wait()
+    parser.add_argument(
+        "--out",
+        dest="output_directory",
+        type=Path,
+        required=True,
+        help="directory for configurations, logs and data",
+    )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the data that an earlier run of this command stored in --out",
+    )
+    options = parser.parse_args(arguments)
+    options.output_directory.mkdir(parents=True, exist_ok=True)
+    incidents = IncidentProcesses(options.output_directory.resolve())
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: incidents.stop_event.set())
+    if options.serve:
+        server = start_prometheus(
+            options.output_directory.resolve() / "prometheus", JOB, {}, Intervals(SCRAPE_INTERVAL_SECONDS)
+        )
+        print(server.url, flush=True)  # noqa: T201  # the address is the output of the command
+        incidents.stop_event.wait()
         server.process.terminate()
         server.process.wait()
     else:
-        play.run()
+        incidents.run()
     return 0
 
 

@@ -1,7 +1,8 @@
-"""Rank of an incident's run: `python -m dashboards.incidents.job PLAN`, a training loop that only waits.
+"""Command `python -m dashboards.incidents.job PLAN`: one rank of a run, a training loop that sleeps instead of computing.
 
-The process waits for a line on standard input, because the sidecar needs the process id first, and exits when standard
-input closes. All steps follow from the wall clock, so that the ranks are synchronous without collectives.
+The process waits for a line on standard input before it trains, because the machine description of the exporter contains the
+process id. The process exits when standard input closes. The times of all steps follow from the wall clock, so that the ranks
+are synchronous without collectives.
 """
 
 from __future__ import annotations
@@ -20,38 +21,42 @@ from dashboards.incidents import TIMES, Incident
 from exporter import log, training
 
 STEP_SECONDS, DATA_SECONDS, SYNC_SECONDS = 1.0, 0.03, 0.05
-SLOWER = 1.45
-LOADER_SECONDS = 1.55
-SAVE_EVERY, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
-VALIDATIONS = (300.0, 1100.0)
+STRAGGLER_FACTOR = 1.45
+SLOW_DATA_SECONDS = 1.55
+SAVE_INTERVAL_SECONDS, SAVE_SECONDS, VALIDATION_SECONDS = 120.0, 2.0, 10.0
+VALIDATION_STARTS = (300.0, 1100.0)
 STEPS_TARGET = 5000
 SAMPLES, TOKENS = 8, 16_384
 FLOPS_PER_TOKEN = 6 * 2.6e9
 
 
-class LifeEnded(Exception):  # noqa: N818  # an end in order, no error
-    """Standard input was closed."""
+class ScenarioEnded(Exception):  # noqa: N818  # the end of the scenario is not an error
+    """Signal that standard input is closed, because the scenario has ended."""
 
 
 def wait(seconds: float) -> None:
-    """Wait; raises LifeEnded at the end of standard input."""
+    """Sleep; raises ScenarioEnded if standard input closes."""
     if select.select([sys.stdin], [], [], max(0.0, seconds))[0]:
-        raise LifeEnded
+        raise ScenarioEnded
 
 
 class Rank:
-    """Training loop of a rank."""
+    """Training loop of one rank.
+
+    Args:
+        plan: Incident and rank, and from standard input the start of the scenario, the time of the first step and its number.
+    """
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._incident = Incident(plan["incident"])
         self._rank: int = plan["rank"]
-        self._begin: float = plan["begin"]
-        self._first: float = plan["first"]  # seconds since the start of the scenario at which training starts
+        self._scenario_start: float = plan["begin"]
+        self._first_step_seconds: float = plan["first"]  # since the start of the scenario
         self._step: int = plan["step"]
-        self._chance = random.Random(f"{plan['incident']} {plan['rank']} {plan['step']}")  # noqa: S311  # no secret
+        self._random = random.Random(f"{plan['incident']} {plan['rank']} {plan['step']}")  # noqa: S311  # the values are no secrets
 
     def run(self) -> None:
-        """Train until the end of the scenario."""
+        """Initialize the job and train until the end of the scenario."""
         training.describe(
             job_name="pretrain",
             framework="torch",
@@ -69,65 +74,73 @@ class Rank:
                 with training.checkpoint_load():
                     wait(3.0)
             with training.dataloader_init():
-                wait(self._begin + self._first - time.time())
+                wait(self._scenario_start + self._first_step_seconds - time.time())
             with training.training_loop(train_iterations_start=self._step):
                 self._train()
 
     def _train(self) -> None:
-        planned, saved, validations = self._begin + self._first, 0, 0
-        while not (self._incident is Incident.FINISHED and self._struck(planned, TIMES.finished)):
+        step_start, completed_saves, validations = self._scenario_start + self._first_step_seconds, 0, 0
+        while not (self._incident is Incident.FINISHED and self._has_reached(step_start, TIMES.run_end)):
             self._step += 1
-            planned = self._iteration(planned)
-            at = planned - self._begin
-            if at // SAVE_EVERY > saved:
-                saved = int(at // SAVE_EVERY)
-                planned += self._save(failing=self._incident is Incident.SAVES and self._struck(planned))
-            if validations < len(VALIDATIONS) and at >= VALIDATIONS[validations]:
+            step_start = self._iteration(step_start)
+            elapsed_seconds = step_start - self._scenario_start
+            if elapsed_seconds // SAVE_INTERVAL_SECONDS > completed_saves:
+                completed_saves = int(elapsed_seconds // SAVE_INTERVAL_SECONDS)
+                step_start += self._save(
+                    failing=self._incident is Incident.SAVES and self._has_reached(step_start)
+                )
+            if validations < len(VALIDATION_STARTS) and elapsed_seconds >= VALIDATION_STARTS[validations]:
                 validations += 1
-                planned += self._validate()
+                step_start += self._validate()
 
-    def _struck(self, planned: float, seconds: float = TIMES.incident) -> bool:
-        return planned - self._begin >= seconds
+    def _has_reached(self, step_start: float, seconds: float = TIMES.incident) -> bool:
+        return step_start - self._scenario_start >= seconds
 
-    def _iteration(self, planned: float) -> float:
-        """Return the time at which all ranks end the step."""
-        struck = self._struck(planned)
-        own = slowest = STEP_SECONDS
-        if self._incident is Incident.STRAGGLER and struck:
-            slowest *= SLOWER
-            own *= SLOWER if self._rank == 2 else 1.0  # the rank on the hot GPU
-        own *= self._chance.uniform(0.97, 1.0)
-        data = LOADER_SECONDS if self._incident is Incident.LOADER and struck else DATA_SECONDS
-        ends = planned + data + slowest + SYNC_SECONDS
-        is_nan = self._incident is Incident.NAN and struck and not self._struck(planned, TIMES.nan_end)
+    def _iteration(self, step_start: float) -> float:
+        """Run one step from a Unix time on; returns the Unix time at which all ranks end the step."""
+        has_incident = self._has_reached(step_start)
+        compute_seconds = slowest_compute_seconds = STEP_SECONDS
+        if self._incident is Incident.STRAGGLER and has_incident:
+            slowest_compute_seconds *= STRAGGLER_FACTOR
+            compute_seconds *= STRAGGLER_FACTOR if self._rank == 2 else 1.0  # the rank on the hot GPU
+        compute_seconds *= self._random.uniform(0.97, 1.0)
+        data_seconds = (
+            SLOW_DATA_SECONDS if self._incident is Incident.LOADER and has_incident else DATA_SECONDS
+        )
+        step_end = step_start + data_seconds + slowest_compute_seconds + SYNC_SECONDS
+        is_nan = (
+            self._incident is Incident.NAN
+            and has_incident
+            and not self._has_reached(step_start, TIMES.nan_end)
+        )
         with training.training_iteration():
             with training.data_loading():
-                wait(planned + data - time.time())
+                wait(step_start + data_seconds - time.time())
             with training.model_forward():
-                if self._incident is Incident.HANG and self._rank == 1 and struck:
+                if self._incident is Incident.HANG and self._rank == 1 and has_incident:
                     wait(TIMES.end)
-                wait(own * 0.31)
+                wait(compute_seconds * 0.31)
             with training.model_backward():
-                wait(own * 0.6)
+                wait(compute_seconds * 0.6)
             with training.phase("grad_sync"):
-                if self._incident is Incident.HANG and struck:
+                if self._incident is Incident.HANG and has_incident:
                     wait(TIMES.end)
-                wait(ends - own * 0.09 - time.time())
+                wait(step_end - compute_seconds * 0.09 - time.time())
             with training.optimizer_update():
-                wait(ends - time.time())
+                wait(step_end - time.time())
             training.record(
                 loss=math.nan if is_nan else self._loss(),
                 grad_norm=math.nan
                 if is_nan
-                else 0.4 + 2.0 / (1.0 + self._step / 50) + self._chance.random() * 0.1,
+                else 0.4 + 2.0 / (1.0 + self._step / 50) + self._random.random() * 0.1,
                 learning_rate=3e-4 * min(1.0, self._step / 200),
                 samples=SAMPLES,
                 tokens=TOKENS,
             )
-        return max(ends, time.time())
+        return max(step_end, time.time())
 
     def _loss(self) -> float:
-        return 1.9 + 6.5 / (1.0 + self._step / 60) + self._chance.gauss(0.0, 0.02)
+        return 1.9 + 6.5 / (1.0 + self._step / 60) + self._random.gauss(0.0, 0.02)
 
     def _save(self, *, failing: bool) -> float:
         path = Path("/dev/full" if failing else os.devnull)
@@ -149,10 +162,10 @@ class Rank:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    start = sys.stdin.readline()
-    if start:
+    plan = json.loads(sys.argv[1])
+    message = sys.stdin.readline()
+    if message:
         try:
-            Rank(given | json.loads(start)).run()
-        except LifeEnded:
+            Rank(plan | json.loads(message)).run()
+        except ScenarioEnded:
             sys.exit(0)

@@ -17,29 +17,32 @@ from dashboards.scenario.cluster import Cluster
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the scenario until its end or a signal.
-
-    Returns:
-        0.
-    """
+    """Run the scenario until its end or a signal; returns 0."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.scenario", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help="length (default %(default)s)")
-    parser.add_argument("--stay", action="store_true", help="keep serving after the end, until Ctrl-C")
-    given = parser.parse_args(arguments)
-    enough = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: enough.set())
-    work = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=DEFAULT_SECONDS,
+        help="duration of the scenario in seconds (default %(default)s)",
+    )
+    parser.add_argument(
+        "--stay", action="store_true", help="keep Prometheus running after the end, until Ctrl-C"
+    )
+    options = parser.parse_args(arguments)
+    stop_event = threading.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: stop_event.set())
+    directory = Path(tempfile.mkdtemp(prefix="exporter-scenario-"))
     try:
-        with Cluster(work, Timeline(seconds=given.seconds)) as cluster:
-            print(f"Prometheus: {cluster.url}\nLogs: {work}", flush=True)  # noqa: T201  # what it is for
-            enough.wait(given.seconds)
-            print("The scenario is over.", flush=True)  # noqa: T201  # what it is for
-            if given.stay:
-                enough.wait()
+        with Cluster(directory, Timeline(seconds=options.seconds)) as cluster:
+            print(f"Prometheus: {cluster.url}\nLogs: {directory}", flush=True)  # noqa: T201  # the address is the output of the command
+            stop_event.wait(options.seconds)
+            print("The scenario has ended.", flush=True)  # noqa: T201  # progress for the user of the command
+            if options.stay:
+                stop_event.wait()
     finally:
         with contextlib.suppress(OSError):
-            shutil.rmtree(work)
+            shutil.rmtree(directory)
     return 0
 
 

@@ -1,7 +1,6 @@
-"""Processes of the scenario: start, timed faults, and end.
+"""Processes of the scenario: exporters of six nodes, ranks of two runs, and a Prometheus server.
 
-Parent of all processes: the exporters of six machines, the ranks of two runs, and one Prometheus. A separate thread
-follows the timeline. All files are in one directory, which the caller removes.
+A thread injects the faults of the timeline. All files are in one directory, which the caller removes.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from dashboards.scenario import Timeline, machine
 from dashboards.scenario.prometheus import ROOT, Intervals, Server, free_port, start_prometheus
 from exporter.replay.machines import DIRECTORY_VARIABLE
 
-SCRAPE_SECONDS = 1.0
-RULES_SECONDS = 3.0
+SCRAPE_INTERVAL_SECONDS = 1.0
+RULE_INTERVAL_SECONDS = 3.0
 RUN, BASELINE = "llama-7b-b", "llama-7b-a"
 JOB = "training"
 
@@ -48,110 +47,114 @@ ENERGY = {
     "electricity_price": 0.21,
     "gpu_hour_price": 2.4,
 }
-"""Prices and intensities of an invented site."""
+"""Energy settings of a fictional site."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine."""
+    """Node of the scenario with its GPUs and ranks."""
 
-    name: str  # instance label in Prometheus
-    replay: str | dict[str, Any]  # its GPUs: a machine of the package, or a description
-    ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank) of its processes
+    name: str  # label `instance` in Prometheus
+    replay: str | dict[str, Any]  # name of a packaged machine, or a machine description
+    ranks: Sequence[tuple[str, int, int]] = ()  # (run, rank, local rank)
 
 
-def nodes(timeline: Timeline) -> tuple[Node, ...]:
-    """The machines of the scenario."""
+def scenario_nodes(timeline: Timeline) -> tuple[Node, ...]:
+    """Return the nodes of the scenario."""
     return (
         Node("node-1", machine.h100(timeline, first_uuid=1), ((RUN, 0, 0), (RUN, 1, 1))),
-        Node("node-2", machine.h100(timeline, first_uuid=9, faults=True), ((RUN, 2, 0), (RUN, 3, 1))),
+        Node("node-2", machine.h100(timeline, first_uuid=9, has_faults=True), ((RUN, 2, 0), (RUN, 3, 1))),
         Node("node-3", "no-gpu"),
         Node("node-4", "a100-mig"),
         Node(
-            "node-5", machine.h100(timeline, first_uuid=17, steady=True), ((BASELINE, 0, 0), (BASELINE, 1, 1))
+            "node-5",
+            machine.h100(timeline, first_uuid=17, is_steady=True),
+            ((BASELINE, 0, 0), (BASELINE, 1, 1)),
         ),
         Node(
-            "node-6", machine.h100(timeline, first_uuid=25, steady=True), ((BASELINE, 2, 0), (BASELINE, 3, 1))
+            "node-6",
+            machine.h100(timeline, first_uuid=25, is_steady=True),
+            ((BASELINE, 2, 0), (BASELINE, 3, 1)),
         ),
     )
 
 
 class Cluster:
-    """Processes of the scenario in an empty directory; a context manager."""
+    """Context manager that starts the processes of the scenario in an empty directory and stops the processes on exit."""
 
-    def __init__(self, work: Path, timeline: Timeline, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, directory: Path, timeline: Timeline, environ: Mapping[str, str] = os.environ) -> None:
         self.timeline = timeline
-        self.started = 0.0
+        self.start_time = 0.0
         self.url = ""
-        self._work = work
+        self._directory = directory
         self._environment = {
             name: value
             for name, value in environ.items()
             if not name.startswith("EXPORTER_") and name != "RANK"
         } | {"PYTHONPATH": str(ROOT)}
-        self._nodes = nodes(timeline)
+        self._nodes = scenario_nodes(timeline)
         self._ports: dict[str, int] = {}
         self._sidecars: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._prometheus: Server | None = None
-        self._stopping = threading.Event()
-        self._director = threading.Thread(target=self._direct, name="scenario", daemon=True)
+        self._stop_event = threading.Event()
+        self._timeline_thread = threading.Thread(target=self._run_timeline, name="scenario", daemon=True)
 
     def __enter__(self) -> Self:
         try:
-            self._prepare()
-            self.started = time.time()  # the described machines begin to live when their exporters start
+            self._write_configurations()
+            self.start_time = time.time()  # the replay of a GPU starts with its exporter
             for node in self._nodes:
                 self._start_sidecar(node)
             for node in self._nodes:
-                for run, rank, local in node.ranks:
-                    self._start_rank(node, run, rank, local, attempt=0)
-            intervals = Intervals(SCRAPE_SECONDS, RULES_SECONDS)
-            self._prometheus = start_prometheus(self._work / "prometheus", JOB, self._ports, intervals)
+                for run, rank, local_rank in node.ranks:
+                    self._start_rank(node, run, rank, local_rank, attempt=0)
+            intervals = Intervals(SCRAPE_INTERVAL_SECONDS, RULE_INTERVAL_SECONDS)
+            self._prometheus = start_prometheus(self._directory / "prometheus", JOB, self._ports, intervals)
             self.url = self._prometheus.url
-            self._director.start()
+            self._timeline_thread.start()
         except BaseException:
-            self._end()
+            self._stop_processes()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self._stop_processes()
 
     def wait(self) -> None:
-        """Until the scenario is over."""
-        left = self.started + self.timeline.seconds - time.time()
-        if left > 0:
-            time.sleep(left)
+        """Wait until the end of the scenario."""
+        remaining_seconds = self.start_time + self.timeline.seconds - time.time()
+        if remaining_seconds > 0:
+            time.sleep(remaining_seconds)
 
     def query(self, expression: str, **parameters: str) -> list[dict[str, Any]]:
-        """An instant query to the scenario's Prometheus."""
-        asked = urllib.parse.urlencode({"query": expression, **parameters}).encode()
-        with urllib.request.urlopen(f"{self.url}/api/v1/query", data=asked, timeout=30) as answer:  # noqa: S310  # ours
-            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        """Return the series of an instant query to the Prometheus server."""
+        request_body = urllib.parse.urlencode({"query": expression, **parameters}).encode()
+        with urllib.request.urlopen(f"{self.url}/api/v1/query", data=request_body, timeout=30) as response:  # noqa: S310  # a URL of this process
+            result: list[dict[str, Any]] = json.load(response)["data"]["result"]
         return result
 
     # ------------------------------------------------------------ processes
 
-    def _prepare(self) -> None:
+    def _write_configurations(self) -> None:
         for node in self._nodes:
-            directory = self._work / node.name
+            directory = self._directory / node.name
             for name in ("feed", "lock", "checkpoints"):
                 (directory / name).mkdir(parents=True)
                 (directory / name).chmod(0o700)
             replay = node.replay
             if isinstance(replay, dict):
-                machine = json.dumps(replay)  # which is YAML, without aliases
-                (directory / "machine.yaml").write_text(machine, encoding="utf-8")
+                # JSON is valid YAML; yaml.safe_dump would write aliases.
+                (directory / "machine.yaml").write_text(json.dumps(replay), encoding="utf-8")
                 replay = "machine"
             configuration: dict[str, Any] = {
                 "feed": {"dir": str(directory / "feed")},
                 "collectors": {
                     "processes": {"interval": "2s"},
                     "process_memory": {"interval": "5s", "deadline": "4s"},
-                    "checkpoint_dirs": {"interval": "5s", "deadline": "4s", "paths": [str(self._work)]},
+                    "checkpoint_dirs": {"interval": "5s", "deadline": "4s", "paths": [str(self._directory)]},
                     "filesystem": {"interval": "5s", "deadline": "4s", "mount_points_include": ["/"]},
                 },
                 "gpu": {"replay": replay, "interval": "1s", "retry": "2s"},
@@ -161,7 +164,7 @@ class Cluster:
             self._ports[node.name] = free_port()
 
     def _start_sidecar(self, node: Node) -> None:
-        directory = self._work / node.name
+        directory = self._directory / node.name
         with (directory / "exporter.log").open("ab") as log:
             self._sidecars[node.name] = subprocess.Popen(
                 [
@@ -178,24 +181,26 @@ class Cluster:
                 env={**self._environment, DIRECTORY_VARIABLE: str(directory)},
             )
 
-    def _start_rank(self, node: Node, run: str, rank: int, local: int, *, attempt: int) -> None:
-        directory = self._work / node.name
-        world = sum(1 for one in self._nodes for of, _, _ in one.ranks if of == run)
+    def _start_rank(self, node: Node, run: str, rank: int, local_rank: int, *, attempt: int) -> None:
+        directory = self._directory / node.name
+        world_size = sum(
+            1 for other_node in self._nodes for other_run, _, _ in other_node.ranks if other_run == run
+        )
         environment = self._environment | {
             "EXPORTER_FEED_DIR": str(directory / "feed"),
             "EXPORTER_RUN": run,
             "RANK": str(rank),
-            "LOCAL_RANK": str(local),
-            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(world_size),
         }
         plan = {
-            "begin": self.started,
+            "begin": self.start_time,
             "seconds": self.timeline.seconds,
             "baseline": run == BASELINE,
-            "straggler": run == RUN and rank == world - 1,
-            "crashes": run == RUN and rank == world - 2,
+            "straggler": run == RUN and rank == world_size - 1,
+            "crashes": run == RUN and rank == world_size - 2,
             "attempt": attempt,
-            "checkpoint": str(self._work / f"{run}.step"),
+            "checkpoint": str(self._directory / f"{run}.step"),
         }
         with (directory / f"{run}-{rank}.log").open("ab") as log:
             self._ranks[(run, rank)] = subprocess.Popen(
@@ -209,62 +214,65 @@ class Cluster:
 
     # ------------------------------------------------------------ events
 
-    def _direct(self) -> None:
-        """Follow the timeline."""
+    def _run_timeline(self) -> None:
+        """Inject the faults of the timeline until its end or until the scenario stops."""
         timeline = self.timeline
-        third = self._nodes[2]
+        node_without_gpus = self._nodes[2]
         events = sorted(
             [
-                (timeline.at(timeline.down[0]), self._sidecars[third.name].kill),
-                (timeline.at(timeline.down[1]), lambda: self._revive(third)),
-                (timeline.at(timeline.crash), self._crash),
-                (timeline.at(timeline.crash + timeline.restart), self._restart),
+                (timeline.to_seconds(timeline.down_range[0]), self._sidecars[node_without_gpus.name].kill),
+                (
+                    timeline.to_seconds(timeline.down_range[1]),
+                    lambda: self._restart_sidecar(node_without_gpus),
+                ),
+                (timeline.to_seconds(timeline.crash_start), self._crash_run),
+                (timeline.to_seconds(timeline.crash_start + timeline.restart_duration), self._restart_run),
             ],
             key=lambda event: event[0],
         )
-        for at, act in events:
-            if self._stopping.wait(max(0.0, self.started + at - time.time())):
+        for seconds, action in events:
+            if self._stop_event.wait(max(0.0, self.start_time + seconds - time.time())):
                 return
-            act()
+            action()
 
-    def _revive(self, node: Node) -> None:
+    def _restart_sidecar(self, node: Node) -> None:
         self._sidecars[node.name].wait()
         self._start_sidecar(node)
 
-    def _crash(self) -> None:
+    def _crash_run(self) -> None:
         """Kill one rank and terminate the remaining ranks, as torchrun does."""
         ranks = {rank: process for (run, rank), process in self._ranks.items() if run == RUN}
         victim = ranks.pop(len(ranks) - 2)
         victim.send_signal(signal.SIGKILL)
-        time.sleep(min(1.0, self.timeline.at(0.01)))
+        time.sleep(min(1.0, self.timeline.to_seconds(0.01)))
         for process in ranks.values():
             process.terminate()
         for process in (victim, *ranks.values()):
             process.wait()
-            _close(process)
+            _close_stdin(process)
 
-    def _restart(self) -> None:
+    def _restart_run(self) -> None:
         for node in self._nodes:
-            for run, rank, local in node.ranks:
+            for run, rank, local_rank in node.ranks:
                 if run == RUN:
-                    self._start_rank(node, run, rank, local, attempt=1)
+                    self._start_rank(node, run, rank, local_rank, attempt=1)
 
-    def _end(self) -> None:
-        self._stopping.set()
-        if self._director.is_alive():
-            self._director.join(timeout=10)
+    def _stop_processes(self) -> None:
+        self._stop_event.set()
+        if self._timeline_thread.is_alive():
+            self._timeline_thread.join(timeout=10)
         for process in self._ranks.values():
-            _close(process)
-        everything = [*self._ranks.values(), *self._sidecars.values()]
+            _close_stdin(process)
+        processes = [*self._ranks.values(), *self._sidecars.values()]
         if self._prometheus is not None:
-            everything.append(self._prometheus.process)
-        for process in everything:
+            processes.append(self._prometheus.process)
+        for process in processes:
             process.terminate()
-        for process in everything:
-            _wait(process)
+        for process in processes:
+            _wait_or_kill(process)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(timeout=15)
     except subprocess.TimeoutExpired:
@@ -272,7 +280,7 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None and not process.stdin.closed:
         with contextlib.suppress(OSError):
             process.stdin.close()

@@ -1,4 +1,4 @@
-"""Described machines of the scenario: cards of the packaged machines with the load and faults of the scenario."""
+"""Machine descriptions for the replayed GPUs of the scenario, with the load of the run and the faults of the timeline."""
 
 from __future__ import annotations
 
@@ -11,76 +11,80 @@ from dashboards.scenario import Timeline
 from exporter import replay
 
 MACHINES = Path(replay.__file__).parent / "described"
-HOT_GPU, ILL_GPU, LOST_GPU = 1, 5, 6
-"""GPU of the straggler, GPU with memory errors, and GPU that falls off the bus."""
+HOT_GPU, FAULTY_GPU, LOST_GPU = 1, 5, 6
+"""Index of the straggler's GPU, of the GPU with memory errors, and of the GPU that is lost."""
 
 GPUS = 8
-AHEAD_SECONDS = 1.7
-"""Lead of a replayed GPU over the previous one; in the scenario, all GPUs are synchronous."""
+LEAD_SECONDS = 1.7
+"""Seconds by which the replay runs the load of each GPU ahead of the previous GPU; `_load` cancels the shift."""
 NORMAL_LEVEL, PAUSED_LEVEL, DOWN_LEVEL = 0.93, 0.06, 0.0
 
 
-STEADY = [{"seconds": "10s", "level": NORMAL_LEVEL}]
+STEADY_LOAD = [{"seconds": "10s", "level": NORMAL_LEVEL}]
 
 
 def h100(
-    timeline: Timeline, *, first_uuid: int, faults: bool = False, steady: bool = False
+    timeline: Timeline, *, first_uuid: int, has_faults: bool = False, is_steady: bool = False
 ) -> dict[str, Any]:
-    """Eight H100 that work as the run does.
+    """Return the description of a machine with eight H100 under the load of a run.
 
     Args:
-        timeline: Of the scenario.
-        first_uuid: Number of the first GPU; distinct machines have distinct UUIDs.
-        faults: True if one GPU becomes hot, one has memory errors, and one is lost.
-        steady: True if its run neither pauses nor crashes.
+        timeline: Timeline of the scenario.
+        first_uuid: Number in the UUID of the first GPU; distinct machines have distinct UUIDs.
+        has_faults: One GPU overheats, one has memory errors, and one is lost.
+        is_steady: The run neither pauses nor crashes.
     """
     machine: dict[str, Any] = yaml.safe_load((MACHINES / "h100.yaml").read_text(encoding="utf-8"))
     machine["description"] = "Eight H100 of the dashboards' scenario."
     model = machine["models"].pop("h100")
-    # Memory stays allocated on the card.
+    # The job does not free its GPU memory in pauses.
     model["values"]["memory_used"] = 71_400_000_000
     machine["gpus"] = []
-    for place in range(GPUS):
-        kind = f"h100-{place}"
-        machine["models"][kind] = model | {
-            "load": {"steps": STEADY if steady else _load(timeline, place * AHEAD_SECONDS), "ripple": 0.04}
+    for index in range(GPUS):
+        model_name = f"h100-{index}"
+        machine["models"][model_name] = model | {
+            "load": {
+                "steps": STEADY_LOAD if is_steady else _load(timeline, index * LEAD_SECONDS),
+                "ripple": 0.04,
+            }
         }
         machine["gpus"].append(
-            {"model": kind, "uuid": f"GPU-{first_uuid + place:08d}-5ca1-ab1e-0000-000000000000"}
+            {"model": model_name, "uuid": f"GPU-{first_uuid + index:08d}-5ca1-ab1e-0000-000000000000"}
         )
-    if faults:
+    if has_faults:
         machine["timeline"] = _faults(timeline)
     return machine
 
 
-def _load(timeline: Timeline, ahead: float) -> list[dict[str, Any]]:
-    """Return the utilization of a GPU from start to end, with a lead in seconds."""
-    begin, end = timeline.pause
-    again = timeline.crash + timeline.restart
-    shares = (
-        (begin, NORMAL_LEVEL),
-        (end, PAUSED_LEVEL),
-        (timeline.crash, NORMAL_LEVEL),
-        (again, DOWN_LEVEL),
+def _load(timeline: Timeline, lead_seconds: float) -> list[dict[str, Any]]:
+    """Return the load of a GPU over the timeline; the first step is `lead_seconds` longer, which cancels the replay's shift."""
+    pause_start, pause_end = timeline.pause_range
+    restart_end = timeline.crash_start + timeline.restart_duration
+    segments = (
+        (pause_start, NORMAL_LEVEL),
+        (pause_end, PAUSED_LEVEL),
+        (timeline.crash_start, NORMAL_LEVEL),
+        (restart_end, DOWN_LEVEL),
         (1.5, NORMAL_LEVEL),
     )
     steps: list[dict[str, Any]] = []
-    since = 0.0
-    for until, level in shares:
-        seconds = timeline.at(until - since) + (0.0 if steps else ahead)
+    previous_end = 0.0
+    for segment_end, level in segments:
+        seconds = timeline.to_seconds(segment_end - previous_end) + (0.0 if steps else lead_seconds)
         steps.append({"seconds": _duration(seconds), "level": level})
-        since = until
+        previous_end = segment_end
     return steps
 
 
 def _faults(timeline: Timeline) -> list[dict[str, Any]]:
-    since, until = _duration(timeline.at(timeline.straggle)), _duration(timeline.at(timeline.crash))
-    ill = _duration(timeline.at(timeline.nan))
-    lost, back = (_duration(timeline.at(share)) for share in timeline.lost)
+    straggler_start = _duration(timeline.to_seconds(timeline.straggler_start))
+    crash_start = _duration(timeline.to_seconds(timeline.crash_start))
+    memory_fault_start = _duration(timeline.to_seconds(timeline.nan_start))
+    lost_start, lost_end = (_duration(timeline.to_seconds(share)) for share in timeline.lost_range)
     return [
         {
-            "at": since,
-            "until": until,
+            "at": straggler_start,
+            "until": crash_start,
             "gpus": [HOT_GPU],
             "set": {
                 "clock_sm": {"idle": 345, "busy": 1290},
@@ -88,14 +92,19 @@ def _faults(timeline: Timeline) -> list[dict[str, Any]]:
                 "memory_temperature": {"idle": 70, "busy": 97},
                 "temperature_margin": {"idle": 12, "busy": 0},
                 "power": {"idle": 71_000, "busy": 468_000},
-                # 0.6 s of each second, in nanoseconds.
+                # Nanoseconds per second: the GPU is throttled for 60 % of the time.
                 "throttle_hw_thermal": {"idle": 600_000_000, "busy": 600_000_000, "counter_from": 0},
             },
         },
-        {"at": ill, "gpus": [ILL_GPU], "xid": [63], "set": {"ecc_corrected_dram": 4, "remapping_pending": 1}},
-        {"at": lost, "gpus": [LOST_GPU], "xid": [79]},
-        {"at": lost, "until": back, "gpus": [LOST_GPU], "lost": True},
-        {"at": back, "gpus": [LOST_GPU], "set": {"recovery_action": 1}},
+        {
+            "at": memory_fault_start,
+            "gpus": [FAULTY_GPU],
+            "xid": [63],
+            "set": {"ecc_corrected_dram": 4, "remapping_pending": 1},
+        },
+        {"at": lost_start, "gpus": [LOST_GPU], "xid": [79]},
+        {"at": lost_start, "until": lost_end, "gpus": [LOST_GPU], "lost": True},
+        {"at": lost_end, "gpus": [LOST_GPU], "set": {"recovery_action": 1}},
     ]
 
 

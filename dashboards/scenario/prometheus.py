@@ -1,4 +1,4 @@
-"""Prometheus server of a scenario, with the rules of `deploy/prometheus/rules`."""
+"""Prometheus server for the scenario and the incidents, with the rules of `deploy/prometheus/rules`."""
 
 from __future__ import annotations
 
@@ -16,63 +16,72 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules"
-START_SECONDS = 30.0
+START_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Intervals of a Prometheus server in seconds."""
+    """Scrape and rule intervals of a Prometheus server in seconds."""
 
-    scrape: float  # between two scrapes of a target
-    rules: float | None = None  # between two evaluations; None for the interval of each group
+    scrape: float
+    rules: float | None = None  # None keeps the interval of each rule group
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Running Prometheus server."""
+    """Running Prometheus server with its process and base URL."""
 
     process: subprocess.Popen[bytes]
     url: str
 
 
 def start_prometheus(
-    directory: Path, job: str, targets: Mapping[str, int], intervals: Intervals, *, keep: str = "15d"
+    directory: Path, job: str, targets: Mapping[str, int], intervals: Intervals, *, retention: str = "15d"
 ) -> Server:
-    """Start a server that scrapes ports of this machine by instance; existing data of the directory stays.
+    """Start a Prometheus server and wait until it is ready; the data in the directory is kept.
+
+    Args:
+        directory: Directory for the configuration, the log and the data.
+        job: Label `job` of the targets.
+        targets: Ports on 127.0.0.1 by the value of the label `instance`.
+        intervals: Scrape and rule intervals.
+        retention: Time for which Prometheus keeps samples.
 
     Raises:
         FileNotFoundError: Prometheus is not installed.
-        TimeoutError: Prometheus does not become ready.
+        TimeoutError: Prometheus exits, or is not ready within `START_TIMEOUT_SECONDS`.
     """
-    program = shutil.which("prometheus")
-    if program is None:
-        raise FileNotFoundError("the scenario needs Prometheus: apt-get install prometheus")
+    prometheus_path = shutil.which("prometheus")
+    if prometheus_path is None:
+        raise FileNotFoundError(
+            "the program prometheus is not on PATH; install Prometheus: apt-get install prometheus"
+        )
     directory.mkdir(exist_ok=True)
     for path in RULES.glob("*.yml"):
         rules = yaml.safe_load(path.read_text(encoding="utf-8"))
         for group in rules["groups"]:
             group["interval"] = f"{intervals.rules:g}s" if intervals.rules else group["interval"]
         (directory / path.name).write_text(yaml.safe_dump(rules), encoding="utf-8")
-    configured = directory / "prometheus.yaml"
-    configured.write_text(
+    configuration_path = directory / "prometheus.yaml"
+    configuration_path.write_text(
         yaml.safe_dump(_configuration(directory, job, targets, intervals)), encoding="utf-8"
     )
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
-        program,
-        f"--config.file={configured}",
+        prometheus_path,
+        f"--config.file={configuration_path}",
         f"--storage.tsdb.path={directory / 'data'}",
-        f"--storage.tsdb.retention.time={keep}",
+        f"--storage.tsdb.retention.time={retention}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
     with (directory / "prometheus.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    end = time.monotonic() + START_SECONDS
-    while not _ready(url):
-        if time.monotonic() > end or process.poll() is not None:
-            raise TimeoutError(f"Prometheus is not ready: see {directory / 'prometheus.log'}")
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while not _is_ready(url):
+        if time.monotonic() > deadline or process.poll() is not None:
+            raise TimeoutError(f"Prometheus is not ready; see {directory / 'prometheus.log'}")
         time.sleep(0.1)
     return Server(process, url)
 
@@ -82,26 +91,26 @@ def _configuration(
 ) -> dict[str, Any]:
     interval = f"{int(intervals.scrape * 1000)}ms"
     timeout = f"{int(min(intervals.scrape, 10.0) * 1000)}ms"
-    static = [
+    static_configs = [
         {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()
     ]
     return {
         "global": {"scrape_interval": interval, "scrape_timeout": timeout},
         "rule_files": [str(directory / "*.yml")],
-        "scrape_configs": [{"job_name": job, "static_configs": static}] if static else [],
+        "scrape_configs": [{"job_name": job, "static_configs": static_configs}] if static_configs else [],
     }
 
 
-def _ready(url: str) -> bool:
+def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as answer:  # noqa: S310  # a URL of this module
-            return bool(answer.status == 200)
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=2) as response:  # noqa: S310  # a URL of this module
+            return bool(response.status == 200)
     except OSError:
         return False
 
 
 def free_port() -> int:
     """Return a free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

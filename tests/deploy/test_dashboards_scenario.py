@@ -1,7 +1,7 @@
-"""Every query of every dashboard against the real Prometheus, which has scraped real exporters and a real job.
+"""All dashboard queries on a real Prometheus server that scraped real exporters and jobs.
 
-The scenario runs once: six machines, two runs, a pause, a straggler, a crash, heat, a lost GPU, a dead exporter.
-A query returns data, or is listed below with the reason.
+The scenario runs once: six nodes and two runs with a pause, a straggler, a crash, heat, a lost GPU and a dead exporter. Each
+query returns data or is listed in WITHOUT_DATA with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dashboards_support import MODELS, Served, asked, filled
+from dashboards_support import MODELS, ScenarioPrometheus, fill_variables, panel_queries
 from prometheus_support import Prometheus, fetch
 from run_support import web_server
 
@@ -32,86 +32,86 @@ pytestmark = [
 
 SECONDS = 80.0
 
-VIRTUAL = "virtual machines, where these tests run, have no such hardware"
-NO_MOUNT = "neither NFS nor Lustre is mounted where tests run"
+NO_HARDWARE = "the tests run on virtual machines, which have no such hardware"
+NO_MOUNT = "the test machine mounts neither NFS nor Lustre"
 NO_TORCH = "the scenario's job waits instead of computing, without torch"
-NOT_TOLD = "the job of the scenario does not record it"
-REPLAYED = "the processes of a described GPU are described too, and are none of the job's"
-NO_LIMIT = "only in a container with such a limit"
-WHOLE = "MIG; node-4 has a separate test"
-LATER = "needs a counter that was watched for longer than the scenario lasts"
+NOT_RECORDED = "the job of the scenario does not record it"
+REPLAYED = "a replayed GPU has replayed processes, which are not the ranks of the job"
+NO_LIMIT = "the tests do not run in a container with this limit"
+NO_MIG = "the GPUs of node-2 are not in MIG mode; a separate test covers node-4"
+TOO_SHORT = "the query needs data from a longer time than the scenario"
 
-OF_THE_MACHINE = "training-node"
-"""The dashboard of this machine: families that the machine lacks can be absent."""
+MACHINE_DASHBOARD = "training-node"
+"""Dashboard of the test machine; families of hardware that this machine does not have may be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
-    ("training-energy", VIRTUAL): {"Power of nodes": "B"},
-    ("training-energy", LATER): {"Source of each number": "B"},
+    ("training-energy", NO_HARDWARE): {"Power of nodes": "B"},
+    ("training-energy", TOO_SHORT): {"Source of each number": "B"},
     ("training-gpus", REPLAYED): {"GPU memory by rank": "A"},
-    ("training-gpus", WHOLE): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
+    ("training-gpus", NO_MIG): {"SM activity of instances (MIG)": "A", "Memory of instances (MIG)": "A"},
     ("training-node", NO_LIMIT): {
         "CPU of the container, and its limit": "B",
         "Memory of the container, and its limit": "CD",
     },
-    ("training-node", VIRTUAL): {"RDMA": "AB", "Network errors": "DE"},
+    ("training-node", NO_HARDWARE): {"RDMA": "AB", "Network errors": "DE"},
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "AB"},
-    ("training-run", NOT_TOLD): {"Learning rate, loss scale": "B"},
+    ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-ranks", NO_TORCH): {"All ranks, the slowest first": "G"},
     ("training-run", NO_TORCH): {
         "Memory of tensors": "A",
         "Allocation retries and failures": "AB",
         "GPU time of a step": "AB",
     },
-    ("training-run", LATER): {"Step time": "B"},
+    ("training-run", TOO_SHORT): {"Step time": "B"},
 }
-"""(dashboard, reason) → panel → letters of the queries that can be empty."""
+"""Queries that may return no data: (dashboard, reason) → panel → reference ids."""
 
 
-def excused() -> set[tuple[str, str, str]]:
-    """(dashboard, panel, letter) of every query that may be empty."""
+def queries_without_data() -> set[tuple[str, str, str]]:
+    """Return (dashboard, panel, reference id) of each query that may return no data."""
     return {
-        (uid, panel, letter)
+        (uid, panel, ref_id)
         for (uid, _), panels in WITHOUT_DATA.items()
         for panel, letters in panels.items()
-        for letter in letters
+        for ref_id in letters
     }
 
 
-SCRAPED = "min(min_over_time(up[8s]))"
-OF_A_MOMENT = {
-    "Loss by step",  # its last row
+ALL_TARGETS_UP = "min(min_over_time(up[8s]))"
+MOMENTARY_PANELS = {
+    "Loss by step",  # the last row is not complete
     "Time lost to the slowest rank",
     "Mean SM activity",
     "Ranks by phase",
     "Slowest rank",
     "Waiting for data",
     "Waiting for data, slowest rank",
-    "Swap and page faults",  # this machine has one or two
+    "Swap and page faults",  # single page faults of the test machine
 }
-"""Panels about the very second; two servers scrape in different ones."""
+"""Panels with values that change every second; two servers scrape at different times."""
 AGE = re.compile(r"^time\(\) -|timestamp\(|:age_seconds")
-MISSED = (0.8, 0.84)
-"""Time without successful scrapes of one Prometheus server; all faults precede it."""
+MISSED_SCRAPES = (0.8, 0.84)
+"""Start and end, as fractions of the scenario, of the failed scrapes of one server; all other faults precede these scrapes."""
 
 
-def refusing(begin: float, end: float) -> Callable[[str, str, bytes], tuple[int, bytes]]:
-    """Proxy between Prometheus and its targets that refuses connections during an interval of Unix seconds."""
+def refuse_during(begin: float, end: float) -> Callable[[str, str, bytes], tuple[int, bytes]]:
+    """Return the handler of an HTTP proxy that answers with status 503 during an interval in Unix seconds."""
 
     def answer(_method: str, path: str, _body: bytes) -> tuple[int, bytes]:
         if begin <= time.time() < end:
             return 503, b""
-        found = fetch(path)
-        return (502, b"") if found is None else (200, found.encode())
+        page = fetch(path)
+        return (502, b"") if page is None else (200, page.encode())
 
     return answer
 
 
-def over_a_missed_scrape(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
+def with_a_missed_scrape(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
     return [job | {"proxy_url": proxy}]
 
 
-def with_two_targets_a_node(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
-    """The exporter of a node with its GPUs, and the sidecar of a job without GPUs, as in deploy/kubernetes."""
+def with_two_targets_per_node(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
+    """Return scrape configurations for an exporter with the node's GPUs and a sidecar without GPUs, as in deploy/kubernetes."""
     del proxy
 
     def only(pod: str, dropped: str) -> dict[str, Any]:
@@ -124,63 +124,66 @@ def with_two_targets_a_node(job: dict[str, Any], proxy: str) -> list[dict[str, A
     return [only("node", "training_.*"), only("sidecar", f"gpu_.*|exporter_nvml_.*|{energy}")]
 
 
-SCRAPES = (over_a_missed_scrape, with_two_targets_a_node)
+SCRAPE_CHANGES = (with_a_missed_scrape, with_two_targets_per_node)
 
 
 @dataclass
-class Played:
-    """The finished scenario, with additional Prometheus servers of other configurations."""
+class FinishedScenario:
+    """Scenario after its end, with additional Prometheus servers that had other scrape configurations."""
 
     cluster: Cluster
-    others: dict[str, Prometheus] = field(default_factory=dict)
+    other_servers: dict[str, Prometheus] = field(default_factory=dict)
     end: float = 0.0
 
-    def settle(self) -> None:
-        """End the scenario once every server has scraped every target for some time."""
+    def wait_for_scrapes(self) -> None:
+        """Set the end of the time range to a time at which each server has scraped all targets for 8 s."""
         for _ in range(60):
             self.end = time.time() - 1
-            found = [self.cluster.query(SCRAPED, time=str(self.end))]
-            found += [other.query(SCRAPED, at=self.end) for other in self.others.values()]
-            if all(series["value"][1] == "1" for each in found for series in each):
+            results = [self.cluster.query(ALL_TARGETS_UP, time=str(self.end))]
+            results += [other.query(ALL_TARGETS_UP, at=self.end) for other in self.other_servers.values()]
+            if all(series["value"][1] == "1" for result in results for series in result):
                 return
             time.sleep(1)
 
-    def served(self, url: str, ago: int = 0) -> Served:
-        return Served(url, self.cluster.started, self.end - ago)
+    def prometheus(self, url: str, seconds_ago: int = 0) -> ScenarioPrometheus:
+        return ScenarioPrometheus(url, self.cluster.start_time, self.end - seconds_ago)
 
 
 @pytest.fixture(scope="module")
-def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    work = tmp_path_factory.mktemp("scenario")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScenario]:
+    directory = tmp_path_factory.mktemp("scenario")
     with contextlib.ExitStack() as stack:
-        playing = stack.enter_context(Cluster(work, Timeline(seconds=SECONDS)))
-        played = Played(playing)
-        missed = (playing.started + playing.timeline.at(share) for share in MISSED)
-        proxy = stack.enter_context(web_server(refusing(*missed)))
-        for scrapes in SCRAPES:
-            other = Prometheus(work / scrapes.__name__, {})
-            configuration = yaml.safe_load((work / "prometheus/prometheus.yaml").read_text())
+        running_cluster = stack.enter_context(Cluster(directory, Timeline(seconds=SECONDS)))
+        finished_scenario = FinishedScenario(running_cluster)
+        missed = (
+            running_cluster.start_time + running_cluster.timeline.to_seconds(share)
+            for share in MISSED_SCRAPES
+        )
+        proxy = stack.enter_context(web_server(refuse_during(*missed)))
+        for scrape_change in SCRAPE_CHANGES:
+            other = Prometheus(directory / scrape_change.__name__, {})
+            configuration = yaml.safe_load((directory / "prometheus/prometheus.yaml").read_text())
             [job] = configuration["scrape_configs"]
-            configuration["scrape_configs"] = scrapes(job, proxy)
-            (work / scrapes.__name__ / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-            played.others[scrapes.__name__] = stack.enter_context(other)
-        playing.wait()
+            configuration["scrape_configs"] = scrape_change(job, proxy)
+            (directory / scrape_change.__name__ / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+            finished_scenario.other_servers[scrape_change.__name__] = stack.enter_context(other)
+        running_cluster.wait()
         time.sleep(2)
-        played.settle()
-        yield played
+        finished_scenario.wait_for_scrapes()
+        yield finished_scenario
 
 
 @pytest.fixture(scope="module")
-def cluster(scenario: Played) -> Cluster:
+def cluster(scenario: FinishedScenario) -> Cluster:
     return scenario.cluster
 
 
 @pytest.fixture(scope="module")
-def served(scenario: Played) -> Served:
-    return scenario.served(scenario.cluster.url)
+def prometheus(scenario: FinishedScenario) -> ScenarioPrometheus:
+    return scenario.prometheus(scenario.cluster.url)
 
 
-CHOSEN = {
+SELECTED_VALUES = {
     "training-run": {"run": RUN},
     "training-ranks": {"run": RUN, "rank": "3"},
     "training-gpus": {"node": "node-2"},
@@ -190,86 +193,96 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("uid", sorted(MODELS))
-def test_every_query_returns_data_or_is_listed(uid: str, served: Served) -> None:
-    values = served.values(MODELS[uid]) | CHOSEN.get(uid, {})
+def test_every_query_returns_data_or_is_listed(uid: str, prometheus: ScenarioPrometheus) -> None:
+    values = prometheus.variable_values(MODELS[uid]) | SELECTED_VALUES.get(uid, {})
 
     empty = [
-        f"{one}: {filled(one.expression, values)}"
-        for one in asked(uid)
-        if (uid, one.panel, one.letter) not in excused()
-        and not served.answer(one, values)
-        and not (uid == OF_THE_MACHINE and served.lacks(one))
+        f"{query}: {fill_variables(query.expression, values)}"
+        for query in panel_queries(uid)
+        if (uid, query.panel, query.ref_id) not in queries_without_data()
+        and not prometheus.series(query, values)
+        and not (uid == MACHINE_DASHBOARD and prometheus.uses_absent_family(query))
     ]
 
     assert not empty, "\n".join(empty)
 
 
 @pytest.mark.parametrize("uid", sorted(MODELS))
-@pytest.mark.parametrize("scrapes", SCRAPES, ids=lambda scrapes: scrapes.__name__)
+@pytest.mark.parametrize("scrape_change", SCRAPE_CHANGES, ids=lambda change: change.__name__)
 def test_no_event_or_total_is_doubled_and_nothing_is_missing(
-    uid: str, scrapes: Any, scenario: Played, served: Served
+    uid: str, scrape_change: Any, scenario: FinishedScenario, prometheus: ScenarioPrometheus
 ) -> None:
-    urls = scenario.cluster.url, scenario.others[scrapes.__name__].url
-    values = served.values(MODELS[uid]) | CHOSEN.get(uid, {})
-    wrong = {one: "" for one in asked(uid) if one.panel not in OF_A_MOMENT and not AGE.search(one.expression)}
-    for ago in (0, 2, 4):  # a doubled series is doubled at each of these times
-        for one in list(wrong):
-            usual, found = (scenario.served(url, ago).shown(one, values) for url in urls)
-            ratio = (abs(sum(found.values())) + 0.05) / (abs(sum(usual.values())) + 0.05)
-            wrong[one] = f"{one}: {usual} became {found}"
-            if usual.keys() == found.keys() and 0.5 < ratio < 1.8:
-                del wrong[one]
+    urls = scenario.cluster.url, scenario.other_servers[scrape_change.__name__].url
+    values = prometheus.variable_values(MODELS[uid]) | SELECTED_VALUES.get(uid, {})
+    differences = {
+        query: ""
+        for query in panel_queries(uid)
+        if query.panel not in MOMENTARY_PANELS and not AGE.search(query.expression)
+    }
+    for seconds_ago in (0, 2, 4):  # a doubled series is doubled at each of these times
+        for query in list(differences):
+            expected, actual = (
+                scenario.prometheus(url, seconds_ago).sums_by_labels(query, values) for url in urls
+            )
+            ratio = (abs(sum(actual.values())) + 0.05) / (abs(sum(expected.values())) + 0.05)
+            differences[query] = f"{query}: {expected} became {actual}"
+            if expected.keys() == actual.keys() and 0.5 < ratio < 1.8:
+                del differences[query]
 
-    assert not wrong, "\n".join(wrong.values())
+    assert not differences, "\n".join(differences.values())
 
 
-def test_mig_panels_show_divided_gpus(served: Served) -> None:
+def test_mig_panels_show_divided_gpus(prometheus: ScenarioPrometheus) -> None:
     uid = "training-gpus"
-    values = served.values(MODELS[uid]) | {"node": "node-4"}
+    values = prometheus.variable_values(MODELS[uid]) | {"node": "node-4"}
 
-    shown = {one.panel: served.answer(one, values) for one in asked(uid) if "(MIG)" in one.panel}
+    series = {
+        query.panel: prometheus.series(query, values)
+        for query in panel_queries(uid)
+        if "(MIG)" in query.panel
+    }
 
-    assert shown["Memory of instances (MIG)"]
-    assert not shown["SM activity of instances (MIG)"], "an A100 has no performance counters"
+    assert series["Memory of instances (MIG)"]
+    assert not series["SM activity of instances (MIG)"], "an A100 has no performance counters"
 
 
 def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    middle = cluster.started + timeline.at(sum(timeline.down) / 2)
+    middle = cluster.start_time + timeline.to_seconds(sum(timeline.down_range) / 2)
 
     assert cluster.query('up{instance="node-3"} == 0', time=str(middle))
     assert not cluster.query('host_load1{instance="node-3"}', time=str(middle))
-    assert cluster.query('host_load1{instance="node-3"}', time=str(cluster.started + timeline.seconds))
+    assert cluster.query('host_load1{instance="node-3"}', time=str(cluster.start_time + timeline.seconds))
 
 
 def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    slow = cluster.started + timeline.at(timeline.crash) - 2
+    slow = cluster.start_time + timeline.to_seconds(timeline.crash_start) - 2
     values = {"cluster": ".*", "run": RUN, "rank": "3"}
-    of_table = {
-        one.letter: filled(
-            one.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}
+    table_expressions = {
+        query.ref_id: fill_variables(
+            query.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}
         )
-        for one in asked("training-ranks")
-        if one.panel == "All ranks, the slowest first"
+        for query in panel_queries("training-ranks")
+        if query.panel == "All ranks, the slowest first"
     }
 
-    def by_rank(letter: str, after: float = 0.0) -> dict[str, dict[str, Any]]:
-        found = cluster.query(of_table[letter], time=str(slow + after))
-        return {series["metric"]["rank"]: series for series in found}
+    def by_rank(ref_id: str, after: float = 0.0) -> dict[str, dict[str, Any]]:
+        result = cluster.query(table_expressions[ref_id], time=str(slow + after))
+        return {series["metric"]["rank"]: series for series in result}
 
     gpu = by_rank("A")["3"]["metric"]
     speed = {rank: float(series["value"][1]) for rank, series in by_rank("B").items()}
-    # A described GPU follows the clock of its exporter, whose start depends on the load of the machine.
-    held_back = [by_rank("D", after) for after in range(-20, 40, 2)]
+    # The faults of a replayed GPU are relative to the start of its exporter, which depends on the load of the test machine.
+    throttled = [by_rank("D", after) for after in range(-20, 40, 2)]
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
-    assert max(float(each["3"]["value"][1]) for each in held_back if "3" in each) > 0.2
-    assert max(float(each["0"]["value"][1]) for each in held_back if "0" in each) < 0.05
+    assert max(float(by_time["3"]["value"][1]) for by_time in throttled if "3" in by_time) > 0.2
+    assert max(float(by_time["0"]["value"][1]) for by_time in throttled if "0" in by_time) < 0.05
     assert (gpu["instance"], gpu["gpu"]) == ("node-2", "1")
 
 
 def test_the_list_names_queries_that_exist() -> None:
-    there = {(uid, one.panel, one.letter) for uid in MODELS for one in asked(uid)}
+    existing = {(uid, query.panel, query.ref_id) for uid in MODELS for query in panel_queries(uid)}
 
-    assert excused() <= there
+    assert queries_without_data() <= existing

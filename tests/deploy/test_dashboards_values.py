@@ -1,22 +1,31 @@
-"""Values of panels over invented series, evaluated by promtool."""
+"""Values of panels for synthetic series, evaluated by promtool."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import yaml
-from dashboards_support import CHOSEN, asked, filled
+from dashboards_support import SELECTED_VALUES, fill_variables, panel_queries
 from rules_support import needs_promtool, promtool
 
 RANK = 'training_{name}{{run="a",instance="n{node}",rank="{rank}"{more}}}'
 OUTAGE = "stale _x11"
-"""Three minutes without samples, after a staleness marker."""
+"""Staleness marker and eleven intervals without samples, three minutes in total."""
 
 
-def value_at(tmp_path: Path, panel: str, series: dict[str, str], minutes: dict[str, float | None]) -> str:
-    """Return what promtool finds wrong with the first query of a panel of *Run* at these times; None for no value."""
-    query = next(one for one in asked("training-run") if (one.panel, one.letter) == (panel, "A"))
-    expression = f"round({filled(query.expression, CHOSEN | {'run': 'a'})})"
+def failures(tmp_path: Path, panel: str, series: dict[str, str], minutes: dict[str, float | None]) -> str:
+    """Return promtool's failure messages for the first query of a panel of *Run*, "" if all values match.
+
+    Args:
+        tmp_path: Directory for the test case.
+        panel: Title of the panel.
+        series: Input series with their values in promtool's notation, one per 15 s.
+        minutes: Expected value by evaluation time; None for no value.
+    """
+    query = next(
+        query for query in panel_queries("training-run") if (query.panel, query.ref_id) == (panel, "A")
+    )
+    expression = f"round({fill_variables(query.expression, SELECTED_VALUES | {'run': 'a'})})"
     case = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -31,8 +40,8 @@ def value_at(tmp_path: Path, panel: str, series: dict[str, str], minutes: dict[s
     }
     path = tmp_path / "case.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [], "tests": [case]}), encoding="utf-8")
-    done = promtool("test", "rules", path)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    completed = promtool("test", "rules", path)
+    return "" if completed.returncode == 0 else completed.stdout + completed.stderr
 
 
 @needs_promtool
@@ -47,9 +56,9 @@ def test_throughput_is_blank_while_the_exporter_of_a_rank_is_down(tmp_path: Path
         'training_world_size{run="a",instance="n1"}': "2x60",
     }
 
-    wrong = value_at(tmp_path, "Throughput", series, {"4m": 2000, "6m": None, "8m": None, "12m": 2000})
+    messages = failures(tmp_path, "Throughput", series, {"4m": 2000, "6m": None, "8m": None, "12m": 2000})
 
-    assert not wrong, wrong
+    assert not messages, messages
 
 
 @needs_promtool
@@ -59,9 +68,9 @@ def test_throughput_of_a_job_that_reports_no_world_size_is_shown(tmp_path: Path)
         RANK.format(name="process_up", node=1, rank=0, more=""): "1x60",
     }
 
-    wrong = value_at(tmp_path, "Throughput", series, {"4m": 1000})
+    messages = failures(tmp_path, "Throughput", series, {"4m": 1000})
 
-    assert not wrong, wrong
+    assert not messages, messages
 
 
 @needs_promtool
@@ -75,6 +84,6 @@ def test_time_left_is_right_in_the_first_minutes_and_ends_with_the_run(tmp_path:
         'training_run_state{run="a",state="failed"}': "0x40 1x20",
     }
 
-    wrong = value_at(tmp_path, "Time left", series, {"1m": 9940, "2m": 9880, "8m": 9520, "11m": None})
+    messages = failures(tmp_path, "Time left", series, {"1m": 9940, "2m": 9880, "8m": 9520, "11m": None})
 
-    assert not wrong, wrong
+    assert not messages, messages
