@@ -42,13 +42,15 @@ def tally(name: str, **labels: str) -> StatState:
 
 def total(name: str, **labels: str) -> float:
     """Sum of the reading; 0 before the first value."""
-    return sum(each.sum for each in _states(name, labels))
+    return sum(state.sum for state in _states(name, labels))
 
 
 def _states(name: str, labels: dict[str, str]) -> list[StatState]:
     exporter.flush()
     identity = name, tuple(sorted(labels.items()))
-    return [each for each in REGISTRY.states() if (each.definition.name, each.definition.labels) == identity]
+    return [
+        state for state in REGISTRY.states() if (state.definition.name, state.definition.labels) == identity
+    ]
 
 
 def child(
@@ -139,4 +141,4 @@ def series(page: str, name: str) -> dict[str, float]:
 def labelled(page: str, name: str, **labels: str) -> float:
     """The sum of a family's series that have these labels."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(value for key, value in series(page, name).items() if all(each in key for each in wanted))
+    return sum(value for key, value in series(page, name).items() if all(pair in key for pair in wanted))

@@ -32,14 +32,14 @@ def text_of(page: Page) -> str:
 
 def gauge(name: str, values: dict[str, float], label: str = "rank") -> Metric:
     return Family(name=name, type="gauge", help=f"Help of {name}.", labels=(label,)).family(
-        {(each,): value for each, value in values.items()}
+        {(key,): value for key, value in values.items()}
     )
 
 
 def many(name: str, series: int, **labels: str) -> Metric:
     """Return a gauge with a number of series."""
     spec = Family(name=name, type="gauge", help="Many.", labels=(*labels, "rank"))
-    return spec.family({(*labels.values(), str(each)): float(each) for each in range(series)})
+    return spec.family({(*labels.values(), str(index)): float(index) for index in range(series)})
 
 
 def read(body: bytes, form: Format) -> dict[Series, float]:
@@ -61,7 +61,7 @@ def value(page: Page, name: str, **labels: str) -> float | None:
 
 def dropped(page: Page, family: str, reason: str) -> float:
     """Return how many series of a family the page left out."""
-    samples = next(each.samples for each in page.families() if each.name == "exporter_series_dropped")
+    samples = next(family.samples for family in page.families() if family.name == "exporter_series_dropped")
     wanted = {"family": family, "reason": reason}
     return next((sample.value for sample in samples if sample.labels == wanted), 0.0)
 
@@ -125,7 +125,7 @@ def _families(draw: st.DrawFn, place: int) -> Metric:
         "info": st.sampled_from([1, 1.0, True]),
     }[kind]
     return Family(name=name, type=kind, help=draw(_VALUES), labels=labels, unit=unit).family(
-        {each: draw(values) for each in sets}
+        {group: draw(values) for group in sets}
     )
 
 

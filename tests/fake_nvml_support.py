@@ -31,7 +31,7 @@ def _headers() -> Path | None:
         files = importlib.metadata.files(HEADERS) or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    return next((Path(str(each.locate())).parent for each in files if each.name == "nvml.h"), None)
+    return next((Path(str(file.locate())).parent for file in files if file.name == "nvml.h"), None)
 
 
 needs_fake_nvml = pytest.mark.skipif(
@@ -90,7 +90,9 @@ class FakeNvml:
     def draw(self, *watts: float) -> None:
         """Let each GPU draw the same power all the time."""
         began = time.time() - 1000.0
-        self._write("schedule", "".join(_line(gpu, began, Load(each)) for gpu, each in enumerate(watts)))
+        self._write(
+            "schedule", "".join(_line(gpu, began, Load(power_watts)) for gpu, power_watts in enumerate(watts))
+        )
 
     def fail(self, *lines: str) -> None:
         """Write errors: function, GPU, code, begin, end, seconds of a hang, kind of garbage."""

@@ -35,7 +35,9 @@ def say(text: str) -> None:
 
 def recording(stats: int = 1, *, count: int = 1, final: bool = False) -> Recording:
     definitions = [StatDefinition(f"train.stat{n}", frozenset({Aggregation.MEAN})) for n in range(stats)]
-    return Recording(tuple(StatReading(each, count=count, sum=1.0) for each in definitions), final=final)
+    return Recording(
+        tuple(StatReading(definition, count=count, sum=1.0) for definition in definitions), final=final
+    )
 
 
 def publish(writer: FeedWriter, stats: int = 1) -> bool:

@@ -106,8 +106,8 @@ def badput(page: Page, run: str = "r") -> dict[str, float]:
 
 def reasons(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
     """Interruptions, or restarts, by reason."""
-    counts = {each: of(page, f"{family}_total", run, reason=each) for each in END_REASONS}
-    return {each: count for each, count in counts.items() if count}
+    counts = {reason: of(page, f"{family}_total", run, reason=reason) for reason in END_REASONS}
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def check_identity(page: Page, run: str = "r") -> None:

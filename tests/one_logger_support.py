@@ -86,15 +86,15 @@ class KeepingExporter(BaseExporter):
 
     def all_of(self, method: str) -> list[Any]:
         """Return the spans or events of a method."""
-        return [subject for each, _, subject in self.records if each == method]
+        return [subject for kind, _, subject in self.records if kind == method]
 
     def names(self, method: str = "start") -> list[str]:
         """Return the names of a method."""
-        return [name for each, name, _ in self.records if each == method]
+        return [name for kind, name, _ in self.records if kind == method]
 
     def attributes(self, event: str) -> list[dict[str, Any]]:
         """Return the attributes of all events of a name."""
-        return [each.attributes.to_json() for each in self.all_of("event") if each.name_str == event]
+        return [record.attributes.to_json() for record in self.all_of("event") if record.name_str == event]
 
 
 @contextmanager

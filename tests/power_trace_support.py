@@ -39,7 +39,7 @@ class Trace:
 
     def nvmlDeviceGetSamples(self, _handle: object, _kind: int, last: int) -> tuple[int, list[Any]]:  # noqa: N802
         pynvml = pytest.importorskip("pynvml")
-        ring = [each for each in TRACE["power_samples_watts"] if each[0] <= self.now][-119:]
+        ring = [sample for sample in TRACE["power_samples_watts"] if sample[0] <= self.now][-119:]
         samples = (pynvml.c_nvmlSample_t * len(ring))()
         for sample, (at, watts) in zip(samples, ring, strict=True):
             sample.timeStamp = int((EPOCH + at) * 1e6)
@@ -115,7 +115,7 @@ class Node(SidecarNode):
         return self.card.registry.energies()
 
     def gpu_use(self) -> Sequence[GpuProcessUse]:
-        return tuple(GpuProcessUse(7 + each, "0", self.card.uuid) for each in range(1 + self.strangers))
+        return tuple(GpuProcessUse(7 + index, "0", self.card.uuid) for index in range(1 + self.strangers))
 
     def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
         return self.card.registry.power_samples(after)

@@ -49,9 +49,9 @@ class Proc:
 
     def end(self, pid: int) -> None:
         del self.processes[pid]
-        for each in self.processes.values():
-            if each.parent == pid:
-                each.parent = 1
+        for process in self.processes.values():
+            if process.parent == pid:
+                process.parent = 1
 
     def advance(self, seconds: float) -> None:
         self.now += seconds

@@ -244,7 +244,7 @@ def expected_records(vector: Mapping[str, Any]) -> list[dict[str, Any]]:
     right: list[dict[str, Any]] | None = vector.get("right")
     if right is not None:
         return right
-    return [each for each in vector["reference"]["records"] if each["type"] != "telemetry_data_error"]
+    return [record for record in vector["reference"]["records"] if record["type"] != "telemetry_data_error"]
 
 
 def mismatches(
@@ -260,12 +260,12 @@ def mismatches(
             missing.remove(match)
     for record in missing:
         where = record["step"], _subject(record)
-        near = next((each for each in extra if (each["step"], _subject(each)) == where), None)
+        near = next((record for record in extra if (record["step"], _subject(record)) == where), None)
         if near is None:
             found.append(f"missing {record}")
             continue
         extra.remove(near)
-        found += [f"{_subject(record)}: {each}" for each in differences(record, near, tolerance)]
+        found += [f"{_subject(record)}: {difference}" for difference in differences(record, near, tolerance)]
     return found + [f"superfluous {record}" for record in extra]
 
 

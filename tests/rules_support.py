@@ -136,11 +136,13 @@ def known() -> dict[str, frozenset[str]]:
     names |= {rule.name: frozenset[str]() for rule in thresholds()}
     waiting = list(records())
     while waiting:  # a rule may read a record of a later file
-        ready = [rule for rule in waiting if all(each.name in names for each in selectors(rule.expr))]
+        ready = [rule for rule in waiting if all(selector.name in names for selector in selectors(rule.expr))]
         if not ready:
             raise KeyError(f"{waiting[0].name} reads a series that does not exist")
         for rule in ready:
-            made = labels_grouped(rule.expr).union(*(names[each.name] for each in selectors(rule.expr)))
+            made = labels_grouped(rule.expr).union(
+                *(names[selector.name] for selector in selectors(rule.expr))
+            )
             names[rule.name] = frozenset(made)
             waiting.remove(rule)
     return names

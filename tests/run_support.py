@@ -84,7 +84,9 @@ def lines(path: Path) -> list[str]:
 
 def processes_naming(marker: str) -> set[int]:
     """Live processes, except for this one, whose command line contains a text."""
-    found = {each.pid: " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])}
+    found = {
+        process.pid: " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    }
     return {pid for pid, command in found.items() if marker in command and pid != os.getpid()}
 
 

@@ -129,4 +129,4 @@ def concerns_of(
 
 def texts(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> list[str]:
     """Return what needs attention, as sentences."""
-    return [each.text for each in concerns_of(rows, *collectors, past=past, **changes)]
+    return [concern.text for concern in concerns_of(rows, *collectors, past=past, **changes)]

@@ -24,10 +24,10 @@ def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")
     found = "\n".join([done.stdout, records, page_of(tmp_path / "feed")])
     missing = {
-        (feature, each)
+        (feature, name)
         for feature, _, outcome in ROWS
-        for each in re.findall("`(.*?)`", outcome)
-        if each not in found
+        for name in re.findall("`(.*?)`", outcome)
+        if name not in found
     }
     assert missing == set(), found
     assert done.stderr == ""
@@ -37,7 +37,7 @@ def test_every_row_has_code_and_every_span_a_row() -> None:
     outcome = "\n".join(feature for feature, _, _ in ROWS)
 
     assert len(ROWS) == len([line for line in DOCUMENT.splitlines() if re.match(r"\| (?!feature)", line)])
-    assert {each for each in StandardTrainingJobSpanName.__members__ if each not in outcome} == {
+    assert {member for member in StandardTrainingJobSpanName.__members__ if member not in outcome} == {
         "CHECKPOINT_SAVE_FINALIZATION",  # declared by one-logger, but never created
         "ZERO_GRAD",  # not in its README
     }

@@ -19,7 +19,7 @@ PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 def program(word: str) -> str:
     """Return the only program of the README that contains this word."""
-    found = [each for each in PROGRAMS if word in each]
+    found = [program for program in PROGRAMS if word in program]
     assert len(found) == 1
     return found[0]
 
@@ -99,8 +99,8 @@ def test_make_targets_and_benchmarks_of_the_readme_exist() -> None:
 
     assert targets
     assert benchmarks
-    assert [each for each in targets if f"\n{each}:" not in makefile] == []
-    assert [each for each in benchmarks if not (REPOSITORY / each).exists()] == []
+    assert [target for target in targets if f"\n{target}:" not in makefile] == []
+    assert [benchmark for benchmark in benchmarks if not (REPOSITORY / benchmark).exists()] == []
 
 
 def test_the_figures_of_the_readme_come_from_the_results_file() -> None:

@@ -110,7 +110,7 @@ def test_imports_run_one_way(path: Path) -> None:
             inside = module.removeprefix("exporter.")
             own = inside.split(".")[0] == stage and stage != ""
             listed = "*" in allowed or any(
-                inside == each or inside.startswith(f"{each}.") for each in allowed
+                inside == stage or inside.startswith(f"{stage}.") for stage in allowed
             )
             assert own or listed, f"{stage or 'exporter'} imports {inside}"
         elif module.split(".")[0] not in sys.stdlib_module_names and module not in {
@@ -128,7 +128,7 @@ def graph_of_files() -> dict[str, set[str]]:
     modules = {".".join(("exporter", *module_parts(path))): path for path in FILES}
     graph: dict[str, set[str]] = {}
     for module, path in modules.items():
-        found = {each for each in imports_of(path) if each in modules}
+        found = {module for module in imports_of(path) if module in modules}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 parts = {f"{node.module}.{alias.name}" for alias in node.names} & modules.keys()
@@ -148,7 +148,7 @@ def cycles_of(graph: dict[str, set[str]]) -> list[str]:
     """Nodes of cycles: the rest after the repeated removal of all nodes without imports or importers."""
     left = {node: set(found) for node, found in graph.items()}
     while True:
-        imported = {each for found in left.values() for each in found}
+        imported = {module for found in left.values() for module in found}
         ends = {node for node, found in left.items() if not found or node not in imported}
         if not ends:
             return sorted(left)
@@ -160,7 +160,7 @@ def test_no_file_and_no_folder_is_part_of_an_import_cycle() -> None:
     folders: dict[str, set[str]] = {}
     for module, found in files.items():
         stage = module.split(".")[1] if "." in module else ""
-        folders.setdefault(stage, set()).update({each.split(".")[1] for each in found} - {stage})
+        folders.setdefault(stage, set()).update({path.split(".")[1] for path in found} - {stage})
 
     assert cycles_of(files) == []
     assert cycles_of(folders) == []
@@ -174,8 +174,10 @@ def test_the_import_table_matches_the_architecture_document() -> None:
         row = next((line for line in text.splitlines() if line.startswith(f"| {name} |")), "")
         cells = [cell.strip() for cell in row.split("|")]
         assert len(cells) > 3, f"no row for {name}"
-        ours = "anything" if "*" in allowed else ", ".join(f"`{each}`" for each in sorted(allowed)) or "none"
-        others = ", ".join(f"`{each}`" for each in sorted(THIRD_PARTY.get(stage, set()))) or "none"
+        ours = (
+            "anything" if "*" in allowed else ", ".join(f"`{stage}`" for stage in sorted(allowed)) or "none"
+        )
+        others = ", ".join(f"`{module}`" for module in sorted(THIRD_PARTY.get(stage, set()))) or "none"
         assert cells[2:4] == [ours, others], name
 
 

@@ -81,7 +81,11 @@ class SimulatedTraining:
     def values(self, until: float, *, gauges: bool = True) -> dict[Key, Any]:
         """Return all series published at a given time, with or without gauges."""
         readings = self.publish(until)
-        return {key_of(each): content(each) for each in readings if gauges or each.definition.kind != "gauge"}
+        return {
+            key_of(reading): content(reading)
+            for reading in readings
+            if gauges or reading.definition.kind != "gauge"
+        }
 
     def reading(self) -> TrainingReading:
         """Return the last published reading without the series."""
@@ -108,8 +112,10 @@ def published() -> dict[Key, Any]:
     TRAINING.drain()
     readings = TRAINING.series()
     return {
-        key_of(each): {"gauge": each.value, "counter": each.sum}.get(each.definition.kind, each.count)
-        for each in readings
+        key_of(reading): {"gauge": reading.value, "counter": reading.sum}.get(
+            reading.definition.kind, reading.count
+        )
+        for reading in readings
     }
 
 
@@ -120,7 +126,7 @@ def of(name: str, **labels: str) -> Any:
 
 def labelled(name: str) -> dict[Any, Any]:
     """Return the nonzero values of a family by the value of its label, or by label values sorted by name."""
-    found = {labels: value for (each, labels), value in published().items() if each == name and value}
+    found = {labels: value for (family, labels), value in published().items() if family == name and value}
     return {
         labels[0][1] if len(labels) == 1 else tuple(text for _, text in labels): value
         for labels, value in found.items()

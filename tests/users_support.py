@@ -20,7 +20,7 @@ def as_user(command: Sequence[str | Path], uid: int = NOBODY) -> list[str]:
     the interpreter's directory is reachable.
     """
     prefix = Path(sys.base_prefix).resolve()
-    closed = next((each for each in reversed(prefix.parents) if not each.stat().st_mode & 0o001), None)
+    closed = next((parent for parent in reversed(prefix.parents) if not parent.stat().st_mode & 0o001), None)
     mounts = "true"
     if closed is not None:
         inner, outer = shlex.quote(str(prefix)), shlex.quote(str(closed))

@@ -62,7 +62,7 @@ def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tm
     forced = assets(tmp_path, "--force")
     in_a_file = assets(changed)
 
-    assert [each.returncode for each in (first, refused, forced, in_a_file)] == [0, 1, 0, 1]
+    assert [result.returncode for result in (first, refused, forced, in_a_file)] == [0, 1, 0, 1]
     assert len(in_a_file.stderr.splitlines()) == 1
     assert kept == ("groups: []\n", False)
     assert f"{changed} has been changed" in refused.stderr

@@ -112,7 +112,7 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
         os.utime(made, (time.time() - age,) * 2)
     os.utime(killed, (time.time() - 65,) * 2)
 
-    found = [each["found"] for each in check(tmp_path)[1] if each["subject"] == "writer"]
+    found = [row["found"] for row in check(tmp_path)[1] if row["subject"] == "writer"]
     received = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in found[:3]]
     killed_text = "ended without a final snapshot (killed?)"
     assert received == [("age60", "ended in order"), ("mine", killed_text), ("age70", "ended in order")]
@@ -127,10 +127,10 @@ def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not
 ) -> None:
     first = new_identity(started=time.time() - 90, pid=7, trains=True)
     second = new_identity(started=time.time() - began, pid=8, trains=trains)
-    for writer in (written := [FeedWriter(tmp_path, each) for each in (first, second)]):
+    for writer in (written := [FeedWriter(tmp_path, process) for process in (first, second)]):
         assert writer.publish(new_recording())
 
-    found = [each["found"] for each in check(tmp_path)[1] if each["status"] == "warn"]
+    found = [row["found"] for row in check(tmp_path)[1] if row["status"] == "warn"]
     received = 'process 8 trains as rank 0 of run "r", which process 7 is already'
     assert (received in found, len(written)) == (warned, 2)
 
@@ -139,7 +139,7 @@ def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
     name = f"{'b' * 32}.feed"
     (tmp_path / name).write_bytes(b"garbage" * 100)
 
-    (refused,) = [each for each in check(tmp_path)[1] if f"{name} is damaged" in each["found"]]
+    (refused,) = [row for row in check(tmp_path)[1] if f"{name} is damaged" in row["found"]]
     assert refused["remedy"].startswith("a living process replaces")
 
 
@@ -273,7 +273,7 @@ def test_the_metrics_of_a_running_exporter_show_what_fails(tmp_path: Path) -> No
         'gpu_nvml_error_info{reason="lib_rm_version_mismatch"} 1\n'
     )
 
-    found = [(each.status, each.subject) for each in own_metrics(page, "http://localhost:1", tmp_path)]
+    found = [(result.status, result.subject) for result in own_metrics(page, "http://localhost:1", tmp_path)]
 
     assert found == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
 
@@ -294,12 +294,12 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
 
     def fails() -> bool:
         found[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
-        return any((each["subject"], each["status"]) == ("nvidia", "FAIL") for each in found)
+        return any((row["subject"], row["status"]) == ("nvidia", "FAIL") for row in found)
 
     with started([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(fails)
 
-    assert [each["status"] for each in found if each["subject"] == "nvidia"] == ["FAIL"]
+    assert [row["status"] for row in found if row["subject"] == "nvidia"] == ["FAIL"]
     assert "different versions" in about(found, "nvidia")["found"]
     assert "collector gpu fails" in about(found, "collector gpu")["found"]
 
@@ -312,7 +312,7 @@ def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> 
         wait_until(lambda: runs.owner(tmp_path) == owner.pid)
         with started([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
             wait_until(lambda: answers(port))
-            found = [each["found"] for each in check(tmp_path, port=port)[1] if each["status"] == "warn"]
+            found = [row["found"] for row in check(tmp_path, port=port)[1] if row["status"] == "warn"]
 
     assert any(f"process {owner.pid} does, and keeps the totals" in text for text in found)
 
@@ -357,7 +357,7 @@ def test_a_world_writable_directory_of_another_user_is_reported(tmp_path: Path) 
     os.chown(shared, 1234, 1234)
     shared.chmod(0o777)
 
-    found = [each for each in check(shared)[1] if each["subject"] == "feed directory"]
+    found = [row for row in check(shared)[1] if row["subject"] == "feed directory"]
 
-    assert [each["status"] for each in found] == ["ok", "warn"]
+    assert [row["status"] for row in found] == ["ok", "warn"]
     assert "uid 1234" in found[1]["found"]

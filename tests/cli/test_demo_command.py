@@ -71,7 +71,7 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
 def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) -> None:
     wanted = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
     with demo(tmp_path) as (_, port):
-        wait_until(lambda: all(f"\n{each}" in page(port) for each in wanted))
+        wait_until(lambda: all(f"\n{name}" in page(port) for name in wanted))
         cards = wait_until(lambda: held if len(held := set(CARD.findall(page(port)))) == RANKS else None)
 
     assert sorted(rank for _, rank in cards) == ["0", "1"]

@@ -202,7 +202,7 @@ def receiver(server: Server) -> Server:
 
 
 def labels_of(point: Any) -> dict[str, str]:
-    return {each.key: each.value.string_value for each in point.attributes}
+    return {attribute.key: attribute.value.string_value for attribute in point.attributes}
 
 
 def push_once(receiver: Server) -> int:
@@ -223,7 +223,7 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
     found = receiver.metrics()
     (steps,) = found["steps_total"].sum.data_points
     (step,) = found["step_seconds"].histogram.data_points
-    batches = [found[f"batch_seconds_{each}"].sum.data_points[0].as_double for each in ("count", "sum")]
+    batches = [found[f"batch_seconds_{suffix}"].sum.data_points[0].as_double for suffix in ("count", "sum")]
     message = (labels_of(steps), steps.as_double, found["steps_total"].description)
     assert message == ({"run": "r"}, 7, "Steps.")
     assert found["steps_total"].sum.is_monotonic
@@ -259,7 +259,7 @@ def test_units_and_start_times_are_sent(receiver: Server) -> None:
         receiver.page = start + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % value
         assert push.step()
 
-    found = [each.resource_metrics[0].scope_metrics[0].metrics[0] for each in receiver.requests]
+    found = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in receiver.requests]
     starts = [metric.sum.data_points[0].start_time_unix_nano for metric in found]
     times = [metric.sum.data_points[0].time_unix_nano for metric in found]
     assert {metric.unit for metric in found} == {"By"}

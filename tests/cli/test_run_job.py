@@ -166,7 +166,7 @@ def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -
 def test_an_invalid_command_line_is_refused_before_the_job_starts(
     tmp_path: Path, arguments: list[str], error_text: str
 ) -> None:
-    given = [each.format(tmp_path) for each in arguments]
+    given = [argument.format(tmp_path) for argument in arguments]
     ended = finished([sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *given])
 
     assert ended.returncode == 2

@@ -136,7 +136,7 @@ def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
 
 def without_configuration(command: list[str]) -> list[str]:
     """Return a command without the configuration of the tests: a configuration decides the log level itself."""
-    return [each for each in command if not each.startswith("--config.file=")]
+    return [argument for argument in command if not argument.startswith("--config.file=")]
 
 
 def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
@@ -241,7 +241,7 @@ def test_after_run_is_killed_job_and_sidecar_continue_and_end_together(launch: L
 
         launch.go_on.touch()
         places = (launch.feed, launch.go_on)
-        wait_until(lambda: not any(processes_naming(str(each)) for each in places))
+        wait_until(lambda: not any(processes_naming(str(place)) for place in places))
 
 
 # Supervision alone, with another program in place of the sidecar ------------------------------------

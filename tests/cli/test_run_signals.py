@@ -110,7 +110,7 @@ def test_signals_still_reach_the_job_when_the_probe_is_killed(tmp_path: Path) ->
     with noting(tmp_path) as (run, notes):
         probes: list[psutil.Process] = []
         while not probes:  # the process has its final name once it exists
-            probes = [each for each in psutil.Process(run.pid).children() if each.name() == "signal-probe"]
+            probes = [child for child in psutil.Process(run.pid).children() if child.name() == "signal-probe"]
         probes[0].kill()
         run.send_signal(signal.SIGTERM)
 

@@ -137,7 +137,7 @@ def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         wait_until(lambda: runs.jobs(feed) and runs.owner(feed) == before[0])
 
-        assert [each.run for each in runs.jobs(feed)] == ["r"]
+        assert [job.run for job in runs.jobs(feed)] == ["r"]
         assert sidecars(feed) == before
         wait_until(lambda: sample(port, 'training_feed_alive{rank="0",run="r"}') == 1)
 

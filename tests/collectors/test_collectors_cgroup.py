@@ -124,7 +124,7 @@ def test_the_ancestors_are_found_in_every_kind_of_namespace(
         (tree / "sys/fs/cgroup" / name).mkdir(parents=True)
     found = CgroupTree(proc=tree / "proc", sys=tree / "sys").hierarchies()
 
-    assert [level.path for each in found.values() for level in each.levels] == directories
+    assert [level.path for family in found.values() for level in family.levels] == directories
 
 
 def test_the_root_cgroup_without_memory_files_is_a_normal_state(tmp_path: Path) -> None:
@@ -170,7 +170,9 @@ def limited() -> Iterator[list[Path]]:
     except OSError:
         pytest.skip("needs cgroup v1 and permission to create cgroups")
     finally:
-        for directory in (each for leaf in leaves for each in (leaf, leaf.parent) if each.exists()):
+        for directory in (
+            directory for leaf in leaves for directory in (leaf, leaf.parent) if directory.exists()
+        ):
             directory.rmdir()
 
 

@@ -32,7 +32,7 @@ def test_the_document_contains_the_tested_examples() -> None:
     shown = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
     assert len(shown) == 2
-    assert all(each in code for each in shown)
+    assert all(entry in code for entry in shown)
 
 
 def test_a_configured_collector_class_runs_beside_the_built_in_ones(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def hanging() -> Iterator[Callable[..., Hanging]]:
         return made[-1]
 
     yield make
-    for each in made:
-        each.release.set()
+    for message in made:
+        message.release.set()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "exporter-statvfs"])
 
 
@@ -136,7 +136,7 @@ def test_a_reloaded_collector_does_not_call_a_hanging_mount_again(
 
     assert value_of(collected, ERROR, "/dead", "nfs4", "filer:/x") == 1
     assert statvfs.calls == ["/dead"]
-    assert len({id(vars(each)["_pool"]) for each in made}) == 1
+    assert len({id(vars(message)["_pool"]) for message in made}) == 1
 
 
 def test_patterns_choose_mount_points_and_kinds() -> None:
@@ -237,10 +237,10 @@ def test_a_really_hanging_filesystem_is_called_once_and_affects_only_itself(tmp_
     received = beside_a_dead_filesystem("collect", tmp_path)
 
     assert received["asked"] == 1
-    for each in received["passes"]:
-        assert each["errors"] == {"/": 0.0, str(tmp_path): 1.0}
-        assert each["reasons"] == ["hanging"]
-        assert each["seconds"] < 5
+    for sampling in received["passes"]:
+        assert sampling["errors"] == {"/": 0.0, str(tmp_path): 1.0}
+        assert sampling["reasons"] == ["hanging"]
+        assert sampling["seconds"] < 5
 
 
 @needs_fuse

@@ -99,7 +99,11 @@ def metric(scheduler: Scheduler, name: str, collector: str, **labels: str) -> fl
     """A series about a collector."""
     wanted = {"collector": collector, **labels}
     samples = [sample for family in scheduler.families() for sample in family.samples]
-    found = [each for each in samples if each.name == f"exporter_collector_{name}" and each.labels == wanted]
+    found = [
+        sample
+        for sample in samples
+        if sample.name == f"exporter_collector_{name}" and sample.labels == wanted
+    ]
     return found[0].value if found else None
 
 
@@ -235,7 +239,7 @@ def test_a_change_of_state_is_logged_once_and_not_every_pass(caplog: pytest.LogC
     caplog.set_level(logging.INFO)
     lacking = block()
     lacking.unsupported.append("no thermometers")
-    permission, malformed = (CollectError("a detail", reason=each) for each in ("permission", "malformed"))
+    permission, malformed = (CollectError("a detail", reason=kind) for kind in ("permission", "malformed"))
     source = Source("moody")
     with running(Board(), (source, OFTEN), (Source("whole"), OFTEN)) as scheduler:
         for act in (block, giving(permission), giving(malformed), giving(lacking)):
@@ -264,12 +268,16 @@ def test_a_hanging_publication_affects_only_its_collector() -> None:
         board.publish(name, families)
 
     others = [Source(f"other{number}") for number in range(3)]
-    sources = [(each, OFTEN) for each in others]
+    sources = [(neighbour, OFTEN) for neighbour in others]
     with running(board, (Source("slow"), TIGHT), *sources, publish=publish) as scheduler:
         wait_until(lambda: status_of(scheduler, "slow").reason == "timeout")
-        calls = [each.calls for each in others]
-        wait_until(lambda: all(each.calls >= before + 5 for each, before in zip(others, calls, strict=True)))
-        verdicts = [status_of(scheduler, each.name).success for each in others]
+        calls = [neighbour.calls for neighbour in others]
+        wait_until(
+            lambda: all(
+                neighbour.calls >= before + 5 for neighbour, before in zip(others, calls, strict=True)
+            )
+        )
+        verdicts = [status_of(scheduler, neighbour.name).success for neighbour in others]
         scheduler.remove("slow")  # without waiting
         release.set()
         wait_until(lambda: ("withdraw", "slow") in board.events)
@@ -342,7 +350,7 @@ def test_a_collector_that_hangs_in_a_file_does_not_affect_others_of_its_lane(tmp
     board, stuck, second, healthy = Board(), Source("stuck", read), Hanging("second"), Source("healthy")
     local = {**TIGHT, "lane": "local"}
     with running(board, (stuck, local), (second, local), (healthy, local)) as scheduler:
-        wait_until(lambda: {"timeout"} == {status_of(scheduler, each).reason for each in ("stuck", "second")})
+        wait_until(lambda: {"timeout"} == {status_of(scheduler, name).reason for name in ("stuck", "second")})
         calls = healthy.calls
         wait_until(lambda: healthy.calls >= calls + 5)
         verdict = status_of(scheduler, "healthy").success

@@ -260,7 +260,7 @@ def test_power_over_time_is_the_energy_of_cores_chip_and_module(tmp_path: Path, 
 
     assert value_of(collected, CPU, "0", "hwmon") == pytest.approx(5 * 150 + 5 * 200)
     assert value_of(collected, "host_cpu_power_watts", "0", "hwmon") == 250.0
-    found = {(each.component, each.device): each.joules for each in collector.readings}
+    found = {(reading.component, reading.device): reading.joules for reading in collector.readings}
     assert found == {("cpu", "package0"): 1750.0, ("soc", "socket0"): 500.0}  # without overlapping meters
 
 
@@ -272,14 +272,14 @@ def test_a_meter_with_implausible_values_affects_only_itself(tmp_path: Path, gar
     grace.draw(5.0)
     (grace.meter("CPU Power Socket 0") / "power1_average").write_text(garbage)
     broken = collector.collect()
-    of_broken = {each.component: each.joules for each in collector.readings}
+    of_broken = {reading.component: reading.joules for reading in collector.readings}
     grace.draw(5.0)
     mended = collector.collect()
 
     assert [reason for reason, _ in broken.problems] == ["malformed"]
     assert of_broken == {"cpu": None, "soc": pytest.approx(250.0)}
     assert value_of(mended, CPU, "0", "hwmon") == pytest.approx(1500.0)  # 10 s at 150 W, bridged
-    assert {each.component: each.gap_seconds["error"] for each in collector.readings} == {
+    assert {reading.component: reading.gap_seconds["error"] for reading in collector.readings} == {
         "cpu": 5.0,
         "soc": 0.0,
     }

@@ -61,8 +61,8 @@ def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     agent = proc.add(FakeProcess(50, command="torchrun\0"))
     trainer.parent = other_rank.parent = 50
     watch = Watch(proc)
-    for each, rank in ((trainer, 0), (other_rank, 1), (agent, None)):
-        watch.records(each, rank=rank)
+    for process, rank in ((trainer, 0), (other_rank, 1), (agent, None)):
+        watch.records(process, rank=rank)
     watch.gpus = [
         GpuProcessUse(100, "0", "GPU-a", 5 << 30),
         GpuProcessUse(110, "0", "GPU-a", None),

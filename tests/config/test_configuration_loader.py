@@ -177,7 +177,7 @@ def test_a_mapping_is_merged_into_the_default_of_its_field() -> None:
 def test_a_problem_is_reported_with_its_place(text: str | bytes, expected: str) -> None:
     found = problems(text)
 
-    assert [(each.startswith("f.yaml:"), expected in each) for each in found] == [(True, True)]
+    assert [(problem.startswith("f.yaml:"), expected in problem) for problem in found] == [(True, True)]
 
 
 def test_all_problems_are_reported_together_in_order() -> None:

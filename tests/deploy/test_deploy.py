@@ -123,7 +123,7 @@ def test_the_health_check_detects_a_running_exporter(tmp_path: Path) -> None:
 def test_mounts_of_the_compose_demo_exist_and_dependencies_are_services() -> None:
     check(COMPOSE, "compose")
     services = COMPOSE["services"]
-    mounts = [each.split(":") for service in services.values() for each in service.get("volumes", [])]
+    mounts = [volume.split(":") for service in services.values() for volume in service.get("volumes", [])]
     files = [DEPLOY / "compose" / source for source, *_ in mounts if source.startswith(".")]
     needed = {name for service in services.values() for name in service.get("depends_on", [])}
 
@@ -140,7 +140,9 @@ def test_grafana_of_the_compose_demo_finds_data_source_and_dashboards() -> None:
     source = load(ROOT / "dashboards/provisioning/datasources/prometheus.yaml")["datasources"][0]
     provider = load(ROOT / "dashboards/provisioning/dashboards/training-exporter.yaml")["providers"][0]
     scrapes = load(DEPLOY / "compose/prometheus.yml")["global"]["scrape_interval"]
-    mounted = {target: there for there, target, _ in (each.split(":") for each in grafana["volumes"][:-1])}
+    mounted = {
+        target: there for there, target, _ in (volume.split(":") for volume in grafana["volumes"][:-1])
+    }
 
     for path in (ROOT / "dashboards/provisioning").rglob("*.y*ml"):
         check(load(path), f"grafana {path.parent.name}")
@@ -157,8 +159,8 @@ SCRAPES = sorted([*(DEPLOY / "prometheus/scrape").glob("*.yaml"), DEPLOY / "comp
 
 def scrape_configs() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in SCRAPES:
-        for each in load(path)["scrape_configs"]:
-            yield path.name, each
+        for job in load(path)["scrape_configs"]:
+            yield path.name, job
 
 
 @pytest.mark.parametrize("path", SCRAPES, ids=lambda path: path.name)
@@ -166,8 +168,8 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
     program("promtool", "prometheus")
     # Debian builds Prometheus without Kubernetes discovery: the local schema checks this line.
     text = path.read_text(encoding="utf-8")
-    for each in re.findall(r"kubernetes_sd_configs: (.*)", text):
-        check(yaml.safe_load(each), "kubernetes_sd_configs")
+    for config in re.findall(r"kubernetes_sd_configs: (.*)", text):
+        check(yaml.safe_load(config), "kubernetes_sd_configs")
     copy = tmp_path / path.name
     copy.write_text(re.sub(r"kubernetes_sd_configs: .*", "static_configs: []", text))
 
@@ -178,18 +180,18 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
 
 
 def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
-    ours = [each for _, each in scrape_configs() if each["job_name"].startswith("training")]
+    ours = [config for _, job in scrape_configs() if job["job_name"].startswith("training")]
     example = load(ROOT / "config.example.yaml")
 
     assert len(ours) == 5
-    assert all(each["sample_limit"] > example["exposition"]["max_series"] for each in ours)
-    assert len({each["label_value_length_limit"] for each in ours}) == 1
+    assert all(job["sample_limit"] > example["exposition"]["max_series"] for job in ours)
+    assert len({job["label_value_length_limit"] for job in ours}) == 1
 
 
 def test_scrape_jobs_have_the_names_that_the_alerts_select() -> None:
     asked = {found for rule in alerts() for found in re.findall(r'\bjob=~"([^"]+)"', rule.expr)}
     always = {found for rule in alerts() for found in re.findall(r'\bjob="([^"]+)"', rule.expr)}
-    names = {each["job_name"] for _, each in scrape_configs()} - {"prometheus"}
+    names = {job["job_name"] for _, job in scrape_configs()} - {"prometheus"}
     monitored = {
         rule["replacement"]
         for path in KUBERNETES.rglob("podmonitor.yaml")
@@ -250,10 +252,10 @@ def chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dic
     """Return the documents that Helm renders with these values, in a cluster with or without Prometheus' operator."""
     helm = program("helm", "the extra `test`")
     crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
-    settings = [word for each in values for word in ("--set", each)]
+    settings = [word for setting in values for word in ("--set", setting)]
     received = run(helm, "template", "release", folder, *crds, *settings)
     assert received.returncode == 0, received.stderr
-    return [each for each in yaml.safe_load_all(received.stdout) if each]
+    return [document for document in yaml.safe_load_all(received.stdout) if document]
 
 
 POD_OF_A_CHART = {
@@ -281,10 +283,12 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
         check_manifest(document)
     (pod,) = (pod for document in documents for pod in pods(document))
     (container,) = (
-        each for each in [*pod["initContainers"], *pod["containers"]] if each["name"] == "exporter"
+        container
+        for container in [*pod["initContainers"], *pod["containers"]]
+        if container["name"] == "exporter"
     )
-    (monitor,) = (each for each in documents if each["kind"] == "PodMonitor")
-    files = {name: text for each in documents for name, text in each.get("data", {}).items()}
+    (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
+    files = {name: text for document in documents for name, text in document.get("data", {}).items()}
     arguments = []
     for argument in container["args"]:
         flag, _, value = argument.partition("=")
@@ -314,28 +318,28 @@ def test_the_chart_renders_no_resource_of_an_operator_that_the_cluster_lacks() -
 
 def test_the_chart_serves_tls_with_probes_that_need_no_certificate() -> None:
     documents = chart("webConfig.secretName=web", "podMonitor.endpoint.scheme=https")
-    (daemon_set,) = (each for each in documents if each["kind"] == "DaemonSet")
+    (daemon_set,) = (document for document in documents if document["kind"] == "DaemonSet")
     (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    monitors = [each for each in documents if each["kind"] == "PodMonitor"]
+    monitors = [document for document in documents if document["kind"] == "PodMonitor"]
 
     assert "--web.config.file=/etc/training-exporter-web/web.yml" in container["args"]
     assert all(
         "tcpSocket" in container[probe] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
     )
-    assert [each["spec"]["podMetricsEndpoints"][0]["scheme"] for each in monitors] == ["https", "https"]
+    assert [monitor["spec"]["podMetricsEndpoints"][0]["scheme"] for monitor in monitors] == ["https", "https"]
 
 
 def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs() -> None:
     peers = "networkPolicy.from[0].namespaceSelector.matchLabels.team=monitoring"
     documents = chart("sidecar.namespaces={team-a,team-b}", "networkPolicy.enabled=true", peers)
     by_kind = {
-        kind: {each["metadata"]["namespace"] for each in documents if each["kind"] == kind}
+        kind: {document["metadata"]["namespace"] for document in documents if document["kind"] == kind}
         for kind in ("ConfigMap", "NetworkPolicy")
     }
     (monitor,) = (
-        each
-        for each in documents
-        if each["metadata"]["name"].endswith("-sidecar") and each["kind"] == "PodMonitor"
+        document
+        for document in documents
+        if document["metadata"]["name"].endswith("-sidecar") and document["kind"] == "PodMonitor"
     )
 
     assert by_kind["NetworkPolicy"] == {"team-a", "team-b"} <= by_kind["ConfigMap"]
@@ -345,12 +349,14 @@ def test_the_chart_puts_the_sidecar_s_resources_into_the_namespaces_of_the_jobs(
 def test_a_digest_a_priority_and_an_account_reach_the_pods_of_the_chart() -> None:
     digest = f"sha256:{'0' * 64}"
     documents = chart(f"image.digest={digest}", "node.priorityClassName=high", "serviceAccount.name=watcher")
-    (daemon_set,) = (each for each in documents if each["kind"] == "DaemonSet")
+    (daemon_set,) = (document for document in documents if document["kind"] == "DaemonSet")
     pod = daemon_set["spec"]["template"]["spec"]
 
     assert pod["containers"][0]["image"] == f"example.org/training-exporter@{digest}"
     assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("high", "watcher")
-    assert "watcher" in {each["metadata"]["name"] for each in documents if each["kind"] == "ServiceAccount"}
+    assert "watcher" in {
+        document["metadata"]["name"] for document in documents if document["kind"] == "ServiceAccount"
+    }
 
 
 def test_helm_lint_accepts_the_chart_and_its_values() -> None:
@@ -369,11 +375,11 @@ def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
     documents = chart(
         "prometheusRule.thresholds.threshold:gpu_idle:ratio=0.1", "prometheusRule.links.grafana=https://g"
     )
-    (resource,) = (each for each in documents if each["kind"] == "PrometheusRule")
+    (resource,) = (document for document in documents if document["kind"] == "PrometheusRule")
     found = [rule for group in resource["spec"]["groups"] for rule in group["rules"]]
     by_record = {rule["record"]: rule for rule in found if "record" in rule}
-    names = [(each["kind"], each["metadata"]["name"]) for each in documents]
-    dashboards = {name: text for each in documents for name, text in each.get("data", {}).items()}
+    names = [(document["kind"], document["metadata"]["name"]) for document in documents]
+    dashboards = {name: text for document in documents for name, text in document.get("data", {}).items()}
 
     assert len(set(names)) == len(names)
     assert len(found) == len(rules())
@@ -391,16 +397,18 @@ def test_the_chart_has_every_rule_dashboard_and_site_threshold() -> None:
 
 def test_environment_volumes_and_annotations_reach_the_containers_of_the_chart() -> None:
     node = ("node.extraEnv[0].name=A", "node.extraVolumes[0].name=v", "node.extraVolumeMounts[0].name=v")
-    sidecar = tuple(each.replace("node", "sidecar", 1) for each in node)
+    sidecar = tuple(text.replace("node", "sidecar", 1) for text in node)
     documents = chart(*node, *sidecar, "node.podAnnotations.team=ml", "sidecar.job.enabled=true")
-    pods = [each["spec"]["template"] for each in documents if each["kind"] in {"DaemonSet", "Job"}]
+    pods = [
+        document["spec"]["template"] for document in documents if document["kind"] in {"DaemonSet", "Job"}
+    ]
 
     assert pods[0]["metadata"]["annotations"]["team"] == "ml"
     for pod, kind in ((pods[0], "containers"), (pods[1], "initContainers")):
         container = pod["spec"][kind][0]
-        assert "A" in {each["name"] for each in container["env"]}
-        assert "v" in {each["name"] for each in container["volumeMounts"]}
-        assert "v" in {each["name"] for each in pod["spec"]["volumes"]}
+        assert "A" in {variable["name"] for variable in container["env"]}
+        assert "v" in {mount["name"] for mount in container["volumeMounts"]}
+        assert "v" in {volume["name"] for volume in pod["spec"]["volumes"]}
 
 
 def test_the_network_policy_of_the_chart_needs_peers() -> None:
@@ -455,8 +463,8 @@ spec:
   volumes: {{- include "training-exporter.sidecar.volumes" $ours | nindent 4 }}
 """)
     documents = chart("training-exporter.node.enabled=false", folder=tmp_path)
-    (pod,) = (each for each in documents if each["kind"] == "Pod")
-    volumes = {each["name"] for each in pod["spec"]["volumes"]}
+    (pod,) = (document for document in documents if document["kind"] == "Pod")
+    volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
     mounted = [
         mount["name"]
         for container in pod["spec"]["initContainers"] + pod["spec"]["containers"]
@@ -465,15 +473,15 @@ spec:
 
     check_manifest(pod)
     assert set(mounted) == volumes
-    assert {each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each} <= {
-        each["metadata"]["name"] for each in documents if each["kind"] == "ConfigMap"
+    assert {volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume} <= {
+        document["metadata"]["name"] for document in documents if document["kind"] == "ConfigMap"
     }
 
 
 def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
     job = load(KUBERNETES / "base/training-job/job.yaml")["spec"]["template"]["spec"]
     (sidecar_,), (trainer,) = job["initContainers"], job["containers"]
-    feed = next(each["value"] for each in trainer["env"] if each["name"] == "EXPORTER_FEED_DIR")
+    feed = next(variable["value"] for variable in trainer["env"] if variable["name"] == "EXPORTER_FEED_DIR")
 
     assert sidecar_["restartPolicy"] == "Always"
     assert f"--feed.dir={feed}" in sidecar_["args"]
@@ -484,7 +492,9 @@ def test_a_native_sidecar_shares_the_feed_with_the_trainer() -> None:
 def test_the_kubernetes_manifests_contain_every_dashboard() -> None:
     folder = KUBERNETES / "base/dashboards"
     listed = {
-        name for each in load(folder / "kustomization.yaml")["configMapGenerator"] for name in each["files"]
+        name
+        for generator in load(folder / "kustomization.yaml")["configMapGenerator"]
+        for name in generator["files"]
     }
 
     assert {(folder / name).resolve() for name in listed} == set((ROOT / "dashboards/json").glob("*.json"))
@@ -534,7 +544,7 @@ SPOKEN_OF = ("cgroup_", "exporter_", "gpu_", "host_", "process_", "training_")
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_families_named_in_documents_exist(document: Path) -> None:
-    names = {*known(), *(each.removesuffix("_bucket") for each in known())}  # as a native histogram
+    names = {*known(), *(name.removesuffix("_bucket") for name in known())}  # as a native histogram
     spoken = {
         name
         for name in re.findall(r"`([a-z]\w+)[`{]", document.read_text(encoding="utf-8"))

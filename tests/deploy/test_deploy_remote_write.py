@@ -42,7 +42,7 @@ def test_a_gap_stays_a_gap_through_remote_write(tmp_path: Path) -> None:
     def found(expression: str) -> list[dict[str, str]]:
         query = urllib.parse.urlencode({"query": expression, "nocache": "1"})
         body = fetch(f"http://{store}/api/v1/query?{query}")
-        return [each["metric"] for each in json.loads(body)["data"]["result"]] if body else []
+        return [series["metric"] for series in json.loads(body)["data"]["result"]] if body else []
 
     with contextlib.ExitStack() as stack:
         exporter = stack.enter_context(sidecar(tmp_path))

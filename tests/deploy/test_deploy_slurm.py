@@ -55,7 +55,7 @@ def test_the_prolog_writes_a_target_with_the_labels_of_the_job(node: Node) -> No
     assert (received.returncode, received.stderr) == (0, "")
     assert group["targets"][0].endswith(":20909")
     assert group["labels"] == {"slurm_job_id": "7", "slurm_job_user": "ann", "slurm_partition": "gpu"}
-    assert [each.name for each in node.targets.iterdir()] == [path.name]  # no temporary file remains
+    assert [path.name for path in node.targets.iterdir()] == [path.name]  # no temporary file remains
 
 
 def test_concurrent_jobs_on_a_node_get_distinct_ports(node: Node) -> None:

@@ -44,12 +44,12 @@ MADE = {
 @pytest.mark.parametrize("rule", [*alerts(), *records()], ids=lambda rule: f"{rule.file}:{rule.name}")
 def test_a_rule_uses_only_existing_families_and_labels(rule: Rule) -> None:
     names, found = known(), list(selectors(rule.expr))
-    labels = frozenset().union(*(names.get(each.name, frozenset()) for each in found)) | OF_TARGETS
+    labels = frozenset().union(*(names.get(rule.name, frozenset()) for rule in found)) | OF_TARGETS
     grouped = labels_grouped(rule.expr) - labels - MADE.get(rule.file, set())
 
     assert found, "no selector was found: the test reads the expression wrongly"
-    assert [each.name for each in found if each.name not in names] == []
-    assert [str(each) for each in found if each.labels - names[each.name] - OF_TARGETS] == []
+    assert [rule.name for rule in found if rule.name not in names] == []
+    assert [str(rule) for rule in found if rule.labels - names[rule.name] - OF_TARGETS] == []
     assert grouped == set()
 
 
@@ -76,19 +76,19 @@ def test_every_case_gives_the_expected_alerts(path: Path) -> None:
 def checks(kind: str) -> list[dict[str, Any]]:
     """Every check of a kind in all cases."""
     cases = (case for path in CASES for case in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"])
-    return [each for case in cases for each in case.get(kind, [])]
+    return [check for case in cases for check in case.get(kind, [])]
 
 
 @pytest.mark.parametrize("alert", alerts(), ids=lambda rule: rule.name)
 def test_an_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(alert: Rule) -> None:
-    found = [each for each in checks("alert_rule_test") if each["alertname"] == alert.name]
+    found = [check for check in checks("alert_rule_test") if check["alertname"] == alert.name]
 
-    assert {bool(each["exp_alerts"]) for each in found} == {True, False}
+    assert {bool(alert["exp_alerts"]) for alert in found} == {True, False}
 
 
 def test_a_recording_rule_has_a_case_with_its_value() -> None:
-    received = [each["expr"] for each in checks("promql_expr_test") if each["exp_samples"]]
-    valued = {each.name for text in received for each in selectors(text)}
+    received = [check["expr"] for check in checks("promql_expr_test") if check["exp_samples"]]
+    valued = {selector.name for text in received for selector in selectors(text)}
 
     assert {record.name for record in records()} - valued == set()
 
@@ -109,7 +109,7 @@ def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     found = re.fullmatch(r"https?://[^/]+/d/([\w-]+)(?:\?(.*))?", address)
     assert found is not None
     board = json.loads((ROOT / f"dashboards/json/{found[1]}.json").read_text(encoding="utf-8"))
-    there = {each["name"] for each in board["templating"]["list"]}
+    there = {variable["name"] for variable in board["templating"]["list"]}
     assert set(re.findall(r"var-(\w+)=", found[2] or "")) <= there
 
 

@@ -166,7 +166,7 @@ class World:
         return {word.split('"')[1] for word in got.split("alertname=")[1:]} - {"none"}
 
 
-ASKED = {each.name for rule in rules() for each in selectors(rule.expr)}
+ASKED = {selector.name for rule in rules() for selector in selectors(rule.expr)}
 
 
 def values(metrics: list[Metric]) -> dict[str, float]:

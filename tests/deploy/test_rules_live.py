@@ -90,8 +90,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 def excused(rule: Rule) -> bool:
     """Whether a part of the expression can be absent; recording rules are resolved to families."""
-    by_name = {each.name: each for each in records()}
-    names = [each.name for each in selectors(rule.expr)]
+    by_name = {record.name: record for record in records()}
+    names = [selector.name for selector in selectors(rule.expr)]
     return any(
         name in {**ABSENT, **NOTHING_YET} or (name in by_name and excused(by_name[name])) for name in names
     )
@@ -115,15 +115,17 @@ def test_every_recording_rule_has_data_or_a_listed_reason(prometheus: Prometheus
 
 def asked() -> list[Selector]:
     """Every selector of every rule, once."""
-    return sorted({each for rule in rules() for each in selectors(rule.expr)}, key=str)
+    return sorted({selector for rule in rules() for selector in selectors(rule.expr)}, key=str)
 
 
 def test_every_family_of_the_rules_is_present_or_absent_for_a_listed_reason(prometheus: Prometheus) -> None:
     lawful = {rule.name for rule in [*records(), *thresholds()]} | set(ABSENT)
-    due = [each for each in asked() if not {each.name, str(each)} & lawful]
+    due = [selector for selector in asked() if not {selector.name, str(selector)} & lawful]
 
     def lacking() -> list[str]:
-        return [str(each) for each in due if not prometheus.query(f"present_over_time({each}[2m])")]
+        return [
+            str(selector) for selector in due if not prometheus.query(f"present_over_time({selector}[2m])")
+        ]
 
     assert nothing_after_a_while(lacking) == []
 

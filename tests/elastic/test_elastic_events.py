@@ -242,7 +242,7 @@ STRANGE = [math.nan, object(), {1: {2}}, [b"x"], threading.Lock(), 1 << 80, "\ud
 @pytest.mark.parametrize(
     "strange",
     [
-        *({"metadata": {"a": each}} for each in STRANGE),
+        *({"metadata": {"a": entry}} for entry in STRANGE),
         {"metadata": {Unprintable(): 1, 2: 3}},
         {"metadata": {f"a{number}": number for number in range(1000)}},
         {"metadata": None},
@@ -265,7 +265,7 @@ def test_an_event_with_invalid_fields_is_counted_delivered_and_written(
     handle.unregister()
 
     assert counted(type_) == before + 1
-    assert [each.type for each in received] == [type_]
+    assert [event.type for event in received] == [type_]
     json.loads(handler.lines[0], parse_constant=pytest.fail)
 
 
@@ -342,5 +342,5 @@ def test_a_long_error_is_cut_to_its_end() -> None:
     metadata: dict[str, Any] = {"raw_error": "a" * 10_000 + "the cause"}
     events.record(events.Event("cut", events.EventSource.WORKER, metadata=metadata))
 
-    (event,) = [each for each in EVENTS.recent() if each.type == "cut"]
+    (event,) = [event for event in EVENTS.recent() if event.type == "cut"]
     assert str(event.data["raw_error"]) == "a" * 1991 + "the cause"

@@ -59,7 +59,7 @@ class Keeping(metrics.MetricHandler):
         self.data.append(metric_data)
 
     def names(self) -> list[str]:
-        return [each.name for each in self.data]
+        return [entry.name for entry in self.data]
 
 
 def fresh(word: str = "value") -> str:
@@ -83,7 +83,9 @@ def test_signatures_name_the_same_arguments_in_the_same_order() -> None:
     theirs = pytest.importorskip(TORCH, reason="torch is not installed")
 
     for name in ("configure", "getStream", "put_metric", "publish_metric", "prof", "get_elapsed_time_ms"):
-        mine, torchs = (list(inspect.signature(getattr(each, name)).parameters) for each in (metrics, theirs))
+        mine, torchs = (
+            list(inspect.signature(getattr(module, name)).parameters) for module in (metrics, theirs)
+        )
         assert mine == torchs, name
 
 

@@ -193,11 +193,12 @@ def test_dropped_series_are_logged_once(caplog: pytest.LogCaptureFixture) -> Non
 def test_unbounded_names_share_one_counter_and_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    page = page_of(*(gauge(f"bad_{each}", {"0": float("nan")}) for each in range(1000)))
+    page = page_of(*(gauge(f"bad_{index}", {"0": float("nan")}) for index in range(1000)))
     text_of(page)
 
     assert (
-        len(next(each for each in page.families() if each.name == "exporter_series_dropped").samples) == 201
+        len(next(family for family in page.families() if family.name == "exporter_series_dropped").samples)
+        == 201
     )
     assert dropped(page, "<other>", "value") == 800
     assert 0 < len(caplog.records) <= 20
@@ -260,12 +261,12 @@ def test_bodies_are_whole_while_many_threads_publish_withdraw_and_render() -> No
 
 def stat_gauge(name: str, series: int, precedence: Precedence) -> Metric:
     spec = Family(name=name, type="gauge", help="", labels=("run",), precedence=precedence)
-    return spec.later({(f"r{each}",): 1.0 for each in range(series)})
+    return spec.later({(f"r{index}",): 1.0 for index in range(series)})
 
 
 def stat_summary(name: str, series: int) -> Metric:
     spec = Family(name=name, type="summary", help="", labels=("run",))
-    return spec.later({(f"r{each}",): Distribution(1, 1.0) for each in range(series)})
+    return spec.later({(f"r{index}",): Distribution(1, 1.0) for index in range(series)})
 
 
 def shown(page: Page, name: str, **labels: str) -> int:
@@ -283,12 +284,12 @@ def test_an_unbounded_family_displaces_no_other_family() -> None:
 
 
 def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None:
-    stats = [many(f"user_stat_{each}", 40, run="a") for each in range(50)]
+    stats = [many(f"user_stat_{index}", 40, run="a") for index in range(50)]
     ours = [many(name, 30) for name in ("host_cpu_seconds", "cgroup_memory_bytes", "training_attempt")]
     page = page_of(*stats, *ours, max_series=200)
 
-    assert [shown(page, each.name) for each in ours] == [30, 30, 30]
-    assert sum(shown(page, each.name) for each in stats) == 110
+    assert [shown(page, family.name) for family in ours] == [30, 30, 30]
+    assert sum(shown(page, stat.name) for stat in stats) == 110
 
 
 @given(
@@ -301,10 +302,10 @@ def test_families_of_the_exporter_precede_stats_of_users_under_the_cap() -> None
 def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
     cap: int, totals: list[int], samples: list[int], windows: list[int], own: int
 ) -> None:
-    gauges = [stat_gauge(f"window_{each}", size, Precedence.WINDOW) for each, size in enumerate(windows)]
-    counts = [stat_gauge(f"samples_{each}", size, Precedence.SAMPLES) for each, size in enumerate(samples)]
+    gauges = [stat_gauge(f"window_{index}", size, Precedence.WINDOW) for index, size in enumerate(windows)]
+    counts = [stat_gauge(f"samples_{index}", size, Precedence.SAMPLES) for index, size in enumerate(samples)]
     page = page_of(
-        *gauges, *counts, *[stat_summary(f"total_{each}", size) for each, size in enumerate(totals)]
+        *gauges, *counts, *[stat_summary(f"total_{index}", size) for index, size in enumerate(totals)]
     )
     page = page_of(*page.offered(), many("host_memory_bytes", own), max_series=cap)
     body = read(page.render(Format.TEXT), Format.TEXT)
@@ -318,17 +319,17 @@ def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
 
 
 def test_runs_share_the_series_cap_fairly() -> None:
-    wild = [many(f"wild_{each}", 10, run="wild") for each in range(100)]
+    wild = [many(f"wild_{index}", 10, run="wild") for index in range(100)]
     page = page_of(*wild, many("modest", 40, run="modest"), max_series=100)
 
     assert shown(page, "modest", run="modest") == 40
-    assert sum(shown(page, each.name) for each in wild) == 60
+    assert sum(shown(page, family.name) for family in wild) == 60
 
 
 def test_only_the_unbounded_run_of_a_shared_stat_is_cut() -> None:
     spec = Family(name="stat", type="gauge", help="A stat.", labels=("run", "rank"))
-    runs: dict[tuple[str, ...], float | Distribution] = {("wild", str(each)): 1.0 for each in range(500)}
-    runs.update({("modest", str(each)): 1.0 for each in range(20)})
+    runs: dict[tuple[str, ...], float | Distribution] = {("wild", str(index)): 1.0 for index in range(500)}
+    runs.update({("modest", str(index)): 1.0 for index in range(20)})
     page = page_of(spec.family(runs), max_series=100)
 
     assert (shown(page, "stat", run="modest"), shown(page, "stat", run="wild")) == (20, 80)
@@ -340,7 +341,7 @@ def test_a_cut_family_keeps_its_first_series_while_others_change_a_little() -> N
     page.publish("block", [many("wild", 500), many("usual", 45)])
 
     assert before - read(page.render(Format.TEXT), Format.TEXT).keys() == {
-        ("usual", (("rank", str(each)),)) for each in range(45, 50)
+        ("usual", (("rank", str(index)),)) for index in range(45, 50)
     }
 
 
@@ -359,7 +360,7 @@ def test_a_distribution_is_shown_whole_or_not_at_all(kind: str, series: int) -> 
     spec = Family(name="wild", type=kind, help="", labels=("rank",))  # type: ignore[arg-type]
     buckets = ((1.0, 1), (2.0, 2)) if kind == "histogram" else ()
     page = page_of(
-        spec.family({(str(each),): Distribution(3, 1.0, buckets) for each in range(30)}),
+        spec.family({(str(index),): Distribution(3, 1.0, buckets) for index in range(30)}),
         max_series=series * 10 + 1,
     )
 

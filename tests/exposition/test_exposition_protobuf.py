@@ -87,7 +87,7 @@ def families(body: bytes) -> Iterator[Any]:
 
 
 def labels(metric: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((each.name, each.value) for each in metric.label)
+    return tuple((label.name, label.value) for label in metric.label)
 
 
 @given(found=valid_families())
@@ -126,7 +126,7 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
 
     *classic, native = families(page.render(Format.PROTOBUF))
 
-    assert (native.type, {each.type for each in classic}) == (4, {0})  # a histogram, counters
+    assert (native.type, {bucket.type for bucket in classic}) == (4, {0})  # a histogram, counters
     (metric,) = native.metric
     assert (native.name, native.help, labels(metric)) == (SPEC.name, SPEC.help, (("rank", "0"),))
     histogram = metric.histogram
@@ -144,7 +144,8 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
         inside, left = left[:count], left[count:]
         # Bounds are rounded roots: values closer than the precision of a float may lie on either side.
         assert all(
-            2 ** ((place - 1) / 8) * (1 - 1e-12) < each <= 2 ** (place / 8) * (1 + 1e-12) for each in inside
+            2 ** ((place - 1) / 8) * (1 - 1e-12) < bucket <= 2 ** (place / 8) * (1 + 1e-12)
+            for bucket in inside
         )
 
 
@@ -159,7 +160,7 @@ def test_a_native_histogram_holds_each_sample_in_its_bucket(samples: list[float]
 def test_a_histogram_without_buckets_for_all_its_samples_stays_classic(distribution: Distribution) -> None:
     body = page_of(SPEC.family({("0",): distribution})).render(Format.PROTOBUF)
 
-    names = {each.name.removeprefix(SPEC.name) for each in families(body)}
+    names = {family.name.removeprefix(SPEC.name) for family in families(body)}
     assert {"_bucket", "_count"} <= names <= {"_bucket", "_count", "_sum"}
 
 

@@ -70,8 +70,8 @@ def test_openmetrics_is_served_on_request_and_plain_text_otherwise(
 @pytest.mark.parametrize(
     ("accepted", "expected"),
     [
-        *((each, True) for each in ("gzip", "GZIP", "deflate, gzip;q=0.5", "*", "br, *;q=0.1")),
-        *((each, False) for each in (None, "", "identity", "br", "gzip;q=0", "*;q=0", "gzip;q=nan")),
+        *((header, True) for header in ("gzip", "GZIP", "deflate, gzip;q=0.5", "*", "br, *;q=0.1")),
+        *((header, False) for header in (None, "", "identity", "br", "gzip;q=0", "*;q=0", "gzip;q=nan")),
         ("identity, gzip;q=0.5", False),
     ],
 )
@@ -115,7 +115,7 @@ def test_every_byte_equals_the_output_of_prometheus_client(form: Format, familie
 def test_new_values_of_the_same_series_are_written_as_in_a_new_family(
     form: Format, families: list[Metric], number: float
 ) -> None:
-    changed = [with_values(each, [number] * len(each.samples)) for each in families]
+    changed = [with_values(family, [number] * len(family.samples)) for family in families]
     page = page_of(*families)
     page.render(form)
     page.publish("block", changed)
@@ -130,7 +130,9 @@ def test_the_official_parser_reads_back_what_was_published(form: Format, familie
     found = read(page_of(*families).render(form), form)
 
     samples = [sample for family in families for sample in family.samples]
-    assert found == {(each.name, tuple(sorted(each.labels.items()))): float(each.value) for each in samples}
+    assert found == {
+        (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value) for sample in samples
+    }
 
 
 def test_a_histogram_without_a_sum_keeps_its_count_in_plain_text_only() -> None:
@@ -191,7 +193,7 @@ def test_a_lone_surrogate_in_a_help_text_costs_one_character() -> None:
         ("gauge", ({"a-b": "1"}, 6.0), "labels"),
         ("gauge", ({"a\n": "1"}, 6.0), "labels"),
         ("gauge", ({"__name__": "1"}, 6.0), "labels"),
-        ("gauge", (dict.fromkeys([f"l{each}" for each in range(MAX_LABELS + 1)], "1"), 6.0), "labels"),
+        ("gauge", (dict.fromkeys([f"l{index}" for index in range(MAX_LABELS + 1)], "1"), 6.0), "labels"),
         ("gauge", (None, 6.0), "labels"),
         ("counter", ({"rank": "1"}, -1.0), "value"),
         ("info", ({"rank": "1"}, 2), "value"),

@@ -49,7 +49,7 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
     """Any value of a type of the contract."""
     inner, origin = get_args(hint), get_origin(hint)
     if NoneType in inner:
-        return st.none() | any_of(next(each for each in inner if each is not NoneType))
+        return st.none() | any_of(next(item for item in inner if item is not NoneType))
     if origin is tuple and inner[-1] is Ellipsis:
         return st.lists(any_of(inner[0]), max_size=3).map(tuple)
     if origin is tuple:
@@ -336,7 +336,7 @@ def test_exponential_buckets_beyond_the_limit_of_a_process_are_dropped() -> None
     readings = [many.replace(definition=many.definition.replace(name=f"a{n}")) for n in range(81)]
     found = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
 
-    assert [len(each.exponential) for each in found] == [500] * 80 + [0]
+    assert [len(reading.exponential) for reading in found] == [500] * 80 + [0]
 
 
 @pytest.mark.parametrize(

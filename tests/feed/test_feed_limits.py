@@ -106,7 +106,7 @@ def test_rejected_reasons_beyond_the_limit_are_refused() -> None:
 
 
 def labels_and_buckets(number: int) -> bytes:
-    labels = [[f"l{each:05}", "x" * 20] for each in range(2000)]
+    labels = [[f"l{index:05}", "x" * 20] for index in range(2000)]
     buckets = list(range(30_000))
     each = definition(labels=labels, buckets=buckets, aggregations=["histogram"], kind="histogram")
     return feed_file([each], [{**TOTAL, "bucket_counts": [0] * len(buckets)}], number=number)
@@ -121,12 +121,12 @@ def empty_lists(number: int) -> bytes:
 
 
 def many_stats(number: int) -> bytes:
-    stats = [definition(each, labels=[["a", "x" * 100]]) for each in range(9000)]
+    stats = [definition(index, labels=[["a", "x" * 100]]) for index in range(9000)]
     return feed_file(stats, [TOTAL] * len(stats), number=number)
 
 
 def many_facts(number: int) -> bytes:
-    facts = json.dumps([[f"{each}", "x" * 700] for each in range(5000)]).encode()
+    facts = json.dumps([[f"{index}", "x" * 700] for index in range(5000)]).encode()
     return feed_file([], [], number=number, raw=b',"training":{"facts":%b}' % facts)
 
 

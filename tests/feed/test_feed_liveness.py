@@ -112,14 +112,14 @@ def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
 
 def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> None:
     locks = [taken(tmp_path / name) for name in ("a", "b")]
-    assert [each.keep() for each in locks] == [True, True]
+    assert [lock.keep() for lock in locks] == [True, True]
 
     (tmp_path / "a").unlink()
     (tmp_path / "b").rename(tmp_path / "c")
 
-    assert [each.keep() for each in locks] == [False, False]
-    for each in locks:
-        each.release()
+    assert [lock.keep() for lock in locks] == [False, False]
+    for lock in locks:
+        lock.release()
 
 
 @pytest.mark.parametrize(

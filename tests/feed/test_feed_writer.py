@@ -41,7 +41,11 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
     snapshot = received[0].snapshot
     assert (snapshot.process, snapshot.written, snapshot.flush_seconds) == (identity, 12.5, 0.5)
     received.append(only_entry(reader))
-    assert [(each.alive, each.snapshot.sequence) for each in received] == [(True, 1), (True, 2), (False, 2)]
+    assert [(entry.alive, entry.snapshot.sequence) for entry in received] == [
+        (True, 1),
+        (True, 2),
+        (False, 2),
+    ]
     assert not writer.publish(new_recording())
 
 
@@ -59,7 +63,7 @@ def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhe
     finally:
         os.umask(previous)
 
-    modes = [{stat.S_IMODE(each.stat().st_mode) for each in where.iterdir()} for where in (own, shared)]
+    modes = [{stat.S_IMODE(path.stat().st_mode) for path in where.iterdir()} for where in (own, shared)]
     assert modes == [{0o600}, {0o640}]
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
@@ -157,7 +161,7 @@ def test_a_directory_in_place_of_the_file_is_a_counted_failure(tmp_path: Path, b
     assert not writer.publish(new_recording())
 
     assert writer.dropped == {"write_failed": 1}
-    assert not [each for each in tmp_path.glob("*.tmp") if each.is_file()]
+    assert not [path for path in tmp_path.glob("*.tmp") if path.is_file()]
     writer.close()
 
 

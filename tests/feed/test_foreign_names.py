@@ -231,7 +231,7 @@ def test_every_foreign_entry_with_a_name_of_the_exporter_is_reported(shared: Pat
     reader = FeedReader(shared)
     reader.scan()
 
-    assert {(Path(each.path).name, each.uid) for each in reader.foreign} == {
+    assert {(Path(file.path).name, file.uid) for file in reader.foreign} == {
         ("owner.lock", ATTACKER),
         ("overrides.json", ATTACKER),
         ("stacks.request", ATTACKER),

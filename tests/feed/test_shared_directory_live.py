@@ -43,12 +43,12 @@ def taken() -> Iterator[Path]:
         directory.chmod(0o1777)
         for name in NAMES:
             path = directory / name
-            for each in (path, path.with_name(f"{path.stem}-{NOBODY}{path.suffix}")):
+            for candidate in (path, path.with_name(f"{path.stem}-{NOBODY}{path.suffix}")):
                 if path.suffix:
-                    each.write_text(OFF)
+                    candidate.write_text(OFF)
                 else:
-                    each.mkdir(mode=0o755)
-                os.chown(each, ATTACKER, ATTACKER)
+                    candidate.mkdir(mode=0o755)
+                os.chown(candidate, ATTACKER, ATTACKER)
         yield directory
 
 

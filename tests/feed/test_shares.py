@@ -95,7 +95,7 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
             (tmp_path / f"{number:032x}.feed").write_bytes(
                 feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number)
             )
-        (entry,) = [each for each in reader.scan().entries if each.snapshot.process.id == identity.id]
+        (entry,) = [entry for entry in reader.scan().entries if entry.snapshot.process.id == identity.id]
 
         assert entry.age_seconds < 5.0
 

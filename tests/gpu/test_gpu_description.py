@@ -97,7 +97,7 @@ def test_a_packaged_machine_has_a_description_and_fits_the_pipe(name: str) -> No
     st.integers(1, 17),
 )
 def test_messages_are_reassembled_from_any_chunks(fields: list[dict[str, Any]], size: int) -> None:
-    said = [{**each, "kind": "any"} for each in fields]
+    said = [{**field, "kind": "any"} for field in fields]
     data = b"".join(map(encode, said))
     reading, writing = os.pipe()
     with open(reading, "rb"), open(writing, "wb", buffering=0) as pipe:  # noqa: PTH123 - descriptors

@@ -139,13 +139,13 @@ def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:
     with collecting(fake) as collector:
         wait_until(lambda: value(collector, "gpu_processes") == 0)
         fake.hold((4_190_001, 0), (4_190_002, 0))
-        wait_until(lambda: any(each.ratios for each in collector.registry.processes()))
+        wait_until(lambda: any(process.ratios for process in collector.registry.processes()))
         uses = collector.registry.processes()
         page = collector.collect()
         fake.hold()
         wait_until(lambda: value(collector, "gpu_processes") == 0)
 
-    assert [(each.pid, each.memory_bytes, each.ratios) for each in uses] == [
+    assert [(usage.pid, usage.memory_bytes, usage.ratios) for usage in uses] == [
         (4_190_001, 1_000_000_000, {"sm": 0.5}),
         (4_190_002, 1_000_000_000, {"sm": 0.5}),
     ]
@@ -157,9 +157,9 @@ def test_the_calls_of_a_card_cost_at_most_0_2_percent_of_a_core(tmp_path: Path) 
     for machine in machines:
         steady(machine)
     with collecting(machines[0]) as free, collecting(machines[1]) as costly:
-        before, began = [cpu_seconds(each) for each in (free, costly)], time.monotonic()
+        before, began = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic()
         time.sleep(30)
-        after, seconds = [cpu_seconds(each) for each in (free, costly)], time.monotonic() - began
+        after, seconds = [cpu_seconds(gpu) for gpu in (free, costly)], time.monotonic() - began
 
     of_calls = (after[1] - before[1]) - (after[0] - before[0])
     assert 0.0005 < of_calls / seconds / 8 < 0.002

@@ -173,9 +173,9 @@ def test_a_family_without_a_new_value_is_the_same_object() -> None:
 
     for message in messages[:-1]:
         registry.take_sample(message, 1)
-    before = {each.name: each for each in block.families(registry, "", {})}
+    before = {family.name: family for family in block.families(registry, "", {})}
     registry.take_sample(messages[-1], 1)
-    after = {each.name: each for each in block.families(registry, "", {})}
+    after = {family.name: family for family in block.families(registry, "", {})}
 
     assert after["gpu_memory_total_bytes"] is before["gpu_memory_total_bytes"]
     assert after["gpu_energy_joules"] is not before["gpu_energy_joules"]

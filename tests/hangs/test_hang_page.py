@@ -54,8 +54,10 @@ def watched(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -
 def hanging(running: Sidecar) -> dict[str, tuple[str, str]]:
     """Return function and location by rank, from the page."""
     found = re.findall(r"^training_hang_info\{(.*)\} 1", running.page, re.MULTILINE)
-    labels = [dict(re.findall(r'(\w+)="([^"]*)"', each)) for each in found]
-    return {each["rank"]: (each["function"], each["location"]) for each in labels}
+    labels = [dict(re.findall(r'(\w+)="([^"]*)"', series)) for series in found]
+    return {
+        label_values["rank"]: (label_values["function"], label_values["location"]) for label_values in labels
+    }
 
 
 def state(running: Sidecar) -> str:

@@ -32,7 +32,7 @@ def trained(sidecar: Sidecar, *, started: float = 0.0) -> Watched:
 
 
 def state(page: Page) -> str:
-    return next(each for each in STATES if page.get("training_run_state", run="r", state=each) == 1)
+    return next(state for state in STATES if page.get("training_run_state", run="r", state=state) == 1)
 
 
 def evidence(sidecar: Sidecar, *ends: End, launches: Sequence[str] = ()) -> None:
@@ -149,7 +149,7 @@ def test_an_ended_run_keeps_its_wall_time_and_its_position_and_no_last_values(si
         a_reading(replace(a_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0])
         for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
     ]
-    watched.write(*[each.replace(value=7.0) for each in gauges], final=True)
+    watched.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
     pages = [watched.die(4.0), *(sidecar.after(100.0) for _ in range(3))]
     sidecar.restart()
     pages.append(sidecar.after(1.0))

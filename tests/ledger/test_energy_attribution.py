@@ -48,7 +48,7 @@ def divided(
     runs: Mapping[int, str] | None = None,
     reported: Sequence[ReportedProcess] = (),
 ) -> Division:
-    known = {**(lives or {}), **{each.life.pid: each.life for each in reported}}
+    known = {**(lives or {}), **{entry.life.pid: entry.life for entry in reported}}
     return gpu.divide(history(at), lists, known, lambda pid: (runs or {}).get(pid, ""), reported=reported)
 
 
@@ -61,12 +61,12 @@ def played(
 ) -> list[GpuSlice]:
     """Divide after each list, and at the end."""
     gpu, found = new(), list[GpuSlice]()
-    for each in lists:
+    for entry in lists:
         ended = {
-            pid: life if life.ended and life.ended <= each.at else ProcessLife(pid, life.began)
+            pid: life if life.ended and life.ended <= entry.at else ProcessLife(pid, life.began)
             for pid, life in lives.items()
         }
-        found += divided(gpu, each.at, [each], ended, runs).slices
+        found += divided(gpu, entry.at, [entry], ended, runs).slices
     return found + divided(gpu, until, [], lives, runs).slices
 
 
@@ -83,7 +83,7 @@ def reported(
 
 
 def joules(found: Sequence[GpuSlice], run: str) -> float:
-    return sum(each.joules for each in found if each.run == run)
+    return sum(entry.joules for entry in found if entry.run == run)
 
 
 @pytest.mark.parametrize("ended", [13.4, 14.9, 26.1])
@@ -92,7 +92,7 @@ def test_a_run_has_the_energy_of_its_whole_life(ended: float) -> None:
     found = played(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, until=30)
 
     assert joules(found, "a") == pytest.approx(WATTS * (ended - 3.2))
-    assert {each.method for each in found} == {"exclusive"}
+    assert {entry.method for entry in found} == {"exclusive"}
 
 
 def test_an_ended_run_gets_its_share_without_another_process_list() -> None:
@@ -108,7 +108,7 @@ def test_two_runs_share_a_card_while_both_are_on_it() -> None:
 
     assert joules(found, "a") == pytest.approx(WATTS * (10 + 5))
     assert joules(found, "b") == pytest.approx(WATTS * (5 + 10))
-    assert {each.method for each in found} == {"exclusive", "sm_share"}
+    assert {entry.method for entry in found} == {"exclusive", "sm_share"}
 
 
 def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> None:
@@ -233,7 +233,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
     job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended=4.9)]
     lists = [*(listing(at, 7) for at in (2.0, 3.0, 4.0)), listing(5.0)]
-    others = [GpuListing("GPU-b", each.at, ()) for each in lists]
+    others = [GpuListing("GPU-b", entry.at, ()) for entry in lists]
     seen = GpuSnapshot(
         job,
         listings=[*lists, *others],
@@ -242,7 +242,7 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     )
     parts = list(GpuDivision().divide(cards, seen, wall=5.0, now=5.0))
 
-    assert joules([each.slice for each in parts], "a") == pytest.approx(WATTS * 3.9)
+    assert joules([part.slice for part in parts], "a") == pytest.approx(WATTS * 3.9)
     assert [card.gaps for card in cards] == [{}, {}]
 
 

@@ -54,7 +54,7 @@ def test_a_foreign_ledger_directory_suppresses_no_totals(
     sidecar.restart()
     later = sidecar.after(1.0)
 
-    assert [each.count("loss", **RANK_0) for each in (page, later)] == [3, 3]
+    assert [exposition.count("loss", **RANK_0) for exposition in (page, later)] == [3, 3]
     assert page.get("exporter_ledger_suppressed_ranks") == 0
     assert later.get("exporter_feed_foreign_entry", entry="ledger") == 1
     assert f"{shared}/ledger belongs to uid {ATTACKER}" in caplog.text

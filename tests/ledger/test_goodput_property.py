@@ -88,7 +88,7 @@ class Story:
             self.process.write()
         page = self.sidecar.after(seconds)
         self._check_counters(page)
-        state = [each for each in STATES if page.get("training_run_state", run="r", state=each) == 1]
+        state = [state for state in STATES if page.get("training_run_state", run="r", state=state) == 1]
         self.states += state
         if page.get("training_wall_seconds_total", run="r") is not None:
             check_identity(page)
@@ -141,6 +141,6 @@ def test_a_finished_training_stays_finished_whatever_follows_without_training(
         for action, number in actions:
             story.play(action, number)
 
-    ended = [each for each in story.states if each in ENDED_STATES]
+    ended = [state for state in story.states if state in ENDED_STATES]
     assert set(ended) == {"finished"}
     assert story.states[story.states.index("finished") :] == ended

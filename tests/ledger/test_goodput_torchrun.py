@@ -107,7 +107,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
         )
         assert done.returncode == 0, done.stderr
         name = "training_uncommitted_seconds"
-        wait_for(running, lambda found: [round(each, 6) for each in found.all(name).values()] == [0])
+        wait_for(running, lambda found: [round(value, 6) for value in found.all(name).values()] == [0])
         page = page_of(running)
 
     lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
@@ -115,12 +115,12 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     def said(what: str, attempt: int) -> list[Any]:
         return [line for line in lines if (line["what"], line["attempt"]) == (what, attempt)]
 
-    steps = [{each["step"]: each["seconds"] for each in said("step", attempt)} for attempt in range(3)]
-    assert [list(each) for each in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
+    steps = [{record["step"]: record["seconds"] for record in said("step", attempt)} for attempt in range(3)]
+    assert [list(step) for step in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
     unfinished = sum(line["seconds"] for line in lines if line["what"] == "failed")
     saved = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
     productive = sum(steps[attempt][step] for attempt, done in saved for step in done)
-    lost = sum(sum(each.values()) for each in steps) - productive + unfinished
+    lost = sum(sum(step.values()) for step in steps) - productive + unfinished
 
     ((((_, run),), _),) = page.all("training_attempt").items()  # one run, although unnamed
     assert run.startswith("train-")

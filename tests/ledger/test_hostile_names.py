@@ -39,7 +39,7 @@ def test_a_run_name_of_any_length_removes_no_total_of_another_run(
 
 def test_a_run_with_negative_samples_removes_no_total_of_another_run(tmp_path: Path) -> None:
     publish_once(tmp_path, run="honest")
-    negative = Recording(tuple([each.replace(sum=None) for each in new_recording().stats]))
+    negative = Recording(tuple([stat.replace(sum=None) for stat in new_recording().stats]))
     writer = FeedWriter(tmp_path, new_identity(run="negative"))
     writer.publish(negative)
     writer.close()

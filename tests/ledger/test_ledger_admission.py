@@ -26,7 +26,7 @@ def runs(
 ) -> None:
     """Let the process of a rank publish these Stats, each with rank + 1 samples."""
     process = a_process(rank=rank, id=f"{rank:032x}", started=started + rank)
-    readings = [a_reading(each, [0.5] * (rank + 1), window=WINDOW) for each in definitions]
+    readings = [a_reading(definition, [0.5] * (rank + 1), window=WINDOW) for definition in definitions]
     sidecar.feed.put(a_snapshot(process, *readings, sequence=sequence))
 
 

@@ -161,6 +161,6 @@ def test_a_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_pat
     text = page.render(Format.TEXT).decode()
 
     totals, windows = (
-        re.findall(rf"^stat\d+_{each}{{", text, re.MULTILINE) for each in ("count", "window_mean")
+        re.findall(rf"^stat\d+_{suffix}{{", text, re.MULTILINE) for suffix in ("count", "window_mean")
     )
     assert (len(totals), windows) == (100, [])

@@ -56,7 +56,7 @@ def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Pa
     assert page.get("training_feed_alive", **RANK_0) == 0
     assert page.count("train_stat0", **RANK_0) == 1
     wait_until(
-        lambda: look(sidecar) and {each.name for each in tmp_path.iterdir()} == {"ledger", "owner.lock"}
+        lambda: look(sidecar) and {path.name for path in tmp_path.iterdir()} == {"ledger", "owner.lock"}
     )
     assert look(sidecar).count("train_stat0", **RANK_0) == 1
 
@@ -137,8 +137,8 @@ def test_a_second_sidecar_only_reads_until_the_first_is_killed(tmp_path: Path) -
 
 def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_path: Path) -> None:
     here, there, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
-    for each in (here, there, shared):
-        each.mkdir()
+    for directory in (here, there, shared):
+        directory.mkdir()
     sidecar = a_sidecar(here, shared)
     with (
         sidecar_process(there, shared) as other,
@@ -183,7 +183,7 @@ def test_a_foreign_owner_lock_created_first_is_reported() -> None:
             collected = a_sidecar(feed).collect()
 
     assert Page(collected).get("exporter_feed_owner") == 0
-    (received,) = [each for each in collected.unsupported if "cannot own the feed directory" in each]
+    (received,) = [problem for problem in collected.unsupported if "cannot own the feed directory" in problem]
     assert f"{feed}/owner.lock: Permission denied" in received
 
 
@@ -212,7 +212,7 @@ def test_damaged_and_hostile_files_affect_only_themselves_with_one_line_per_reas
 
     assert page.count("train_stat0", **RANK_0) == 1
     reasons = ("magic", "symlink", "name")
-    assert [page.get("exporter_feed_refused_total", reason=each) for each in reasons] == [51, 1, 1]
+    assert [page.get("exporter_feed_refused_total", reason=reason) for reason in reasons] == [51, 1, 1]
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert len(lines) == len(reasons)
     assert sum("and 49 more" in line for line in lines) == 1

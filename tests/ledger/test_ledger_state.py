@@ -66,7 +66,7 @@ def test_a_damaged_byte_is_detected_and_the_file_moved_aside(tmp_path: Path, dat
     assert store.damaged - before == (loaded is None)
     if loaded is None:
         assert not path.exists()
-        assert bad in [each.read_bytes() for each in path.parent.glob("*.damaged-*")]
+        assert bad in [file.read_bytes() for file in path.parent.glob("*.damaged-*")]
     store.close()
 
 
@@ -189,6 +189,6 @@ def test_a_full_tmpfs_fails_the_save_and_keeps_the_last_one(tmp_path: Path) -> N
         with pytest.raises(StateError, match="No space left"):
             store.save(KEY, b"y" * 50_000)
         assert store.load(KEY, the_same) == b"x" * 20_000
-        assert sorted(each.name for each in path.parent.iterdir()) == sorted([path.name, "locks"])
+        assert sorted(file.name for file in path.parent.iterdir()) == sorted([path.name, "locks"])
         store.save(KEY, b"z" * 20_000)
         store.close()

@@ -54,7 +54,7 @@ def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sideca
     missed = sidecar.after(1)
     sidecar.feed.files.update(kept)
     back = sidecar.after(1)
-    sidecar.feed.files |= {f"again {each}": entry for each, entry in kept.items()}
+    sidecar.feed.files |= {f"again {process_id}": entry for process_id, entry in kept.items()}
 
     for page in (missed, back, sidecar.after(1)):
         assert page.get("training_feed_alive", **RANK_0) == 1
@@ -128,7 +128,7 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
         sidecar.after(1)
         sidecar.restart()
     page = sidecar.after(1)
-    (whole,) = [each for each in page.families["loss"].samples if isinstance(each, DistributionSample)]
+    (whole,) = [sample for sample in page.families["loss"].samples if isinstance(sample, DistributionSample)]
 
     assert page.count("loss", **RANK_0) == 4
     assert whole.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
@@ -148,7 +148,7 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="overflow") == 6
     reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "capture": 2}
-    found = {each: page.get("training_feed_dropped_total", **RANK_0, reason=each) for each in reasons}
+    found = {reason: page.get("training_feed_dropped_total", **RANK_0, reason=reason) for reason in reasons}
     assert found == reasons
     of_events = {"type": "ckpt", "severity": "info", **RANK_0}
     assert page.get("training_events_total", **of_events) == 9

@@ -74,7 +74,7 @@ class Paper(EnergyNode):
         return WorkUse((ProcessWork("r", 0, "p", dict(self.phases), "GPU-a", self.received),))
 
     def power(self, after: Mapping[str, float]) -> Mapping[str, Sequence[tuple[float, float]]]:
-        return {"GPU-a": [each for each in self.samples if each[0] > after.get("GPU-a", 0.0)]}
+        return {"GPU-a": [sample for sample in self.samples if sample[0] > after.get("GPU-a", 0.0)]}
 
     def after(self, seconds: float, *, flush: bool = True) -> Page:
         """Advance the time, possibly without a new snapshot of the job, and run a pass."""
@@ -100,8 +100,8 @@ class Paper(EnergyNode):
         ]
         self.received = tuple(intervals[-30:])
         self.phases = {}
-        for each in intervals:
-            self.phases[each.phase] = self.phases.get(each.phase, 0.0) + each.end - each.begin
+        for interval in intervals:
+            self.phases[interval.phase] = self.phases.get(interval.phase, 0.0) + interval.end - interval.begin
 
 
 def looked(directory: Path, **how: Any) -> Paper:
@@ -192,7 +192,7 @@ def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
         job.publish(second + 0.9)
         known = extended(known, job.reading())
 
-    spent = sum(each.end - each.begin for each in known if each.phase == "forward")
+    spent = sum(interval.end - interval.begin for interval in known if interval.phase == "forward")
     assert spent == pytest.approx(20 * 0.25, abs=1e-4)
     assert all(one.end == pytest.approx(two.begin, abs=1e-5) for one, two in itertools.pairwise(known))
     assert len(known) == 41

@@ -43,9 +43,9 @@ def a_job(steps: int = 5, seconds: float = 1.0) -> PaperJob:
 
 
 def state(page: Page) -> str:
-    values = {each: page.get("training_run_state", state=each, **RUN) for each in STATES}
+    values = {state: page.get("training_run_state", state=state, **RUN) for state in STATES}
     assert sorted(values.values()) == [0] * (len(STATES) - 1) + [1]  # type: ignore[type-var]  # all are numbers
-    return next(each for each, value in values.items() if value)
+    return next(labels for labels, value in values.items() if value)
 
 
 def why(page: Page) -> dict[str, str]:
@@ -116,7 +116,7 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
     watched.job.train()
     again = look(watched)
 
-    states = [state(each) for each in (running, not_yet, hung, again)]
+    states = [state(job) for job in (running, not_yet, hung, again)]
     assert states == ["running", "running", "hung", "running"]
     assert shown(running) == shown(not_yet) == shown(again) == set(GAUGES)
     assert shown(hung) == {"training_step"}

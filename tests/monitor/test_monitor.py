@@ -299,7 +299,7 @@ def test_the_real_summary_writer_receives_only_windows_of_stats(monitor: Any, tm
     monitor.unregister_event_handler(handle)
 
     found = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    scalars = {tag: [each.value for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    scalars = {tag: [event.value for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
     assert scalars == {"board.sum": [10.0], "board.count": [5.0]}
 
 
@@ -310,14 +310,14 @@ NO_DATA: list[Any] = [None, [("x", 1)], {"x": None}, {"x": [1]}, {"x": {}}, {1: 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("Stat", [("c", each, 5.0) for each in ([1], ["sum"], "sum", [None], 3)]),
-        ("Stat", [("c", [], each) for each in (5, "5", None)]),
+        ("Stat", [("c", argument, 5.0) for argument in ([1], ["sum"], "sum", [None], 3)]),
+        ("Stat", [("c", [], argument) for argument in (5, "5", None)]),
         ("Stat", [("c", [], 5.0, 2.0), ("c", [], 5.0, None), ("c", []), (3, [], 5.0), (None, [], 5.0)]),
         (
             "Event",
             [("a",), ("a", None, {}), ("a", 1.5, {}), ("a", "now", {}), (1, WHEN, {}), (None, WHEN, {})],
         ),
-        ("Event", [("a", WHEN, each) for each in NO_DATA]),
+        ("Event", [("a", WHEN, value) for value in NO_DATA]),
         ("log_event", [(None,), (1,), ("a",), ({"name": "a"},)]),
         ("register_event_handler", [(1,), ("print",), ([],), (object(),)]),
         ("unregister_event_handler", [(1,), ("print",), (object(),)]),

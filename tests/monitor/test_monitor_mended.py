@@ -261,7 +261,7 @@ def test_events_of_this_module_and_of_the_exporter_share_handlers(received: list
     exporter.log("ckpt.saved", "step 7", step=7, timestamp=5.0)
     event = received[-1]
 
-    assert [(each.type, each.data, each.timestamp) for each in events] == [("face.event", {"x": 1}, 7.0)]
+    assert [(event.type, event.data, event.timestamp) for event in events] == [("face.event", {"x": 1}, 7.0)]
     assert (event.name, event.timestamp.timestamp()) == ("ckpt.saved", 5.0)
     assert event.data == {"message": "step 7", "step": 7}
 

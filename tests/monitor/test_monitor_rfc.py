@@ -62,7 +62,7 @@ def test_the_example_of_a_typed_event(delivered: list[Event]) -> None:
     event = RdzvEvent(run_id="1234", rank=0, message="rendezvous started")
     log(event)
 
-    assert [(type(each), each.type, each.message) for each in delivered] == [
+    assert [(type(event), event.type, event.message) for event in delivered] == [
         (RdzvEvent, event.type, "rendezvous started")
     ]
     assert (delivered[0].metadata, event.timestamp) == (event.metadata, None)
@@ -192,7 +192,7 @@ def test_events_have_a_severity_a_timestamp_and_any_origin(
     with pytest.raises(ValueError, match="loud"):
         log("short", severity="loud")
 
-    assert [(each.severity, each.metadata) for each in delivered[:2]] == [
+    assert [(event.severity, event.metadata) for event in delivered[:2]] == [
         ("warning", {"x": 1}),
         ("warning", {}),
     ]

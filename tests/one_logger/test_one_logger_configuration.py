@@ -74,7 +74,7 @@ def test_a_callable_that_raises_or_returns_an_invalid_value_is_reported(
     with reported() as found:
         assert config.present(field) is None
 
-    assert [(each.call, each.rule) for each in found] == [
+    assert [(record.call, record.rule) for record in found] == [
         (f"TrainingTelemetryConfig.{field}", rule) for rule in rules
     ]
 
@@ -119,7 +119,9 @@ def test_d38_an_unknown_field_is_reported_with_the_known_fields() -> None:
         config = TrainingTelemetryConfig(**TRAINING, world_size_or_fn=5)
         config.perf_tags_or_fn = "typo"
 
-    assert [(each.call, each.rule) for each in found] == [("TrainingTelemetryConfig", "unknown_field")] * 2
+    assert [(record.call, record.rule) for record in found] == [
+        ("TrainingTelemetryConfig", "unknown_field")
+    ] * 2
     expected = found[0].expected
     assert "'world_size_or_fn'" in expected
     assert "seq_length_or_fn" in expected

@@ -26,7 +26,7 @@ def test_d22_d23_every_block_returns_a_span_and_runs_its_body(known: str) -> Non
     bodies = 0
 
     standard = "application model_init training_iteration validation_loop validation_iteration testing_loop"
-    blocks: list[Any] = [getattr(training, each)() for each in standard.split()]
+    blocks: list[Any] = [getattr(training, word)() for word in standard.split()]
     blocks += [training.testing_iteration(), training.checkpoint_load(), training.checkpoint_save(1)]
     blocks += [training.training_loop(train_iterations_start=0), one_logger.timed_span("custom")]
     blocks += [training.span("another"), training.phase("compile")]
@@ -51,7 +51,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
             training.on_save_checkpoint_end()
         latest_reading()
         gc.collect()
-        kept = sum(type(each) is CheckpointFigures for each in gc.get_objects())
+        kept = sum(type(candidate) is CheckpointFigures for candidate in gc.get_objects())
         training.on_save_checkpoint_success(0)
         training.on_save_checkpoint_success(1499)
 

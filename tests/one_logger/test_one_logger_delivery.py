@@ -51,9 +51,9 @@ def total(name: str, **labels: str) -> float:
     """Read a counter without waiting for any exporter, as `exporter.flush` does."""
     RECORDER.flush(SOON)
     return sum(
-        each.sum
-        for each in REGISTRY.states()
-        if each.definition.name == name and each.definition.labels == tuple(sorted(labels.items()))
+        state.sum
+        for state in REGISTRY.states()
+        if state.definition.name == name and state.definition.labels == tuple(sorted(labels.items()))
     )
 
 
@@ -229,9 +229,9 @@ def test_pending_records_are_delivered_at_exit_without_a_reference_to_the_record
 def test_its_families_are_admitted_to_the_page(sinks: list[Delivery]) -> None:
     begun(sinks, KeepingExporter())
     made = {
-        f"{each.definition.name.replace('.', '_')}_total": each.definition
-        for each in REGISTRY.states()
-        if each.definition.name.startswith("training.span.exporter.")
+        f"{state.definition.name.replace('.', '_')}_total": state.definition
+        for state in REGISTRY.states()
+        if state.definition.name.startswith("training.span.exporter.")
     }
 
     assert set(made) == {spec.name for spec in SPAN_EXPORTERS}

@@ -28,7 +28,9 @@ TESTS = {
     for path in PROJECT.glob("tests/*/test_*.py")
     for name in re.findall(r"def (test_\w+)", path.read_text("utf-8"))
 }
-VECTORS = {each["id"] for each in json.loads((DATA / "one-logger-golden.json").read_text("utf-8"))["vectors"]}
+VECTORS = {
+    vector["id"] for vector in json.loads((DATA / "one-logger-golden.json").read_text("utf-8"))["vectors"]
+}
 
 
 def test_every_module_of_the_table_exists() -> None:
@@ -36,7 +38,7 @@ def test_every_module_of_the_table_exists() -> None:
     modules = re.findall(r"`(exporter\.[a-z_.]+)`", part)
 
     assert len(modules) >= 5
-    assert [each for each in modules if not find_spec(each)] == []
+    assert [module for module in modules if not find_spec(module)] == []
 
 
 @pytest.mark.parametrize("kind", [OneLoggerConfig, TrainingTelemetryConfig, LoggerConfig])
@@ -65,6 +67,6 @@ def test_the_code_of_the_document_runs(number: int, tmp_path: Path) -> None:
     assert done.stderr == ""
     for path in tmp_path.glob("telemetry.jsonl"):
         lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-        names = [each.get("name") or each["event"]["name"] for each in lines]
+        names = [line.get("name") or line["event"]["name"] for line in lines]
         assert names.count("training_metrics_update") == 3
         assert names[-1] == "application"

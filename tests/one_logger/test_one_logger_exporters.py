@@ -65,8 +65,8 @@ def test_records_have_the_shapes_of_one_logger_and_a_parent(tmp_path: Path) -> N
 
     records = lines_of(tmp_path / "deep" / "telemetry.json")
     start, inner, event, error, stop, gap = records
-    assert [each["type"] for each in records] == TYPES
-    assert [each["count"] for each in records] == [1, 2, 3, 4, 5, 6]
+    assert [record["type"] for record in records] == TYPES
+    assert [record["count"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert start["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
     assert inner["parent_id"] == start["id"] == event["span_id"] == stop["id"]
     ours = {"rank", "node_name"}
@@ -117,7 +117,7 @@ def test_every_record_of_a_job_with_a_rank_has_the_rank(
     export_sample(FileExporter(tmp_path / "t.json"))
 
     records = lines_of(tmp_path / "t.json")
-    assert {(each["rank"], each["node_name"]) for each in records} == {(3, os.uname().nodename)}
+    assert {(record["rank"], record["node_name"]) for record in records} == {(3, os.uname().nodename)}
 
 
 def test_d30_the_previous_runs_file_is_appended_to(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_an_exporter_accepts_records_only_between_initialize_and_close(tmp_path:
         exporter.export_start(Span.create("work"))
 
     assert exporter.closed
-    assert [each["name"] for each in lines_of(tmp_path / "t.json")] == ["open"]
+    assert [line["name"] for line in lines_of(tmp_path / "t.json")] == ["open"]
 
 
 def test_d31_any_key_survives_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +170,7 @@ def test_d31_any_key_survives_a_log_line(caplog: pytest.LogCaptureFixture) -> No
         export_sample(LoggerExporter(logging.getLogger("one-logger-test")))
 
     records = [LoggerExporter.deserialize_log(line) for line in caplog.text.splitlines()]
-    assert [each["type"] for each in records] == TYPES
+    assert [record["type"] for record in records] == TYPES
     assert records[0]["attributes"] == {"size": 2**70, "bad": "nan", "a.b": [1, 2]}
 
 
@@ -234,7 +234,7 @@ def test_configuration_in_code_precedes_files_and_packages(tmp_path: Path) -> No
         ExporterConfig("FileExporter", {"file_path": str(tmp_path / "t.json"), "backups": 2}),
         ExporterConfig("a.b.Other", {}, enabled=False),
     ]
-    assert [type(each) for each in manager.create_exporters_from_config(found)] == [FileExporter]
+    assert [type(exporter) for exporter in manager.create_exporters_from_config(found)] == [FileExporter]
 
 
 @pytest.mark.parametrize("suffix", ["yaml", "yml", "json"])
@@ -261,7 +261,7 @@ def test_an_unreadable_file_is_reported_and_ignored(text: str, tmp_path: Path) -
     with reported() as found:
         assert manager.generate_export_config(config_file_path=file) == []
 
-    assert {each.call for each in found} == {"with_export_config"}
+    assert {record.call for record in found} == {"with_export_config"}
 
 
 def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def test_a_package_or_class_that_cannot_be_loaded_is_reported_and_ignored(tmp_pa
         made = manager.create_exporters_from_config(asked)
 
     assert manager.entry_point_exporter_configs == {"ours": ExporterConfig}
-    assert [each.rule for each in found] == ["package", "exporter", "exporter", "exporter"]
-    assert [type(each) for each in made] == [FileExporter, FileExporter]
+    assert [record.rule for record in found] == ["package", "exporter", "exporter", "exporter"]
+    assert [type(exporter) for exporter in made] == [FileExporter, FileExporter]
 
 
 def test_d33_opentelemetry_gets_each_span_and_event_once_under_the_applications_name() -> None:
@@ -357,12 +357,12 @@ def test_d34_weights_and_biases_gets_attributes_as_metrics_and_errors_too() -> N
     )
     export_sample(wandb.WandBExporterAsync(wandb.Config("team"), begin=lambda config: run))
 
-    metrics = {name: value for each in logged for name, value in each.items()}
+    metrics = {name: value for record in logged for name, value in record.items()}
     assert metrics["outer.update.loss"] == 0.5
     assert metrics["outer.error.exception_type"] == "ZeroDivisionError"
     assert metrics["inner.duration_msec"] >= 0
     assert metrics["telemetry_data_error"] == "INCOMPLETE_TELEMETRY_DATA"
-    assert all("app_last_log_time" in each for each in logged)
+    assert all("app_last_log_time" in record for record in logged)
     assert finished == [True]
 
 
@@ -373,6 +373,6 @@ def test_the_names_of_metrics_are_the_jobs_choice() -> None:
     slashed = wandb.HierarchicalMetricNamingStrategy(separator="/")
     export_sample(flat)
 
-    assert any("loss" in each for each in logged)
+    assert any("loss" in record for record in logged)
     span, event = Span.create("s"), Event.create("e", Attributes({"a": 1}))
     assert slashed.from_event_attribute(span, event, event.attributes["a"]) == "s/e/a"

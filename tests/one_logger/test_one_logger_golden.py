@@ -43,7 +43,7 @@ def test_a_job_is_recorded_as_in_its_golden_vector(
 def test_the_replay_detects_every_kind_of_difference(
     damage: Callable[[dict[str, Any]], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    vector = copy.deepcopy(next(each for each in CONTENT["vectors"] if each["id"] == "fresh-n1"))
+    vector = copy.deepcopy(next(vector for vector in CONTENT["vectors"] if vector["id"] == "fresh-n1"))
     damage(vector)
 
     status = replay_one_logger.replay_all([file_of(tmp_path / "one.json", vector)])

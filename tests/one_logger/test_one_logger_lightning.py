@@ -96,8 +96,8 @@ def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(made: str, tmp_pa
     assert done.returncode == 0, done.stderr
 
     found = records(tmp_path)
-    ended = Counter(each["name"] for each in found if each["type"] in {"stop", "complete"})
-    events = Counter(each["event"]["name"] for each in found if each["type"] == "event")
+    ended = Counter(record["name"] for record in found if record["type"] in {"stop", "complete"})
+    events = Counter(record["event"]["name"] for record in found if record["type"] == "event")
     assert ended["application"] == ended["model_initialization"] == ended["training_loop"] == 1
     assert (
         ended["validation_loop"] == events["validation_metrics_update"] == 2

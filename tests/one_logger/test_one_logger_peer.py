@@ -156,9 +156,11 @@ def steady(record: dict[str, Any]) -> dict[str, Any]:
     event = record.get("event", {})
     attributes = record.get("attributes", {}) | event.get("attributes", {})
     varies = ("_sec", "_msec", "throughput", "version", "traceback", "error_message", "interval")
-    return {name: value for name, value in attributes.items() if not any(each in name for each in varies)} | {
-        "type": record["type"]
-    }
+    return {
+        name: value
+        for name, value in attributes.items()
+        if not any(difference in name for difference in varies)
+    } | {"type": record["type"]}
 
 
 def test_an_exporter_of_one_logger_works_here(tmp_path: Path) -> None:
@@ -240,7 +242,9 @@ def test_every_public_name_of_each_module_of_the_peer_is_in_ours_with_the_same_a
         mine = getattr(here, name)
         if name not in CALLED_OTHERWISE:
             expected = list(inspect.signature(kind).parameters)
-            assert [each for each in inspect.signature(mine).parameters if each in expected] == expected, name
+            assert [
+                parameter for parameter in inspect.signature(mine).parameters if parameter in expected
+            ] == expected, name
         fields = inspect.get_annotations(mine) if inspect.isclass(mine) else ()
         for each, value in vars(kind).items():
             if not each.startswith(("_", "model_", "validate_", "apply_")) and (
@@ -266,7 +270,7 @@ def test_attribute_classes_have_the_same_constructors_and_fields(name: str) -> N
 
     ours, theirs = here.create(**values), there.create(**values)
     assert here.create(*values.values()).to_json() == ours.to_json() == theirs.to_json()
-    for each in [each for each, value in vars(there).items() if isinstance(value, property)]:
+    for each in [name for name, value in vars(there).items() if isinstance(value, property)]:
         own, expected = getattr(ours, each), getattr(theirs, each)
         if each == "app_type":
             expected = "training"  # absent in the original
@@ -284,8 +288,8 @@ def test_configurations_have_the_fields_and_defaults_of_one_logger(name: str) ->
     here = dict(getattr(one_logger, name).fields())
 
     assert set(here) == set(there)
-    required = {each for each, field in here.items() if field.default is REQUIRED}
-    assert required == {each for each, field in there.items() if field.is_required()}
+    required = {name for name, field in here.items() if field.default is REQUIRED}
+    assert required == {name for name, field in there.items() if field.is_required()}
     for each in set(here) - required - OTHERWISE:
         ours, theirs = here[each].default, there[each].default
         assert getattr(ours, "value", ours) == getattr(theirs, "value", theirs), each

@@ -38,5 +38,5 @@ def test_phase_added_to_the_table_has_blocks_and_leaves_the_names_of_one_logger_
 
     assert (done.stderr, done.stdout.splitlines()) == ("", ["60", "[]"])
     records = [json.loads(line) for line in (tmp_path / "telemetry.json").read_text("ascii").splitlines()]
-    names = [each["name"] for each in records if each["type"] == "start"]
+    names = [record["name"] for record in records if record["type"] == "start"]
     assert names == ["application", "training_loop"]  # short spans are not exported unless requested

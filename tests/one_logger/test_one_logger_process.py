@@ -87,7 +87,7 @@ def records(directory: Path, name: str = "telemetry.json") -> list[dict[str, Any
 
 
 def spans(directory: Path, *types: str) -> list[str]:
-    return [each["name"] for each in records(directory) if each["type"] in types]
+    return [record["name"] for record in records(directory) if record["type"] in types]
 
 
 def run(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
@@ -99,11 +99,11 @@ def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_pat
     run(SEED_PAGE, tmp_path)
 
     found = records(tmp_path, "training_telemetry.json")
-    names = [each.get("name") or each["event"]["name"] for each in found]
+    names = [record.get("name") or record["event"]["name"] for record in found]
     assert names[0] == names[-1] == "application"
     assert names.count("training_metrics_update") == 3
     assert {"training_loop", "my_custom_span", "my_event"} <= set(names)
-    loop = next(each for each in found if each["type"] == "stop" and each["name"] == "training_loop")
+    loop = next(record for record in found if record["type"] == "stop" and record["name"] == "training_loop")
     assert loop["attributes"]["my_custom_attribute"] == "my_custom_value"
     assert {path.name for path in tmp_path.iterdir()} == {"feed", "job.py", "training_telemetry.json"}
 
@@ -121,7 +121,8 @@ def test_d50_one_loggers_own_example_runs_with_only_its_imports_changed(tmp_path
     run(code.replace("num_epochs = 10", "num_epochs = 1"), tmp_path, timeout=110)
 
     names = [
-        each.get("name") or each["event"]["name"] for each in records(tmp_path, "training_telemetry.json")
+        record.get("name") or record["event"]["name"]
+        for record in records(tmp_path, "training_telemetry.json")
     ]
     assert names.count("training_metrics_update") == 4  # 32 iterations: 10, 20, 30 and the rest
     assert names.count("loss_calculation_span") == 32
@@ -145,9 +146,11 @@ def test_records_before_a_normal_exit_are_in_the_file(end: str, status: int, tmp
 
     assert spans(tmp_path, "stop")[-2:] == ["training_loop", "application"]
     updates = [
-        each for each in records(tmp_path) if each.get("event", {}).get("name") == "training_metrics_update"
+        record
+        for record in records(tmp_path)
+        if record.get("event", {}).get("name") == "training_metrics_update"
     ]
-    assert [each["event"]["attributes"]["num_iterations"] for each in updates] == [10, 20, 25]
+    assert [update["event"]["attributes"]["num_iterations"] for update in updates] == [10, 20, 25]
 
 
 def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
@@ -164,15 +167,15 @@ def test_a_killed_job_leaves_complete_lines(tmp_path: Path) -> None:
     run(HEAD + body, tmp_path, status=-signal.SIGKILL)
 
     assert "application" in spans(tmp_path, "start")
-    assert sum(each["type"] == "event" for each in records(tmp_path)) == 12
+    assert sum(record["type"] == "event" for record in records(tmp_path)) == 12
 
 
 def test_d49_a_forked_worker_writes_nothing_as_its_parent(tmp_path: Path) -> None:
     run(code_of(programs.fork_in_a_training_loop), tmp_path)
 
     found = records(tmp_path)
-    assert len({each["pid"] for each in found}) == 1
-    assert [each["count"] for each in found] == list(range(1, len(found) + 1))
+    assert len({record["pid"] for record in found}) == 1
+    assert [record["count"] for record in found] == list(range(1, len(found) + 1))
     assert "of the child" not in spans(tmp_path, "complete", "start")
     assert "of the parent" in spans(tmp_path, "complete", "start")
 
@@ -198,16 +201,16 @@ def test_a_child_of_multiprocessing_can_configure_itself(tmp_path: Path) -> None
     run(HEAD + body, tmp_path)
 
     found = records(tmp_path)
-    assert len({each["pid"] for each in found}) == 2
-    assert sum(each["type"] in {"complete", "stop"} for each in found) == 2
+    assert len({record["pid"] for record in found}) == 2
+    assert sum(record["type"] in {"complete", "stop"} for record in found) == 2
 
 
 def test_d49_four_threads_are_all_counted_and_none_fails(tmp_path: Path) -> None:
     run(code_of(programs.open_spans_in_four_threads), tmp_path)
 
-    ends = [each for each in records(tmp_path) if each["type"] in {"complete", "stop"}]
-    assert [each["name"] for each in ends] == ["work"] * 2000
-    assert len({each["id"] for each in ends}) == 2000
+    ends = [record for record in records(tmp_path) if record["type"] in {"complete", "stop"}]
+    assert [record["name"] for record in ends] == ["work"] * 2000
+    assert len({record["id"] for record in ends}) == 2000
 
 
 @pytest.mark.parametrize(("configured", "enabled"), [(False, True), (True, False), (True, True)])
@@ -227,8 +230,8 @@ def test_records_have_the_configured_identity(tmp_path: Path) -> None:
     run(HEAD + body, tmp_path)
 
     found = records(tmp_path, "mine-5.json")
-    assert {each["rank"] for each in found} == {5}
-    first = next(each for each in found if each["type"] == "event")
+    assert {record["rank"] for record in found} == {5}
+    first = next(record for record in found if record["type"] == "event")
     assert first["event"]["attributes"]["rank"] == 5
 
 

@@ -132,7 +132,7 @@ def test_s8_s13_a_late_configuration_is_a_misuse_without_effect(
         one_logger.OneLoggerProvider.instance().configure(config, one_logger.DefaultRecorder())
 
     received = [(call, rule), ("OneLoggerProvider.configure", "configured_twice")]
-    assert [(each.call, each.rule) for each in found] == received
+    assert [(record.call, record.rule) for record in found] == received
     assert (current(), provider().config) == (before, config)
 
 
@@ -174,8 +174,8 @@ def test_a_later_training_configuration_is_merged() -> None:
     provider().with_base_config(base).configure_provider()
     provider().set_training_telemetry_config(one_logger.TrainingTelemetryConfig(**TRAINING))
 
-    for each in (provider(), one_logger.OneLoggerProvider.instance()):
-        assert each.config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING)
+    for instance in (provider(), one_logger.OneLoggerProvider.instance()):
+        assert instance.config.telemetry_config == one_logger.TrainingTelemetryConfig(**TRAINING)
     assert base.telemetry_config is None
 
 
@@ -312,11 +312,11 @@ def test_the_methods_of_the_recorder_are_the_callbacks() -> None:
     keeping, recorder = configured(telemetry={}), provider().recorder
     pairs = ["distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init"]
     recorder.on_app_start(one_logger.TracingTimestamp.now())
-    for each in (*pairs, "testing", "validation", "training_single_iteration", "validation_single_iteration"):
-        if each == "training_single_iteration":
+    for name in (*pairs, "testing", "validation", "training_single_iteration", "validation_single_iteration"):
+        if name == "training_single_iteration":
             recorder.on_training_loop_start(0, 0, train_iterations_target=5)
-        getattr(recorder, f"on_{each}_start")(one_logger.TracingTimestamp.now())
-        getattr(recorder, f"on_{each}_end")(one_logger.TracingTimestamp.now())
+        getattr(recorder, f"on_{name}_start")(one_logger.TracingTimestamp.now())
+        getattr(recorder, f"on_{name}_end")(one_logger.TracingTimestamp.now())
     recorder.on_save_checkpoint_start(1)
     event = recorder.create_sync_checkpoint_metrics_event(
         one_logger.StandardTrainingJobSpanName.CHECKPOINT_SAVE_SYNC
@@ -383,7 +383,7 @@ def test_d14_a_recorder_that_is_used_wrongly_raises_nothing() -> None:
         recorder.close()
         recorder.stop(recorder.start("after"))
 
-    assert [each.rule for each in found] == ["no_such_span"] * 4 + ["closed", "closed"]
+    assert [record.rule for record in found] == ["no_such_span"] * 4 + ["closed", "closed"]
 
 
 def test_closing_a_recorder_ends_open_spans_innermost_first() -> None:
@@ -406,7 +406,7 @@ def test_a_raising_custom_recorder_does_not_affect_the_job() -> None:
     with reported() as found, timed_span("work") as span:
         span.add_attribute("a", 1)
 
-    assert [each.rule for each in found] == ["recorder_raised"]
+    assert [record.rule for record in found] == ["recorder_raised"]
 
 
 @pytest.fixture
@@ -428,7 +428,7 @@ def test_d36_a_log_file_exists_only_if_configured_and_has_the_notices(tmp_path: 
     log_once(f"{tmp_path}", "a notice")
     NOTICES.flush()
 
-    assert [each.rule for each in found] == ["log_file"]
+    assert [record.rule for record in found] == ["log_file"]
     assert (tmp_path / "info").read_text(encoding="utf-8") == "exporter - WARNING - a notice\n"
     assert NOTICES.is_quiet
 

@@ -69,10 +69,10 @@ def test_any_attribute_value_becomes_exportable(value: Any, kept: Any) -> None:
 def test_numpy_numbers_become_python_numbers() -> None:
     numpy = pytest.importorskip("numpy")
 
-    found = [to_attribute(each) for each in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
+    found = [to_attribute(number) for number in (numpy.int64(3), numpy.float32(0.5), numpy.bool_(True))]
 
     assert found == [3, 0.5, True]
-    assert [type(each) for each in found] == [int, float, bool]
+    assert [type(number) for number in found] == [int, float, bool]
 
 
 def test_attributes_keep_their_types() -> None:
@@ -110,7 +110,7 @@ def test_names_print_as_their_values() -> None:
     assert f"{names.StandardTrainingJobSpanName.DIST_INIT}" == "distributed_code_initialization"
     by_name: dict[str, int] = {names.StandardSpanName.APPLICATION: 1}
     assert by_name["application"] == 1
-    assert [each.value for each in names.ExportCustomizationMode] == [1, 2, 3]
+    assert [mode.value for mode in names.ExportCustomizationMode] == [1, 2, 3]
 
 
 def test_an_event_owns_its_attributes() -> None:
@@ -154,8 +154,8 @@ def test_a_span_with_events_of_every_kind_survives_json() -> None:
     found = Span.from_json(json.loads(json.dumps(span.to_json())))
 
     assert (found.id, found.name, found.duration_msec()) == (span.id, "work", 2500)
-    assert [(type(each), hash(each), each) for each in found.events] == [
-        (type(each), hash(each), each) for each in span.events
+    assert [(type(event), hash(event), event) for event in found.events] == [
+        (type(event), hash(event), event) for event in span.events
     ]
     assert found.attributes.to_json() == span.attributes.to_json()
 
@@ -180,7 +180,7 @@ def test_an_event_of_a_span_that_has_ended_is_a_misuse_and_raises_nothing() -> N
     with reported() as found:
         span.add_event(Event.create("late"))
 
-    assert [(each.call, each.rule) for each in found] == [("Span.add_event", "stopped_span")]
+    assert [(record.call, record.rule) for record in found] == [("Span.add_event", "stopped_span")]
     assert [event.name for event in span.events] == ["span_start", "span_stop"]
 
 
@@ -240,7 +240,7 @@ def test_a_timer_that_is_used_out_of_order_is_reported_and_goes_on() -> None:
 
     assert timer.stop(reset=True) >= 0.0
     assert not timer.running
-    assert [each.rule for each in found] == ["not_running", "running"]
+    assert [record.rule for record in found] == ["not_running", "running"]
 
 
 def test_classes_support_the_operations_of_the_original() -> None:

@@ -59,7 +59,7 @@ CONVERTED = [
 
 
 def test_log_converts_objects_to_plain_values(events: EventLog) -> None:
-    data: dict[str, Any] = {f"x{number}": each for number, (each, _) in enumerate(CONVERTED)}
+    data: dict[str, Any] = {f"x{number}": value for number, (value, _) in enumerate(CONVERTED)}
     events.log("a", **data)
 
     assert list(events.recent()[0].data.values()) == [kept for _, kept in CONVERTED]

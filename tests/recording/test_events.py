@@ -349,7 +349,7 @@ def test_a_signal_handler_can_log_while_a_handler_thread_starts(
         signal.signal(signal.SIGUSR1, before)
     events.flush(5.0)
 
-    assert [each.type for each in recorder.events] == ["within", "first"]
+    assert [event.type for event in recorder.events] == ["within", "first"]
 
 
 @pytest.mark.parametrize(

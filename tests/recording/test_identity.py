@@ -54,7 +54,7 @@ def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) ->
     time.sleep(1.0)
     run(feed, program)
 
-    first, second = (each.process for each in snapshots(feed))
+    first, second = (snapshot.process for snapshot in snapshots(feed))
     assert re.fullmatch(r"train-\d{8}-\d{4}-[0-9a-z]{2}", first.run)
     assert first.run != second.run
     assert not first.run_given
@@ -78,7 +78,7 @@ def test_the_run_name_comes_from_the_first_source_in_order(
 ) -> None:
     run(feed, "Stat('loss').add(1.0)", check=True, **environment)
 
-    (process,) = (each.process for each in snapshots(feed))
+    (process,) = (snapshot.process for snapshot in snapshots(feed))
     assert (process.run, process.run_given) == (name, given)
     assert (process.rank, process.local_rank) == (0, None)
 
@@ -98,8 +98,8 @@ def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
     """
     run(feed, program)
 
-    assert sorted(each.process.rank or 0 for each in snapshots(feed)) == [0, 1]
-    assert len({each.process.run for each in snapshots(feed)}) == 1
+    assert sorted(snapshot.process.rank or 0 for snapshot in snapshots(feed)) == [0, 1]
+    assert len({snapshot.process.run for snapshot in snapshots(feed)}) == 1
 
 
 HELPER = """
@@ -118,7 +118,7 @@ def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
     """
     run(feed, program)
 
-    trainer, helper = (each.process for each in snapshots(feed))
+    trainer, helper = (snapshot.process for snapshot in snapshots(feed))
     assert (trainer.rank, trainer.role, trainer.trains) == (0, "trainer", True)
     assert (helper.rank, helper.role, helper.trains) == (None, "helper", False)
 
@@ -126,7 +126,7 @@ def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
 def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) -> None:
     run(feed, HELPER, RANK="3")
 
-    assert [each.process.rank for each in snapshots(feed)] == [3, None]
+    assert [snapshot.process.rank for snapshot in snapshots(feed)] == [3, None]
 
 
 def test_a_second_live_trainer_of_a_rank_is_reported_once(feed: Path) -> None:
@@ -161,7 +161,7 @@ def test_identity_comes_from_the_launcher_and_configure_restarts_the_totals(feed
 
     assert (first.process.run, first.process.rank, first.recording.stats[0].count) == ("77", 2, 1)
     assert (second.process.run, second.process.rank, second.recording.stats[0].count) == ("second", 7, 2)
-    assert [each.recording.events.delivered for each in (first, second)] == [{"mine": 1}, {"mine": 2}]
+    assert [snapshot.recording.events.delivered for snapshot in (first, second)] == [{"mine": 1}, {"mine": 2}]
     assert first.recording.final
     assert second.process.labels == (("model", "tiny"),)
 
@@ -178,7 +178,7 @@ def test_the_exit_reason_of_a_python_process_is_in_its_last_snapshot(feed: Path)
     for ending in ("raise LookupError('mine')", "raise SystemExit(3)", ""):
         run(feed, f"Stat('loss').add(1.0); {ending}", check=False)
 
-    endings = [each.ending for each in snapshots(feed)]
+    endings = [snapshot.ending for snapshot in snapshots(feed)]
     assert [ending and ending.exception for ending in endings] == ["LookupError", None, None]
     assert endings[0] is not None
     assert abs(endings[0].at - time.time()) < 60

@@ -86,8 +86,8 @@ def test_an_allocation_is_found_at_the_next_look_and_at_the_end(
 
 @pytest.mark.parametrize(("uuid", "expected"), [(SECOND, SECOND), ("GPU-????????-????-????", "1")])
 def test_numbers_become_uuids_by_the_driver_s_files(uuid: str, expected: str, tmp_path: Path) -> None:
-    for address, each in (("0000:5d:00.0", uuid), ("0000:18:00.0", FIRST)):
+    for address, gpu_uuid in (("0000:5d:00.0", uuid), ("0000:18:00.0", FIRST)):
         (tmp_path / address).mkdir()
-        (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {each}\n")
+        (tmp_path / address / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {gpu_uuid}\n")
 
     assert ProcessGpus(str(tmp_path)).look({"CUDA_VISIBLE_DEVICES": "1"}, None).names == (expected,)

@@ -96,7 +96,7 @@ def test_only_a_process_with_values_or_events_leaves_a_file(feed: Path) -> None:
     assert snapshots(feed) == []
     run(feed, program)
 
-    assert [each.recording.events.counts for each in snapshots(feed)] == [{("a", "info"): 1}]
+    assert [snapshot.recording.events.counts for snapshot in snapshots(feed)] == [{("a", "info"): 1}]
 
 
 def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) -> None:
@@ -175,8 +175,11 @@ def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
     assert [snapshot.recording.stats[0].sum for snapshot in (parent, child)] == [11.0, 100.0]
     assert parent.process.id != child.process.id
     assert [snapshot.process.rank for snapshot in (parent, child)] == [3, 3]
-    assert [each.counts for each in events] == [{("a", "info"): 11}, {("a", "info"): 1, ("child", "info"): 1}]
-    assert [each.delivered for each in events] == [{"file": 11}, {"file": 2}]
+    assert [event.counts for event in events] == [
+        {("a", "info"): 11},
+        {("a", "info"): 1, ("child", "info"): 1},
+    ]
+    assert [event.delivered for event in events] == [{"file": 11}, {"file": 2}]
     assert sorted(written(feed)) == [*range(11), 100, 101]
 
 

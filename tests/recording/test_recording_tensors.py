@@ -39,8 +39,8 @@ def test_a_value_that_is_not_a_tensor_of_one_element_is_refused_with_a_reason() 
     torch = pytest.importorskip("torch", reason="install torch: pip install torch")
     tensors, values, reasons = reader()
     wrong = [torch.ones(2), torch.empty(0), torch.ones(1, device="meta"), 3.0, None, torch.tensor(1 + 2j)]
-    for each in wrong:
-        tensors.add(each)
+    for sample in wrong:
+        tensors.add(sample)
 
     assert values == []
     assert reasons == ["shape", "shape", "device", "not_a_number", "not_a_number", "error"]
@@ -197,7 +197,7 @@ def test_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_pat
     run(tmp_path / "feed", program, PYTHONPATH=f"{REPOSITORY}:{TESTS}:{TESTS}/recording")
 
     parent, child = snapshots(tmp_path / "feed")
-    (of_parent,) = [each.rejected for each in parent.recording.stats if each.definition.name == "train.loss"]
+    (of_parent,) = [stat.rejected for stat in parent.recording.stats if stat.definition.name == "train.loss"]
     assert of_parent == {"thread_ended": 5}
     assert not any(reading.rejected for reading in child.recording.stats)
 

@@ -187,9 +187,9 @@ def test_stats_are_listed_found_and_disabled_by_pattern() -> None:
     assert registry.find(f"{name}.one", {"split": "dev"}) is stat
     assert registry.find(f"{name}.one") is None
     assert registry.matching(f"{name}.*") == [stat, later]
-    assert [each.enabled for each in (stat, later)] == [False, False]
+    assert [instance.enabled for instance in (stat, later)] == [False, False]
     registry.switch(f"{name}.*", enabled=True)
-    assert [each.enabled for each in (stat, later, Stat(fresh()))] == [True, True, True]
+    assert [instance.enabled for instance in (stat, later, Stat(fresh()))] == [True, True, True]
 
 
 def test_every_concurrently_created_stat_is_listed() -> None:

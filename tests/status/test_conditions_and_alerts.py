@@ -39,8 +39,8 @@ LABEL = re.compile(r'(\w+)="([^"]*)"')
 STEP = re.compile(r"^(?P<start>-?[\d.e+]+?)(?P<by>[+-][\d.e+]+)?x(?P<times>\d+)$")
 GOT = re.compile(r"\{([^{}]*)\} 1E\+00")
 OF_TARGETS = {"cluster", "job", "instance", "pod"}
-OF_RUNS = {each.alert for module in (runs, ranks, checkpoints) for each in module.CONDITIONS}
-OF_CARDS = {each.alert for module in (gpus, gpu_links) for each in module.CONDITIONS}
+OF_RUNS = {condition.alert for module in (runs, ranks, checkpoints) for condition in module.CONDITIONS}
+OF_CARDS = {condition.alert for module in (gpus, gpu_links) for condition in module.CONDITIONS}
 ACROSS_NODES = {"GpuStraggler", "TrainingStraggler"}
 """Alerts that compare the ranks or cards of all nodes; a page compares those of its node."""
 
@@ -93,25 +93,25 @@ class Case:
     @property
     def times(self) -> list[float]:
         """Return the times at which the case checks an alert."""
-        return sorted({seconds(each["eval_time"]) for each in self.body.get("alert_rule_test", ())})
+        return sorted({seconds(check["eval_time"]) for check in self.body.get("alert_rule_test", ())})
 
     @property
     def series(self) -> list[Series]:
         """Return the series of the case."""
         made = []
-        for each in self.body.get("input_series", ()):
-            found = SERIES.match(each["series"])
-            assert found, each["series"]
+        for entry in self.body.get("input_series", ()):
+            found = SERIES.match(entry["series"])
+            assert found, entry["series"]
             labels = dict(LABEL.findall(found["labels"]))
             if labels.get("job", "training").startswith("training"):
-                made.append(Series(found["name"], labels, expanded(each["values"])))
+                made.append(Series(found["name"], labels, expanded(entry["values"])))
         return made
 
     def runs(self, at: float) -> set[str]:
         """Return the runs with a state at a time."""
         place = int(at // seconds(self.body["interval"]))
-        states = [each for each in self.series if each.name == "training_run_state"]
-        return {each.labels["run"] for each in states if 1.0 in each.values[place : place + 1]}
+        states = [series for series in self.series if series.name == "training_run_state"]
+        return {series.labels["run"] for series in states if 1.0 in series.values[place : place + 1]}
 
 
 def seconds(text: str) -> float:
@@ -149,7 +149,7 @@ def cases() -> list[Case]:
 def active_alerts(case: Case, directory: Path) -> list[set[Holds]]:
     """Return the alerts that are pending or fire at each time of a case, by promtool."""
     body = dict(contents(case.path))
-    body["rule_files"] = [str((case.path.parent / each).resolve()) for each in body["rule_files"]]
+    body["rule_files"] = [str((case.path.parent / name).resolve()) for name in body["rule_files"]]
     asked = dict(case.body)
     asked.pop("alert_rule_test")
     asked["promql_expr_test"] = [
@@ -213,8 +213,8 @@ def of_the_pages(case: Case) -> list[set[Holds]]:
     interval = seconds(case.body["interval"])
     found: dict[float, set[Holds]] = {at: set() for at in case.times}
     by_target: dict[tuple[str, str], list[Series]] = {}
-    for each in case.series:
-        by_target.setdefault(each.target, []).append(each)
+    for series in case.series:
+        by_target.setdefault(series.target, []).append(series)
     for (_, instance), own in by_target.items():
         scrapes = count()
         past = History(seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
@@ -225,9 +225,11 @@ def of_the_pages(case: Case) -> list[set[Holds]]:
                 if int(at // interval) == place:
                     seen = view(About("", "", 0.0, at, ""), readings, past)
                     found[at] |= {
-                        Holds.of(each.condition.alert, instance, *[(each.found.subject or ("",))[0]] * 2)
-                        for each in findings(seen)
-                        if not each.found.is_past
+                        Holds.of(
+                            finding.condition.alert, instance, *[(finding.found.subject or ("",))[0]] * 2
+                        )
+                        for finding in findings(seen)
+                        if not finding.found.is_past
                     }
     return [found[at] for at in case.times]
 
@@ -237,16 +239,16 @@ def of_the_pages(case: Case) -> list[set[Holds]]:
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_page_and_alerts_find_the_same_conditions(case: Case, tmp_path: Path) -> None:
     decided = {condition.alert for condition in CONDITIONS} - {""}
-    if len({each.target for each in case.series}) > 1:
+    if len({series.target for series in case.series}) > 1:
         decided -= ACROSS_NODES
 
     of_alerts, of_pages = active_alerts(case, tmp_path), of_the_pages(case)
     for at, by_alert, by_page in zip(case.times, of_alerts, of_pages, strict=True):
         # RunDied fires for an hour after the state of a run is gone; a page has no such run.
         runs_then = case.runs(at)
-        expected = {each for each in by_alert if each.alert != "RunDied" or each.subject in runs_then}
-        assert sorted(each for each in by_page if each.alert in decided) == sorted(
-            each for each in expected if each.alert in decided
+        expected = {key for key in by_alert if key.alert != "RunDied" or key.subject in runs_then}
+        assert sorted(key for key in by_page if key.alert in decided) == sorted(
+            key for key in expected if key.alert in decided
         ), f"after {at:.0f} s"
 
 
@@ -259,7 +261,7 @@ def test_every_alert_is_in_the_table_of_conditions_or_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "condition", [each for each in CONDITIONS if each.alert], ids=lambda each: each.alert
+    "condition", [each for each in CONDITIONS if each.alert], ids=lambda condition: condition.alert
 )
 def test_a_condition_has_text_severity_and_runbook_entry_of_its_alert(condition: Any) -> None:
     (alert,) = (rule for rule in alerts() if rule.name == condition.alert)

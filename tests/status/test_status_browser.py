@@ -79,7 +79,7 @@ def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(tmp_path: Path, tab:
 
         assert tab.value("document.querySelector(':target').textContent") == "TrainingHang"
         assert tab.value("Math.abs(document.querySelector(':target').getBoundingClientRect().top)") < 60
-    assert not [each for each in ("**", "](", "`", "###", "<!--") if each in tab.text()]
+    assert not [markup for markup in ("**", "](", "`", "###", "<!--") if markup in tab.text()]
     assert tab.complaints == []
 
 

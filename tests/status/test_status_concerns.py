@@ -83,7 +83,7 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
 def test_a_problem_of_a_run_is_a_concern_with_a_time(rows: Rows, expected: list[str]) -> None:
     found = concerns_of({**JOB, **rows})
 
-    assert [f"{each.text} {each.when.partition(' (')[0]}" for each in found] == expected
+    assert [f"{concern.text} {concern.when.partition(' (')[0]}" for concern in found] == expected
 
 
 HUNG: Rows = {
@@ -143,7 +143,7 @@ GPU_3: Rows = {
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "sw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
     name = "gpu_clocks_event_seconds_total"
-    past = noted(3, lambda tick: {name: [({**CARD, "reason": each}, 4.0 * tick) for each in reasons]})
+    past = noted(3, lambda tick: {name: [({**CARD, "reason": reason}, 4.0 * tick) for reason in reasons]})
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (CARD, 1.0)],
         "gpu_error_info": [({"gpu": "0", "uuid": "GPU-0", "reason": "gpu_is_lost"}, 1.0)],
@@ -247,7 +247,7 @@ def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
     assert texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
 
 
-LOST_CARD = next(each for each in CONDITIONS if each.alert == "GpuLost")
+LOST_CARD = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
 CARD_LOST = Finding(LOST_CARD, Found(("GPU-3",), {"gpu": "GPU 3", "index": "3", "reason": ""}))
 
 

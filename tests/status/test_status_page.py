@@ -30,7 +30,7 @@ IN_A_PHASE: Rows = {
 }
 ON_A_GPU: Rows = {
     **JOB,
-    "gpu_up": [({"gpu": str(each), "uuid": f"GPU-{each}"}, 1.0) for each in range(2)],
+    "gpu_up": [({"gpu": str(rank), "uuid": f"GPU-{rank}"}, 1.0) for rank in range(2)],
     "training_rank_info": of(1.0, rank="0", gpu="1", uuid="GPU-1"),
 }
 GAPS: Rows = {
@@ -113,7 +113,7 @@ def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
 
     assert "night finished 10 min ago" in words
     assert "goodput, committed 90 %" in words
-    assert not [each for each in ("loss 2.5", "steps per second", "step time", "left at") if each in words]
+    assert not [text for text in ("loss 2.5", "steps per second", "step time", "left at") if text in words]
 
 
 def test_saves_without_a_time_are_saves() -> None:
@@ -138,7 +138,7 @@ def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> 
 
 
 def test_the_cards_of_two_runs_name_rank_and_run() -> None:
-    cards = [({"gpu": str(each), "uuid": f"GPU-{each}"}, 1.0) for each in range(2)]
+    cards = [({"gpu": str(rank), "uuid": f"GPU-{rank}"}, 1.0) for rank in range(2)]
     runs = ("day", "night")
     rows: Rows = {
         "gpu_up": [*cards],

@@ -314,7 +314,9 @@ def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:
     assert callable(torch.cuda.is_initialized)
     assert callable(torch.cuda.is_current_stream_capturing)
     for name in ("record", "query", "elapsed_time", "synchronize"):
-        ours, theirs = (inspect.signature(getattr(each, name)) for each in (Event, torch.cuda.Event))
+        ours, theirs = (
+            inspect.signature(getattr(event_class, name)) for event_class in (Event, torch.cuda.Event)
+        )
         assert list(ours.parameters) == list(theirs.parameters)
 
 

@@ -375,7 +375,7 @@ def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
             training.on_validation_start()
             training.model_forward().__enter__()
         gc.collect()
-        spans = sum(type(each) is Span for each in gc.get_objects())
+        spans = sum(type(candidate) is Span for candidate in gc.get_objects())
 
         assert spans < 2 * MOST_OPEN + 200
         assert len(TRAINING.clock.stack) <= MOST_OPEN + 1  # and the base
@@ -393,7 +393,7 @@ def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
             await asyncio.create_task(begin())
         train()
         gc.collect()
-        return sum(type(each) is asyncio.Task for each in gc.get_objects())
+        return sum(type(candidate) is asyncio.Task for candidate in gc.get_objects())
 
     with fresh_recorder():
         train()

@@ -65,11 +65,11 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
 def test_an_iteration_in_succession_ends_where_the_next_begins() -> None:
     TRAINING.records.clear()
     train_in_succession(20)
-    iterations = [each for each in TRAINING.records if isinstance(each, IterationEnded)]
+    iterations = [record for record in TRAINING.records if isinstance(record, IterationEnded)]
 
     assert len(iterations) == 20 + 1
     assert all(before.ended == after.began for before, after in pairwise(iterations))
-    assert all(0 <= each.work <= each.ended - each.began + 1e-9 for each in iterations)
+    assert all(0 <= iteration.work <= iteration.ended - iteration.began + 1e-9 for iteration in iterations)
 
 
 def test_a_block_of_the_job_inside_a_phase_keeps_its_own_time() -> None:

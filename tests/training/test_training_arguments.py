@@ -63,9 +63,9 @@ CALLS = [name for name in training.__all__ if name[0].islower() and name not in 
 def odd_arguments(name: str, odd: Any) -> Iterator[dict[str, Any]]:
     """Hostile arguments of a call: required ones, each optional one alone, and all together."""
     parameters = inspect.signature(getattr(training, name)).parameters.values()
-    needed = {each.name: odd for each in parameters if each.default is each.empty}
-    others = {each.name: odd for each in parameters if each.name not in needed}
-    yield from (needed, needed | others, *(needed | {each: odd} for each in others))
+    needed = {parameter.name: odd for parameter in parameters if parameter.default is parameter.empty}
+    others = {parameter.name: odd for parameter in parameters if parameter.name not in needed}
+    yield from (needed, needed | others, *(needed | {parameter: odd} for parameter in others))
 
 
 @pytest.mark.parametrize("number", [np.int64(100), np.uint8(100), *tensors(100)], ids=repr)
@@ -186,7 +186,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         assert [update["current_iteration"] for update in updates] == [11, 13, 14]
         assert updates[-1]["train_tokens"] == 5 * 4 * 8
         assert of("training.steps", mode="train") == before + 5
-        kept = [each for each in memory.kept if each[0] in {"start", "stop"}]
+        kept = [handler for handler in memory.kept if handler[0] in {"start", "stop"}]
         assert (kept[0], kept[-1]) == (("start", "application"), ("stop", "application"))
         phases = [value for (name, _), value in published().items() if name == "training.phase"]
         assert all(value >= 0 for value in phases)

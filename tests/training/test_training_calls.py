@@ -454,7 +454,11 @@ def test_every_recorded_family_is_declared_by_the_sidecar() -> None:
     TRAINING.drain()
     definitions = [reading.definition for reading in TRAINING.series()]
     assert len(definitions) > 40
-    assert [each for each in definitions if not fits(each, TRAINING_FAMILIES[families_of(each).main])] == []
+    assert [
+        definition
+        for definition in definitions
+        if not fits(definition, TRAINING_FAMILIES[families_of(definition).main])
+    ] == []
 
 
 def test_error_counters_start_at_zero() -> None:

@@ -93,8 +93,8 @@ def work() -> None:
 def trace(path: Path) -> list[tuple[str, str | None, dict[str, Any]]]:
     """Rebuild (name, name of the parent, data of the end) from the lines of a file, in the order of the begins."""
     events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    begins = {each["span_id"]: each["data"] for each in events if each["type"] == "span.start"}
-    ends = {each["span_id"]: each["data"] for each in events if each["type"] == "span.stop"}
+    begins = {event["span_id"]: event["data"] for event in events if event["type"] == "span.start"}
+    ends = {event["span_id"]: event["data"] for event in events if event["type"] == "span.stop"}
     names: dict[str | None, str] = {span: data["name"] for span, data in begins.items()}
     return [(data["name"], names.get(data.get("parent")), ends[span]) for span, data in begins.items()]
 
@@ -109,7 +109,7 @@ def test_a_trace_can_be_rebuilt_from_json_lines(types: str | None, short: bool, 
 
     found = trace(tmp_path / "trace.jsonl")
     step = [("training_single_iteration", "training_loop"), ("model_forward", "training_single_iteration")]
-    assert [each[:2] for each in found] == [
+    assert [event[:2] for event in found] == [
         ("application", None),
         ("training_loop", "application"),
         *(step * 2 if short else ()),
@@ -131,7 +131,7 @@ def test_application_and_loop_events_have_start_end_and_outcome() -> None:
     handle.unregister()
 
     assert counted == {"evaluate": 1, "model_forward": None}  # which is a phase
-    assert [(each.type, each.data["name"]) for each in found] == [
+    assert [(event.type, event.data["name"]) for event in found] == [
         ("training.begin", "application"),
         ("training.begin", "training_loop"),
         ("training.end", "training_loop"),

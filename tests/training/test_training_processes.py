@@ -58,8 +58,8 @@ def test_a_forked_child_never_counts_values_of_its_parent(tmp_path: Path) -> Non
     )
 
     mine = sorted(snapshots(tmp_path / "feed"), key=lambda each: each.process.pid)
-    steps = [total(each, "training.steps", mode="train") for each in mine]
-    compiled = [total(each, "training.phase_entries", phase="compile") for each in mine]
+    steps = [total(reading, "training.steps", mode="train") for reading in mine]
+    compiled = [total(reading, "training.phase_entries", phase="compile") for reading in mine]
     assert sorted(steps, key=str) == [6, None]
     assert sorted(compiled, key=str) == [3, None]
 
@@ -131,8 +131,10 @@ def test_a_new_identity_restarts_the_totals_while_blocks_stay_open(tmp_path: Pat
     )
 
     steps = {
-        each.process.run if each.process.run_given else "made": total(each, "training.steps", mode="train")
-        for each in snapshots(tmp_path / "feed")
+        snapshot.process.run if snapshot.process.run_given else "made": total(
+            snapshot, "training.steps", mode="train"
+        )
+        for snapshot in snapshots(tmp_path / "feed")
     }
     assert steps == {"made": 4, "second": 3}
 

@@ -46,7 +46,9 @@ def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, kind: str
     with serving(web_config=users(tmp_path, alice=hashed("good", kind=kind), bob=hashed("else"))) as server:
         port = port_of(server)
         right = fetch(port, headers=basic("alice", "good")).status
-        wrong = [fetch(port, headers=basic("alice", each)) for each in ("bad", "else", "good\0", "x" * 73)]
+        wrong = [
+            fetch(port, headers=basic("alice", password)) for password in ("bad", "else", "good\0", "x" * 73)
+        ]
         wrong += [fetch(port, headers=basic(user, user and "good")) for user in ("eve", "")]
 
     assert (right, {reply.status for reply in wrong}) == (200, {401})
@@ -127,10 +129,10 @@ class Slowly:
                 return "busy"
 
         self.free.clear()
-        asking = [asyncio.ensure_future(ask(*each)) for each in asked]
+        asking = [asyncio.ensure_future(ask(*thread)) for thread in asked]
         await asyncio.sleep(0.05)
         self.free.set()
-        return [await each for each in asking]
+        return [await thread for thread in asking]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_many_long_names_leave_no_memory_behind() -> None:
         before = child.command()["resident"]
         statuses = set()
         for number in range(400):
-            names = "&".join(f"name[]=*{number}x{each}{'[a-z]*' * 20}" for each in range(90))
+            names = "&".join(f"name[]=*{number}x{index}{'[a-z]*' * 20}" for index in range(90))
             statuses.add(fetch(child.port, f"/metrics?{names}").status)
         small = {fetch(child.port, f"/metrics?name[]=x{number}*").status for number in range(400)}
         after = child.command()["resident"]
