@@ -127,14 +127,14 @@ def job(
     if not site.exists():
         installed_distribution(site)
     feed = directory / "feed"
-    done = child(
+    completed = child(
         feed,
         PROLOGUE + program,
         check=check,
         timeout=150,
         **{"PYTHONPATH": f"{site}:{REPOSITORY}:{TESTS}", **QUIET, **environment},
     )
-    return Job(done, page_of(feed))
+    return Job(completed, page_of(feed))
 
 
 def script(directory: Path, text: str, launch: str = "subprocess.run([sys.executable, 'train.py'])") -> Job:

@@ -64,10 +64,10 @@ class Tab:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._read()
-            if answer.get("id") == self._number:
-                assert "error" not in answer, answer
-                return answer["result"]  # type: ignore[no-any-return]  # JSON
+            response = self._read()
+            if response.get("id") == self._number:
+                assert "error" not in response, response
+                return response["result"]  # type: ignore[no-any-return]  # JSON
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -111,9 +111,9 @@ class Tab:
 
     def wait_for(self, expression: str, seconds: float = 15.0) -> None:
         """Wait until an expression is true in the page."""
-        until = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
+        deadline = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
         while not self.value(expression):
-            assert time.monotonic() < until, (
+            assert time.monotonic() < deadline, (
                 f"{expression} did not become true; the page says {self.text()[:2000]}"
             )
             time.sleep(0.1)

@@ -75,11 +75,11 @@ def recorded_statvfs(root: Path) -> Callable[[str], os.statvfs_result]:
     answers = json.loads(path.read_text()) if path.exists() else {}
 
     def statvfs(mount_point: str) -> os.statvfs_result:
-        answer = answers.get(mount_point, "ENOENT")
-        if isinstance(answer, str):
-            number = getattr(errno, answer)
+        response = answers.get(mount_point, "ENOENT")
+        if isinstance(response, str):
+            number = getattr(errno, response)
             raise OSError(number, os.strerror(number))
-        return os.statvfs_result(answer)
+        return os.statvfs_result(response)
 
     return statvfs
 
@@ -91,10 +91,10 @@ def copy_of(machine: str, to: Path) -> Path:
 
 def value_of(collected: Collected, name: str, *labels: str) -> float | None:
     """Return the value of a sample; None if absent."""
-    wanted = [label for label in labels if label]
+    expected = [label for label in labels if label]
     for metric in collected:
         for sample in metric.samples:
-            if sample.name == name and list(sample.labels.values()) == wanted:
+            if sample.name == name and list(sample.labels.values()) == expected:
                 return float(sample.value)
     return None
 

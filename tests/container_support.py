@@ -58,8 +58,8 @@ class Contained:
 
     def sample(self, series: str) -> float | None:
         """Value of a series; None if absent."""
-        found = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
-        return None if found is None else float(found[1])
+        match = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
+        return None if match is None else float(match[1])
 
 
 @contextlib.contextmanager

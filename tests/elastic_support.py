@@ -64,7 +64,7 @@ def child(
         if not name.startswith(("EXPORTER_", "SLURM_", "TORCHELASTIC_")) and name not in {"RANK", "LOGLEVEL"}
     }
     what = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-W", "ignore", *what],
         env={
             **inherited,
@@ -80,8 +80,8 @@ def child(
         timeout=timeout * PATIENCE,
         check=False,
     )
-    assert not check or done.returncode == 0, done.stderr
-    return done
+    assert not check or completed.returncode == 0, completed.stderr
+    return completed
 
 
 def run_function(
@@ -140,5 +140,5 @@ def series(page: str, name: str) -> dict[str, float]:
 
 def labelled(page: str, name: str, **labels: str) -> float:
     """The sum of a family's series that have these labels."""
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    return sum(value for key, value in series(page, name).items() if all(pair in key for pair in wanted))
+    expected = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(value for key, value in series(page, name).items() if all(pair in key for pair in expected))

@@ -62,8 +62,8 @@ def value(page: Page, name: str, **labels: str) -> float | None:
 def dropped(page: Page, family: str, reason: str) -> float:
     """Return how many series of a family the page left out."""
     samples = next(family.samples for family in page.families() if family.name == "exporter_series_dropped")
-    wanted = {"family": family, "reason": reason}
-    return next((sample.value for sample in samples if sample.labels == wanted), 0.0)
+    expected = {"family": family, "reason": reason}
+    return next((sample.value for sample in samples if sample.labels == expected), 0.0)
 
 
 class _Families(Collector):

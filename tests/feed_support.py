@@ -118,9 +118,11 @@ def training_process(directory: Path, *before: str) -> Iterator[Child]:
 @contextmanager
 def mounted(target: Path, *arguments: str) -> Iterator[None]:
     """Mount a filesystem during a test; skip the test where mounting is not permitted."""
-    done = subprocess.run(["mount", *arguments, str(target)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    completed = subprocess.run(
+        ["mount", *arguments, str(target)], capture_output=True, text=True, check=False
+    )
+    if completed.returncode:
+        pytest.skip(f"mounting is not permitted here: {completed.stderr.strip()}")
     try:
         yield
     finally:

@@ -33,8 +33,8 @@ def be_daemon(descriptor: int) -> None:
     while True:
         _, operation, unique, _ = HEADER.unpack_from(os.read(descriptor, 1 << 17))
         if operation == INIT:
-            answer = struct.pack("<IIIIHHI", 7, 31, 0, 0, 0, 0, 4096).ljust(64, b"\0")
-            os.write(descriptor, struct.pack("<IiQ", 16 + len(answer), 0, unique) + answer)
+            response = struct.pack("<IIIIHHI", 7, 31, 0, 0, 0, 0, 4096).ljust(64, b"\0")
+            os.write(descriptor, struct.pack("<IiQ", 16 + len(response), 0, unique) + response)
         if operation == STATFS:
             print("asked", flush=True)
 
@@ -53,7 +53,7 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
     collector = FilesystemCollector(pool=pool, mount_points_include=[str(directory), "/"])
     found = []
     for _ in range(3):
-        began = time.monotonic()
+        start = time.monotonic()
         collected = collector.collect()
         errors = {
             sample.labels["mountpoint"]: sample.value
@@ -62,7 +62,7 @@ def collect(directory: Path, daemon: subprocess.Popen[str]) -> object:
             for sample in metric.samples
         }
         reasons = [reason for reason, _ in collected.problems]
-        found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - began})
+        found.append({"errors": errors, "reasons": reasons, "seconds": time.monotonic() - start})
     assert daemon.stdout is not None
     first = daemon.stdout.readline()  # later on a busy machine
     daemon.kill()  # the end of the connection ends the call
@@ -82,9 +82,9 @@ def run(_: Path, daemon: subprocess.Popen[str]) -> object:
         while running.poll() is None and "the job has ended" not in Path(log.name).read_text():
             time.sleep(0.05)
         running.send_signal(signal.SIGTERM)  # end without waiting for the sidecar
-        began = time.monotonic()
+        start = time.monotonic()
         status = running.wait(12)
-        return {"status": status, "seconds": time.monotonic() - began, "log": Path(log.name).read_text()}
+        return {"status": status, "seconds": time.monotonic() - start, "log": Path(log.name).read_text()}
 
 
 ASK: dict[str, Callable[[Path, subprocess.Popen[str]], object]] = {"collect": collect, "run": run}

@@ -151,22 +151,22 @@ def play(
     clock = VirtualClock()
     install(pynvml, described, clock=clock, origin=origin)
     events = NvmlEvents(NvmlLibrary(pynvml, clock=clock.now), wall=clock.wall)
-    said: list[bytes] = []
+    messages: list[bytes] = []
     sampler = NvmlSampler(
         NvmlLibrary(pynvml, clock=clock.busy), events, options, start, progress=lambda _what: None
     )
 
     def sample() -> None:
-        said.append(encode(sampler.start(clock.now())))
+        messages.append(encode(sampler.start(clock.now())))
         due = clock.now()
         while due <= seconds:
             clock.delay(due - clock.now())
             events.poll()
-            said.append(encode(sampler.sample(clock.now(), clock.wall())))
+            messages.append(encode(sampler.sample(clock.now(), clock.wall())))
             due = max(due + options.period, clock.now())
 
-    said.append(encode(child.last_message(sampler, sample)))
-    return [parse(line) for line in said]
+    messages.append(encode(child.last_message(sampler, sample)))
+    return [parse(line) for line in messages]
 
 
 def replay(described: MachineDescription | str, seconds: float, **more: Any) -> Replayed:

@@ -46,9 +46,9 @@ def a_definition(
     window_seconds: float | None = 60.0,
     help: str = "",
 ) -> StatDefinition:
-    wanted = {*(aggregations or (Aggregation.MEAN,)), *((Aggregation.HISTOGRAM,) if buckets else ())}
+    expected = {*(aggregations or (Aggregation.MEAN,)), *((Aggregation.HISTOGRAM,) if buckets else ())}
     samples = None if window_seconds else 10
-    return StatDefinition(name, frozenset(wanted), window_seconds, samples, unit, help, labels, buckets)
+    return StatDefinition(name, frozenset(expected), window_seconds, samples, unit, help, labels, buckets)
 
 
 def a_reading(

@@ -29,8 +29,8 @@ def ask(url: str, endpoint: str, **parameters: object) -> list[dict[str, Any]]:
     """Series of a query, with the parameters of the Prometheus API."""
     body = urllib.parse.urlencode(parameters).encode()
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=30) as answer:
-            data = json.load(answer)["data"]
+        with urllib.request.urlopen(f"{url}/api/v1/{endpoint}", data=body, timeout=30) as response:
+            data = json.load(response)["data"]
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{parameters['query']}: {error.read().decode()}") from error
     assert data["resultType"] in {"vector", "matrix"}, f"{parameters['query']}: {data['resultType']}"

@@ -352,7 +352,7 @@ def replay_apart(path: str, number: int) -> str:
     with tempfile.TemporaryDirectory(prefix="replay-") as feed:
         environment = {"EXPORTER_FEED_DIR": feed, "EXPORTER_RUN": "replay", "PYTHONPATH": path_of_modules}
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, __file__, "--vector", path, str(number)],
                 env=inherited | environment,
                 capture_output=True,
@@ -362,9 +362,9 @@ def replay_apart(path: str, number: int) -> str:
             )
         except subprocess.TimeoutExpired:
             return f"  no end within {SECONDS} seconds\n"
-    if done.returncode in {0, DIFFERENT}:
-        return done.stdout
-    return f"{done.stdout}  ended with status {done.returncode}:\n{done.stderr}"
+    if completed.returncode in {0, DIFFERENT}:
+        return completed.stdout
+    return f"{completed.stdout}  ended with status {completed.returncode}:\n{completed.stderr}"
 
 
 if __name__ == "__main__":

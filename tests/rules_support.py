@@ -186,8 +186,8 @@ def fill_annotations(path: Path) -> None:
     name = alert = time = ""
     for line in lines:
         filled.append(line)
-        if named := re.match(r" *name: (.*)", line):
-            name = named[1]
+        if match := re.match(r" *name: (.*)", line):
+            name = match[1]
         elif timed := re.match(r" *- eval_time: (\w+)", line):
             time = duration(timed[1])
         elif called := re.match(r" *alertname: (\w+)", line):

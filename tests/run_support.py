@@ -107,8 +107,8 @@ def lives(pid: int) -> bool:
 
 def fetch(url: str) -> str | None:
     """Body of a successful response, otherwise None."""
-    with contextlib.suppress(OSError), urlopen(url, timeout=5 * PATIENCE) as answer:
-        return str(answer.read().decode())
+    with contextlib.suppress(OSError), urlopen(url, timeout=5 * PATIENCE) as response:
+        return str(response.read().decode())
     return None
 
 

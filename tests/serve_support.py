@@ -53,8 +53,8 @@ class Sidecar:
 
     def sample(self, series: str) -> float | None:
         """Value of a series as printed on the page; None if absent."""
-        found = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
-        return None if found is None else float(found[1])
+        match = re.search(rf"^{re.escape(series)} (\S+)$", self.page, re.MULTILINE)
+        return None if match is None else float(match[1])
 
     def collectors(self) -> set[str]:
         """The collectors that are scheduled."""
@@ -90,9 +90,9 @@ def sidecar(
     running = Sidecar(process, log)
     try:
         wait_until(lambda: "listening on" in running.log or process.poll() is not None, 15)
-        found = re.search(r"listening on https?://(\S+?),", running.log)
-        assert found is not None, running.log
-        running.address = found[1]
+        match = re.search(r"listening on https?://(\S+?),", running.log)
+        assert match is not None, running.log
+        running.address = match[1]
         if ready:
             wait_until(lambda: running.ask("/-/ready")[0] == 200)
         yield running

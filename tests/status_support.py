@@ -92,10 +92,10 @@ def families(rows: Rows) -> list[Metric]:
 def noted(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
     """Return a history with a point for each tick; the last point is as old as `every`."""
     times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
-    past = History(seconds=5, clock=lambda: next(times))
+    history = History(seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
-        past.note(every * tick, Readings(families(rows(tick))))
-    return past
+        history.note(every * tick, Readings(families(rows(tick))))
+    return history
 
 
 def steps(count: int, seconds: float) -> Rows:
@@ -111,8 +111,8 @@ def status(**changes: Any) -> CollectorStatus:
 
 
 def page(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> Document:
-    seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
-    return Document(render(seen, Onsets()))
+    status_view = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+    return Document(render(status_view, Onsets()))
 
 
 def concerns_of(
@@ -123,8 +123,8 @@ def concerns_of(
     **changes: Any,
 ) -> list[Concern]:
     """Return what needs attention."""
-    seen = view(about(**changes), Readings(families(rows)), past or History(), collectors)
-    return concerns(findings(seen), onsets or Onsets(), seen.about.now)
+    status_view = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+    return concerns(findings(status_view), onsets or Onsets(), status_view.about.now)
 
 
 def texts(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> list[str]:

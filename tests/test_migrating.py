@@ -19,10 +19,10 @@ ROWS = re.findall(r"^\| (.*) \| `(.*?)` \|(.*)\|$", DOCUMENT, flags=re.MULTILINE
 def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path: Path) -> None:
     (preamble,) = re.findall(r"```python\n(.*?)```", DOCUMENT, flags=re.DOTALL)
     program = "\n".join([preamble, *(line for _, line, _ in ROWS), "exporter.flush(timeout_seconds=10)"])
-    done = child(tmp_path / "feed", program)
+    completed = child(tmp_path / "feed", program)
 
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")
-    found = "\n".join([done.stdout, records, page_of(tmp_path / "feed")])
+    found = "\n".join([completed.stdout, records, page_of(tmp_path / "feed")])
     missing = {
         (feature, name)
         for feature, _, outcome in ROWS
@@ -30,7 +30,7 @@ def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path
         if name not in found
     }
     assert missing == set(), found
-    assert done.stderr == ""
+    assert completed.stderr == ""
 
 
 def test_every_row_has_code_and_every_span_a_row() -> None:

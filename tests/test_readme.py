@@ -64,10 +64,10 @@ print("ended")
 def test_on_another_system_a_job_records_and_a_notice_says_that_nothing_is_exported(
     tmp_path: Path,
 ) -> None:
-    done = child(tmp_path / "feed", ELSEWHERE)
+    completed = child(tmp_path / "feed", ELSEWHERE)
 
-    assert done.stdout == "ended\n"
-    assert "the feed needs Linux" in done.stderr
+    assert completed.stdout == "ended\n"
+    assert "the feed needs Linux" in completed.stderr
     assert list((tmp_path / "feed").iterdir()) == []
 
 
@@ -104,11 +104,11 @@ def test_make_targets_and_benchmarks_of_the_readme_exist() -> None:
 
 
 def test_the_figures_of_the_readme_come_from_the_results_file() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, REPOSITORY / "benchmarks/page.py", "--check"],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout

@@ -14,7 +14,7 @@ from rules_support import ROOT
 @needs_prometheus
 @pytest.mark.timeout(360)
 def test_short_lived_ranks_are_counted_as_in_their_own_logs() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, ROOT / "benchmarks/soak.py"],
         env={**os.environ, "SOAK": "2m" if os.environ.get("CI") else "20s", "SEED": "11"},
         capture_output=True,
@@ -22,5 +22,5 @@ def test_short_lived_ranks_are_counted_as_in_their_own_logs() -> None:
         check=False,
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "everything holds" in done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "everything holds" in completed.stdout

@@ -223,11 +223,11 @@ def test_importing_loads_no_other_package_starts_no_thread_and_opens_no_file(tmp
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     program = f"import sys; sys.path.append({str(ROOT.parent)!r})\n{WATCH}"
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(bare / "bin/python"), "-c", program], capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.splitlines() == ["[]", "1", "[]"]
+    assert completed.stdout.splitlines() == ["[]", "1", "[]"]
 
 
 OF_OTHERS = {"Aggregation", "ConsoleHandler", "Event", "EventHandler", "Stat", "Timer"}

@@ -20,8 +20,8 @@ def wait_until(holds: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> Any:
         holds: The condition; called every 20 ms.
         seconds: The usual limit of slow conditions; at least `LIMIT_SECONDS` pass before the test fails.
     """
-    until = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
+    deadline = time.monotonic() + max(PATIENCE * seconds, LIMIT_SECONDS)
     while not (found := holds()):
-        assert time.monotonic() < until, "the condition did not become true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.02)
     return found

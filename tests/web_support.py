@@ -92,8 +92,8 @@ class Child:
         line = self._process.stdout.readline()
         if not line:
             raise AssertionError(self._process.communicate()[1])
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        response: dict[str, Any] = json.loads(line)
+        return response
 
 
 @dataclass
@@ -116,7 +116,7 @@ def fetch(
     timeout: float = 8.0 * PATIENCE,
 ) -> Reply:
     """Send a request on a new connection."""
-    began = time.monotonic()
+    start = time.monotonic()
     client: http.client.HTTPConnection
     if context is None:
         client = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
@@ -127,7 +127,7 @@ def fetch(
         response = client.getresponse()
         body = response.read()
         names = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, names, body, time.monotonic() - began)
+        return Reply(response.status, names, body, time.monotonic() - start)
 
 
 def scrapes(port: int, count: int = 3, context: ssl.SSLContext | None = None) -> list[Reply]:

@@ -39,31 +39,33 @@ def test_an_installed_wheel_writes_what_the_repository_has(tmp_path: Path) -> No
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, f"--python={venv}/bin/python", "install", "--no-deps", str(wheel)], check=True)
 
-    done = finished([f"{venv}/bin/training-exporter", "assets", f"--output={output}"], cwd=tmp_path, env={})
+    completed = finished(
+        [f"{venv}/bin/training-exporter", "assets", f"--output={output}"], cwd=tmp_path, env={}
+    )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
     expected = {"prometheus/alertmanager.yaml": REPOSITORY / "deploy/prometheus/alertmanager.yaml"}
-    for written, made in SOURCES.items():
-        paths = [path for path in (REPOSITORY / made).rglob("*") if path.is_file()]
-        expected |= {f"{written}/{path.relative_to(REPOSITORY / made)}": path for path in paths}
-    found = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
-    assert set(found) == set(expected)
-    assert [name for name, path in found.items() if path.read_bytes() != expected[name].read_bytes()] == []
+    for target, source_directory in SOURCES.items():
+        paths = [path for path in (REPOSITORY / source_directory).rglob("*") if path.is_file()]
+        expected |= {f"{target}/{path.relative_to(REPOSITORY / source_directory)}": path for path in paths}
+    files = {str(path.relative_to(output)): path for path in output.rglob("*") if path.is_file()}
+    assert set(files) == set(expected)
+    assert [name for name, path in files.items() if path.read_bytes() != expected[name].read_bytes()] == []
 
 
 def test_changed_files_are_replaced_only_with_force_and_a_refusal_is_one_line(tmp_path: Path) -> None:
     first = assets(tmp_path)
-    changed, missing = tmp_path / "prometheus/rules/thresholds.yml", tmp_path / "prometheus/alertmanager.yaml"
+    changed, removed = tmp_path / "prometheus/rules/thresholds.yml", tmp_path / "prometheus/alertmanager.yaml"
     text = changed.read_text()
     changed.write_text("groups: []\n")
-    missing.unlink()
+    removed.unlink()
     refused = assets(tmp_path)
-    kept = changed.read_text(), missing.exists()
+    after_refusal = changed.read_text(), removed.exists()
     forced = assets(tmp_path, "--force")
     in_a_file = assets(changed)
 
     assert [result.returncode for result in (first, refused, forced, in_a_file)] == [0, 1, 0, 1]
     assert len(in_a_file.stderr.splitlines()) == 1
-    assert kept == ("groups: []\n", False)
+    assert after_refusal == ("groups: []\n", False)
     assert f"{changed} has been changed" in refused.stderr
-    assert (changed.read_text(), missing.exists()) == (text, True)
+    assert (changed.read_text(), removed.exists()) == (text, True)

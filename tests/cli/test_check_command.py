@@ -44,16 +44,16 @@ sys.stdin.read()
 def check(feed: Path, *flags: str, port: int | None = None) -> tuple[int, list[dict[str, str]]]:
     """Exit status and findings."""
     address = f"--web.listen-address=127.0.0.1:{free_port() if port is None else port}"
-    own = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
-    ended = finished([sys.executable, "-m", "exporter", "check", *own])
-    assert ended.stdout, ended.stderr
-    return ended.returncode, json.loads(ended.stdout)["findings"]
+    arguments = [f"--feed.dir={feed}", address, "--check.format=json", *flags]
+    completed = finished([sys.executable, "-m", "exporter", "check", *arguments])
+    assert completed.stdout, completed.stderr
+    return completed.returncode, json.loads(completed.stdout)["findings"]
 
 
-def about(findings: list[dict[str, str]], subject: str) -> dict[str, str]:
+def finding_of(findings: list[dict[str, str]], subject: str) -> dict[str, str]:
     """The only finding about a subject."""
-    (found,) = (finding for finding in findings if finding["subject"].startswith(subject))
-    return found
+    (match,) = (finding for finding in findings if finding["subject"].startswith(subject))
+    return match
 
 
 @pytest.fixture
@@ -71,31 +71,37 @@ def recorder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_empty_directory_is_a_warning_with_the_remedy(tmp_path: Path) -> None:
     flags = [f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0"]
     command = [sys.executable, "-m", "exporter", "check", *flags]
-    done = finished(command, env=environment(EXPORTER_DISABLED="yes"))
-    shown = done.stdout.splitlines()
+    completed = finished(command, env=environment(EXPORTER_DISABLED="yes"))
+    output_lines = completed.stdout.splitlines()
 
-    assert done.returncode == 0
-    assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in shown
-    for missing in ("environment: EXPORTER_DISABLED=yes has", "sidecar: no exporter", "writer: no process"):
-        (place,) = (place for place, line in enumerate(shown) if line.startswith(f"warn {missing}"))
-        assert shown[place + 1].startswith("     -> ")
+    assert completed.returncode == 0
+    assert "ok   configuration: valid; from --web.listen-address, --feed.dir" in output_lines
+    for line_start in (
+        "environment: EXPORTER_DISABLED=yes has",
+        "sidecar: no exporter",
+        "writer: no process",
+    ):
+        (place,) = (place for place, line in enumerate(output_lines) if line.startswith(f"warn {line_start}"))
+        assert output_lines[place + 1].startswith("     -> ")
 
 
 def test_a_live_writer_is_named_and_a_silent_one_is_suspicious(
     tmp_path: Path, recorder: subprocess.Popen[str]
 ) -> None:
     recorder.send_signal(signal.SIGSTOP)
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")}
-    found = about(check(tmp_path)[1], "writer")
+    initial_files = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")}
+    writer = finding_of(check(tmp_path)[1], "writer")
 
-    assert found["status"] == "ok"
-    assert f'run "mine", rank 3, trainer, process {recorder.pid}' in found["found"]
-    assert "1 Stats; alive, last written" in found["found"]
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")} == before
-    assert before
+    assert writer["status"] == "ok"
+    assert f'run "mine", rank 3, trainer, process {recorder.pid}' in writer["found"]
+    assert "1 Stats; alive, last written" in writer["found"]
+    assert {
+        path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in tmp_path.rglob("*")
+    } == initial_files
+    assert initial_files
     os.utime(next(tmp_path.glob("*.feed")), (time.time() - 40,) * 2)
-    found = about(check(tmp_path)[1], "writer")
-    assert (found["status"], "stopped or hung" in found["remedy"]) == ("warn", True)
+    writer = finding_of(check(tmp_path)[1], "writer")
+    assert (writer["status"], "stopped or hung" in writer["remedy"]) == ("warn", True)
 
 
 def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
@@ -105,34 +111,34 @@ def test_the_latest_of_many_ended_processes_are_named_and_killed_ones_marked(
     recorder.wait()
     (killed,) = tmp_path.glob("*.feed")
     for age in (90, 80, 70, 60):
-        before = set(tmp_path.glob("*.feed"))
+        initial_files = set(tmp_path.glob("*.feed"))
         env = environment(EXPORTER_FEED_DIR=str(tmp_path), EXPORTER_RUN=f"age{age}")
         finished([sys.executable, "-c", RECORD], env=env, stdin=subprocess.DEVNULL)
-        (made,) = set(tmp_path.glob("*.feed")) - before
-        os.utime(made, (time.time() - age,) * 2)
+        (created,) = set(tmp_path.glob("*.feed")) - initial_files
+        os.utime(created, (time.time() - age,) * 2)
     os.utime(killed, (time.time() - 65,) * 2)
 
-    found = [row["found"] for row in check(tmp_path)[1] if row["subject"] == "writer"]
-    received = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in found[:3]]
+    messages = [row["found"] for row in check(tmp_path)[1] if row["subject"] == "writer"]
+    received = [(text.split('"')[1], text.split("; ")[1].split(",")[0]) for text in messages[:3]]
     killed_text = "ended without a final snapshot (killed?)"
     assert received == [("age60", "ended in order"), ("mine", killed_text), ("age70", "ended in order")]
-    assert found[3:] == ["2 more processes ended before these"]
+    assert messages[3:] == ["2 more processes ended before these"]
 
 
 @pytest.mark.parametrize(
-    ("trains", "began", "warned"), [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)]
+    ("trains", "started", "warned"), [(True, 60.0, True), (False, 60.0, False), (True, 1.0, False)]
 )
 def test_a_second_trainer_of_a_rank_is_reported_and_a_helper_or_successor_is_not(
-    tmp_path: Path, trains: bool, began: float, warned: bool
+    tmp_path: Path, trains: bool, started: float, warned: bool
 ) -> None:
     first = new_identity(started=time.time() - 90, pid=7, trains=True)
-    second = new_identity(started=time.time() - began, pid=8, trains=trains)
-    for writer in (written := [FeedWriter(tmp_path, process) for process in (first, second)]):
+    second = new_identity(started=time.time() - started, pid=8, trains=trains)
+    for writer in (writers := [FeedWriter(tmp_path, process) for process in (first, second)]):
         assert writer.publish(new_recording())
 
-    found = [row["found"] for row in check(tmp_path)[1] if row["status"] == "warn"]
+    warnings = [row["found"] for row in check(tmp_path)[1] if row["status"] == "warn"]
     received = 'process 8 trains as rank 0 of run "r", which process 7 is already'
-    assert (received in found, len(written)) == (warned, 2)
+    assert (received in warnings, len(writers)) == (warned, 2)
 
 
 def test_a_file_that_is_not_a_feed_is_refused_by_name(tmp_path: Path) -> None:
@@ -151,8 +157,8 @@ def test_a_directory_that_cannot_be_created_fails(tmp_path: Path) -> None:
     status, findings = check(tmp_path / "missing" / "feed")
 
     assert status == 1
-    assert about(findings, "feed directory")["status"] == "FAIL"
-    assert "--feed.dir" in about(findings, "feed directory")["remedy"]
+    assert finding_of(findings, "feed directory")["status"] == "FAIL"
+    assert "--feed.dir" in finding_of(findings, "feed directory")["remedy"]
     assert all(finding["remedy"] for finding in findings if finding["status"] != "ok")
 
 
@@ -165,8 +171,8 @@ def test_an_invalid_configuration_is_reported_with_its_place_and_other_checks_ru
     status, findings = check(tmp_path, f"--config.file={file}")
 
     assert status == 1
-    assert f"{file}:2:3" in about(findings, "configuration")["found"]
-    assert about(findings, "python")["status"] == "ok"
+    assert f"{file}:2:3" in finding_of(findings, "configuration")["found"]
+    assert finding_of(findings, "python")["status"] == "ok"
 
 
 def test_a_running_exporter_is_recognised_by_port_and_owner_lock(tmp_path: Path) -> None:
@@ -176,9 +182,9 @@ def test_a_running_exporter_is_recognised_by_port_and_owner_lock(tmp_path: Path)
         wait_until(lambda: answers(port))
         status, findings = check(tmp_path, port=port)
 
-        assert (status, about(findings, "address")["status"]) == (0, "ok")
-        assert about(findings, "address")["found"].startswith("an exporter answers at")
-        assert about(findings, "sidecar")["found"].startswith(f"process {exporter.pid} (")
+        assert (status, finding_of(findings, "address")["status"]) == (0, "ok")
+        assert finding_of(findings, "address")["found"].startswith("an exporter answers at")
+        assert finding_of(findings, "sidecar")["found"].startswith(f"process {exporter.pid} (")
 
 
 def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
@@ -188,18 +194,18 @@ def test_a_port_in_use_by_another_program_fails(tmp_path: Path) -> None:
         server.shutdown()
 
     assert status == 1
-    assert "taken by another server" in about(findings, "address")["found"]
-    assert "--web.listen-address" in about(findings, "address")["remedy"]
+    assert "taken by another server" in finding_of(findings, "address")["found"]
+    assert "--web.listen-address" in finding_of(findings, "address")["remedy"]
 
 
 def test_a_port_whose_owner_never_answers_fails_within_the_deadline(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        began = time.monotonic()
+        start = time.monotonic()
         status, findings = check(tmp_path, port=silent.getsockname()[1])
 
-    assert (status, about(findings, "address")["status"]) == (1, "FAIL")
-    assert "ss -ltnp" in about(findings, "address")["remedy"]
-    assert time.monotonic() - began < 15
+    assert (status, finding_of(findings, "address")["status"]) == (1, "FAIL")
+    assert "ss -ltnp" in finding_of(findings, "address")["remedy"]
+    assert time.monotonic() - start < 15
 
 
 def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) -> None:
@@ -210,8 +216,8 @@ def test_a_missing_package_is_reported_with_the_install_command(tmp_path: Path) 
     status, findings = check(tmp_path, f"--check.python={bare}")
 
     assert status == 1
-    assert "is not installed for" in about(findings, f"python {bare}")["found"]
-    assert f"{bare} -m pip install" in about(findings, f"python {bare}")["remedy"]
+    assert "is not installed for" in finding_of(findings, f"python {bare}")["found"]
+    assert f"{bare} -m pip install" in finding_of(findings, f"python {bare}")["remedy"]
 
 
 def test_a_check_that_hangs_affects_only_its_own_line() -> None:
@@ -255,9 +261,9 @@ def test_a_library_of_another_version_than_the_driver_fails(
     version = tmp_path / "proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Tue Jan  7 2025\n")
-    found = tmp_path / "usr/lib/x86_64-linux-gnu"
-    found.mkdir(parents=True)
-    (found / f"libnvidia-ml.so.{library}").touch()
+    library_directory = tmp_path / "usr/lib/x86_64-linux-gnu"
+    library_directory.mkdir(parents=True)
+    (library_directory / f"libnvidia-ml.so.{library}").touch()
 
     (finding,) = nvidia(Configuration(), tmp_path)
 
@@ -273,9 +279,11 @@ def test_the_metrics_of_a_running_exporter_show_what_fails(tmp_path: Path) -> No
         'gpu_nvml_error_info{reason="lib_rm_version_mismatch"} 1\n'
     )
 
-    found = [(result.status, result.subject) for result in own_metrics(page, "http://localhost:1", tmp_path)]
+    results = [
+        (result.status, result.subject) for result in own_metrics(page, "http://localhost:1", tmp_path)
+    ]
 
-    assert found == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
+    assert results == [("warn", "collector nfs"), ("warn", "sidecar"), ("FAIL", "nvidia")]
 
 
 @needs_fake_nvml
@@ -290,18 +298,18 @@ def test_a_running_exporter_whose_nvml_refuses_the_driver_fails_once(
         monkeypatch.setenv(name, text)
     port = free_port()
     flags = [f"--feed.dir={tmp_path}", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}"]
-    found: list[dict[str, str]] = []
+    rows: list[dict[str, str]] = []
 
     def fails() -> bool:
-        found[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
-        return any((row["subject"], row["status"]) == ("nvidia", "FAIL") for row in found)
+        rows[:] = check(tmp_path, f"--config.file={config}", port=port)[1]
+        return any((row["subject"], row["status"]) == ("nvidia", "FAIL") for row in rows)
 
     with started([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(fails)
 
-    assert [row["status"] for row in found if row["subject"] == "nvidia"] == ["FAIL"]
-    assert "different versions" in about(found, "nvidia")["found"]
-    assert "collector gpu fails" in about(found, "collector gpu")["found"]
+    assert [row["status"] for row in rows if row["subject"] == "nvidia"] == ["FAIL"]
+    assert "different versions" in finding_of(rows, "nvidia")["found"]
+    assert "collector gpu fails" in finding_of(rows, "collector gpu")["found"]
 
 
 def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> None:
@@ -312,9 +320,9 @@ def test_a_second_exporter_on_the_feed_directory_is_reported(tmp_path: Path) -> 
         wait_until(lambda: runs.owner(tmp_path) == owner.pid)
         with started([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path):
             wait_until(lambda: answers(port))
-            found = [row["found"] for row in check(tmp_path, port=port)[1] if row["status"] == "warn"]
+            messages = [row["found"] for row in check(tmp_path, port=port)[1] if row["status"] == "warn"]
 
-    assert any(f"process {owner.pid} does, and keeps the totals" in text for text in found)
+    assert any(f"process {owner.pid} does, and keeps the totals" in text for text in messages)
 
 
 def test_an_exporter_that_requires_client_certificates_is_no_failure(tmp_path: Path) -> None:
@@ -324,18 +332,18 @@ def test_an_exporter_that_requires_client_certificates_is_no_failure(tmp_path: P
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", web]
     with started([sys.executable, "-m", "exporter", *flags], tmp_path) as sidecar:
         wait_until(lambda: runs.owner(tmp_path) == sidecar.pid)
-        found = about(check(tmp_path, web, port=port)[1], "address")
+        finding = finding_of(check(tmp_path, web, port=port)[1], "address")
 
-    assert (found["status"], "requires client certificates" in found["found"]) == ("ok", True)
+    assert (finding["status"], "requires client certificates" in finding["found"]) == ("ok", True)
 
 
 def test_a_certificate_that_does_not_exist_fails(tmp_path: Path) -> None:
     file = tmp_path / "web.yml"
     file.write_text("tls_server_config: {cert_file: none.pem, key_file: none.pem}")
 
-    found = about(check(tmp_path, f"--web.config.file={file}")[1], "web configuration")
+    finding = finding_of(check(tmp_path, f"--web.config.file={file}")[1], "web configuration")
 
-    assert (found["status"], "none.pem cannot be read" in found["found"]) == ("FAIL", True)
+    assert (finding["status"], "none.pem cannot be read" in finding["found"]) == ("FAIL", True)
 
 
 def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None:
@@ -344,10 +352,10 @@ def test_an_exporter_that_holds_the_energy_lock_is_named(tmp_path: Path) -> None
     lock = NodeLock(tmp_path, BOOT_ID.read_text().strip())
     assert lock.acquire()
 
-    found = about(check(tmp_path, f"--config.file={config}")[1], "energy")
+    finding = finding_of(check(tmp_path, f"--config.file={config}")[1], "energy")
     lock.release()
 
-    assert f"process {os.getpid()} counts the energy" in found["found"]
+    assert f"process {os.getpid()} counts the energy" in finding["found"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a directory")
@@ -357,7 +365,7 @@ def test_a_world_writable_directory_of_another_user_is_reported(tmp_path: Path) 
     os.chown(shared, 1234, 1234)
     shared.chmod(0o777)
 
-    found = [row for row in check(shared)[1] if row["subject"] == "feed directory"]
+    rows = [row for row in check(shared)[1] if row["subject"] == "feed directory"]
 
-    assert [row["status"] for row in found] == ["ok", "warn"]
-    assert "uid 1234" in found[1]["found"]
+    assert [row["status"] for row in rows] == ["ok", "warn"]
+    assert "uid 1234" in rows[1]["found"]

@@ -43,28 +43,28 @@ def problems(*arguments: str, **environ: str) -> list[str]:
 
 def test_every_flag_changes_its_option() -> None:
     web = ("--web.listen-address=:1", "--web.listen-address", "[::1]:2", "--web.config.file=/w.yml")
-    more = ("--web.enable-lifecycle", "--feed.dir=/f", "--state.dir=/s", "--gpu.replay=t4")
-    found = resolved(*web, *more, "--log.level=debug", "--log.format=json")
+    flags = ("--web.enable-lifecycle", "--feed.dir=/f", "--state.dir=/s", "--gpu.replay=t4")
+    options = resolved(*web, *flags, "--log.level=debug", "--log.format=json")
 
     assert resolved() == Configuration()
-    assert found.web == WebSection((":1", "[::1]:2"), Path("/w.yml"), enable_lifecycle=True)
-    assert (found.feed.dir, found.state.dir, found.gpu.replay) == (Path("/f"), Path("/s"), "t4")
-    assert found.log == LogSection("debug", "json")
+    assert options.web == WebSection((":1", "[::1]:2"), Path("/w.yml"), enable_lifecycle=True)
+    assert (options.feed.dir, options.state.dir, options.gpu.replay) == (Path("/f"), Path("/s"), "t4")
+    assert options.log == LogSection("debug", "json")
 
 
 def test_flags_override_environment_file_and_default(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("feed: {dir: /file, interval: 2s}\nweb: {enable_lifecycle: true}\nlog: {level: warn}")
     flag, variable = "--feed.dir=/flag", "/variable"
-    given = f"--config.file={file}"
+    file_flag = f"--config.file={file}"
 
-    assert resolved(given, flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/flag")
-    assert resolved(given, EXPORTER_FEED_DIR=variable).feed.dir == Path("/variable")
-    assert resolved(given, EXPORTER_FEED_DIR="").feed.dir == Path("/file")
+    assert resolved(file_flag, flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/flag")
+    assert resolved(file_flag, EXPORTER_FEED_DIR=variable).feed.dir == Path("/variable")
+    assert resolved(file_flag, EXPORTER_FEED_DIR="").feed.dir == Path("/file")
     assert resolved(EXPORTER_STATE_DIR="/x").state.dir is None
-    assert resolved(given).feed.interval == 2.0
-    assert resolved(given, "--no-web.enable-lifecycle").web.enable_lifecycle is False
-    assert resolved(given, "--log.level=info").log.level == "info"
+    assert resolved(file_flag).feed.interval == 2.0
+    assert resolved(file_flag, "--no-web.enable-lifecycle").web.enable_lifecycle is False
+    assert resolved(file_flag, "--log.level=info").log.level == "info"
 
 
 def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +74,11 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
     (tmp_path / "c.yaml").write_text(text)
     monkeypatch.chdir(tmp_path.parent)
 
-    found = resolved(f"--config.file={tmp_path.name}/c.yaml")
+    options = resolved(f"--config.file={tmp_path.name}/c.yaml")
 
-    assert found.feed.dir == tmp_path / "f"
-    assert found.web.config_file == tmp_path / ".." / "w.yml"
-    assert (found.state.dir, found.energy.carbon_intensity_file) == (Path("/s"), tmp_path / "c")
+    assert options.feed.dir == tmp_path / "f"
+    assert options.web.config_file == tmp_path / ".." / "w.yml"
+    assert (options.state.dir, options.energy.carbon_intensity_file) == (Path("/s"), tmp_path / "c")
     assert resolved("--feed.dir=f").feed.dir == Path("f")
 
 
@@ -107,11 +107,11 @@ def test_problems_of_all_sources_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("log: {level: loud}\nfeed: {interval: 0s}")
 
-    found = problems(
+    messages = problems(
         f"--config.file={file}", "--log.format=xml", "--web.listen-address=x", EXPORTER_FEED_DIR="a\0b"
     )
 
-    assert [line.split(": ")[0] for line in found] == [
+    assert [line.split(": ")[0] for line in messages] == [
         f"{file}:1:14",
         f"{file}:2:18",
         "$EXPORTER_FEED_DIR",
@@ -161,14 +161,14 @@ def test_config_check_says_ok_or_every_problem(tmp_path: Path, capsys: pytest.Ca
     file, web = tmp_path / "c.yaml", tmp_path / "w.yml"
     file.write_text("web: {config_file: w.yml}")
     web.write_text("")
-    good = main([f"--config.file={file}", "--config.check"], {})
-    said = capsys.readouterr()
+    valid_status = main([f"--config.file={file}", "--config.check"], {})
+    output = capsys.readouterr()
     web.write_text("nonsense: 1\nbasic_auth_users: []")
-    bad = main([f"--config.file={file}", "--config.check"], {})
+    invalid_status = main([f"--config.file={file}", "--config.check"], {})
     complained = capsys.readouterr()
 
-    assert (good, said.out, said.err) == (0, "ok\n", "")
-    assert (bad, complained.out, len(complained.err.splitlines())) == (2, "", 2)
+    assert (valid_status, output.out, output.err) == (0, "ok\n", "")
+    assert (invalid_status, complained.out, len(complained.err.splitlines())) == (2, "", 2)
     assert f"exporter: {web}:1:1: nonsense: unknown key" in complained.err
 
 
@@ -231,22 +231,22 @@ def outcome(text: str) -> list[str]:
     ],
 )
 def test_an_invalid_setting_is_reported_with_its_place(text: str, expected: str) -> None:
-    (found,) = outcome(text)
+    (problem,) = outcome(text)
 
-    assert expected in found
+    assert expected in problem
 
 
 def test_every_collector_of_the_catalogue_can_be_set_with_its_own_defaults() -> None:
-    found = entries(load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors)
+    collectors = entries(load("collectors: {cpu: {interval: 1s}}", "c", Configuration).collectors)
 
-    assert [entry.name for entry in found] == [*(entry.name for entry in CATALOGUE), "extra"]
-    for entry, default in zip(found, CATALOGUE, strict=False):
+    assert [entry.name for entry in collectors] == [*(entry.name for entry in CATALOGUE), "extra"]
+    for entry, default in zip(collectors, CATALOGUE, strict=False):
         assert entry.options.interval == (1.0 if entry.name == "cpu" else default.options.interval)
         assert entry.factory(**entry.options.own_options()).name == entry.name
 
 
 RULES = st.builds(
-    lambda match, rest: Rule(match, **rest),
+    lambda match, fields: Rule(match, **fields),
     st.text("ab.*?", min_size=1, max_size=20),
     st.fixed_dictionaries(
         {},
@@ -270,9 +270,9 @@ def test_a_configuration_that_is_printed_is_read_back_unchanged(rules: list[Rule
 
 @given(RULES)
 def test_a_training_process_accepts_every_rule_that_the_configuration_accepts(rule: Rule) -> None:
-    good, wrong = check_rules([json.loads(json.dumps(rule.as_override()))])
+    valid_rules, errors = check_rules([json.loads(json.dumps(rule.as_override()))])
 
-    assert (len(good), wrong) == (1, [])
+    assert (len(valid_rules), errors) == (1, [])
 
 
 def test_the_committed_schema_and_example_are_the_generated_ones() -> None:

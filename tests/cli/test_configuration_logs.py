@@ -34,11 +34,11 @@ def logging_to(descriptor: int, level: Level = "debug", form: Form = "logfmt") -
 
 def logged(act: Callable[[Logs], object], level: Level = "debug", form: Form = "logfmt") -> list[str]:
     """The lines that an action logs, through a real pipe."""
-    read, write = os.pipe()
+    read_end, write = os.pipe()
     with logging_to(write, level, form) as logs:
         act(logs)
     os.close(write)
-    with os.fdopen(read, "rb") as lines:
+    with os.fdopen(read_end, "rb") as lines:
         return lines.read().decode().splitlines()
 
 
@@ -59,13 +59,13 @@ def test_a_log_line_has_time_level_source_and_message() -> None:
     (line,) = logged(
         lambda _: LOG.warning("collector failed", extra={"collector": "cpu", "tries": 3, "last": None})
     )
-    found = parse_logfmt(line)
+    fields = parse_logfmt(line)
 
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found["time"])
-    assert re.fullmatch(r"test_configuration_logs\.py:\d+", found["source"])
-    assert list(found) == ["time", "level", "source", "msg", "collector", "tries", "last"]
-    assert list(found.values())[3:] == ["collector failed", "cpu", "3", "null"]
-    assert found["level"] == "warn"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", fields["time"])
+    assert re.fullmatch(r"test_configuration_logs\.py:\d+", fields["source"])
+    assert list(fields) == ["time", "level", "source", "msg", "collector", "tries", "last"]
+    assert list(fields.values())[3:] == ["collector failed", "cpu", "3", "null"]
+    assert fields["level"] == "warn"
 
 
 TEXTS = st.one_of(st.text(max_size=40), st.text('= "\\\n\r\t\0\x1b\x85\u2028\u202e\ud800a', max_size=20))
@@ -74,20 +74,20 @@ TEXTS = st.one_of(st.text(max_size=40), st.text('= "\\\n\r\t\0\x1b\x85\u2028\u20
 @given(TEXTS, TEXTS)
 def test_any_text_is_one_printable_line_that_parses_back(message: str, value: str) -> None:
     line = Formatter("logfmt").format(record_of(message, key=value))
-    found = parse_logfmt(line)
+    fields = parse_logfmt(line)
 
     assert line.isprintable()
-    assert (found["msg"], found["key"]) == (message, value)
+    assert (fields["msg"], fields["key"]) == (message, value)
 
 
 @given(TEXTS, st.one_of(TEXTS, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False)))
 def test_any_value_in_json_is_one_line_that_parses_back(message: str, value: object) -> None:
     line = Formatter("json").format(record_of(message, key=value))
-    found = json.loads(line)
+    fields = json.loads(line)
 
     assert "\n" not in line
-    assert found["msg"] == message
-    assert found["key"] in (value, str(value))
+    assert fields["msg"] == message
+    assert fields["key"] in (value, str(value))
 
 
 class Hostile:
@@ -100,11 +100,11 @@ def test_hostile_values_are_named_shortened_or_renamed_never_raised() -> None:
         LOG.info("numbers %d", "x")
         LOG.info("x", extra={"value": Hostile(), "level": "fake", "a b=c": 1, "long": "y" * 10**6})
 
-    broken, other = (parse_logfmt(line) for line in logged(act))
-    assert broken["msg"] == "!(TypeError)"
-    assert (other["value"], other["a_b_c"]) == ("!(RuntimeError)", "1")
-    assert (other["level"], other["level_"]) == ("info", "fake")
-    assert len(other["long"]) == LONGEST_VALUE
+    failure, later_line = (parse_logfmt(line) for line in logged(act))
+    assert failure["msg"] == "!(TypeError)"
+    assert (later_line["value"], later_line["a_b_c"]) == ("!(RuntimeError)", "1")
+    assert (later_line["level"], later_line["level_"]) == ("info", "fake")
+    assert len(later_line["long"]) == LONGEST_VALUE
 
 
 def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
@@ -119,25 +119,25 @@ def test_uncaught_thread_exceptions_and_warnings_are_logged() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        ended, warned = (parse_logfmt(line) for line in logged(act))
-    assert (ended["level"], ended["thread_name"]) == ("error", "worker")
-    assert ended["stack"].endswith("RuntimeError: lost")
+        error, warned = (parse_logfmt(line) for line in logged(act))
+    assert (error["level"], error["thread_name"]) == ("error", "worker")
+    assert error["stack"].endswith("RuntimeError: lost")
     assert (warned["level"], "careful" in warned["msg"]) == ("warn", True)
 
 
 def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> None:
-    read, write = os.pipe()
+    read_end, write = os.pipe()
     with logging_to(write):
-        started = time.monotonic()
+        start = time.monotonic()
         for _ in range(QUEUED_LINES + 3000):
             LOG.info("x" * 1000)
-        took = time.monotonic() - started
-        with os.fdopen(read, "rb", closefd=False) as lines:
+        took = time.monotonic() - start
+        with os.fdopen(read_end, "rb", closefd=False) as lines:
             for line in lines:
                 if b"dropped=" in line:
                     break
     os.close(write)
-    os.close(read)
+    os.close(read_end)
 
     assert took < 5.0 * PATIENCE
     received = parse_logfmt(line.decode().rstrip())
@@ -147,8 +147,8 @@ def test_logging_never_waits_for_a_full_pipe_and_lost_lines_are_counted() -> Non
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_blocked_stderr_loses_only_log_lines(closed: bool) -> None:
-    read, write = os.pipe()
-    os.close(read)
+    read_end, write = os.pipe()
+    os.close(read_end)
     if closed:
         os.close(write)
     with logging_to(write):

@@ -56,23 +56,23 @@ def test_the_printed_address_serves_both_ranks_and_the_gpus_of_a_described_machi
     with demo(tmp_path) as (process, port):
         wait_until(lambda: set(WINDOW.findall(page(port))) == set(steps(page(port))) == {"0", "1"})
         wait_until(lambda: page(port).count("\ngpu_up{") == RANKS)
-        shown = page(port)
+        exposition = page(port)
         os.killpg(process.pid, signal.SIGINT)
-        said = process.stdout.read() if process.stdout else ""
+        output = process.stdout.read() if process.stdout else ""
 
         assert process.wait() == 0
         assert processes_naming(str(tmp_path)) == set()
-    assert "demo_loss_window_mean" in shown
-    assert "demo_memory_resident_bytes" in shown
-    assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in said
-    assert "described machine h100" in said
+    assert "demo_loss_window_mean" in exposition
+    assert "demo_memory_resident_bytes" in exposition
+    assert f"curl -s http://127.0.0.1:{port}/metrics | grep '^gpu_'" in output
+    assert "described machine h100" in output
 
 
 def test_each_rank_holds_a_gpu_and_has_energy_carbon_and_cost(tmp_path: Path) -> None:
-    wanted = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
+    prefixes = ("training_energy_joules_total{", "training_carbon_grams_total{", "training_cost_total{")
     with demo(tmp_path) as (_, port):
-        wait_until(lambda: all(f"\n{name}" in page(port) for name in wanted))
-        cards = wait_until(lambda: held if len(held := set(CARD.findall(page(port)))) == RANKS else None)
+        wait_until(lambda: all(f"\n{name}" in page(port) for name in prefixes))
+        cards = wait_until(lambda: uuids if len(uuids := set(CARD.findall(page(port)))) == RANKS else None)
 
     assert sorted(rank for _, rank in cards) == ["0", "1"]
     assert len({card for card, _ in cards}) == RANKS
@@ -83,8 +83,8 @@ CARD = re.compile(r'^training_rank_info\{.*gpu="(\d)".*rank="(\d)"', re.MULTILIN
 
 def value(text: str, series: str) -> float:
     """Value of the series with this label prefix; 0 while absent."""
-    found = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)
-    return 0.0 if found is None else float(found[1])
+    match = re.search(rf"^{re.escape(series)}.*? (\S+)$", text, re.MULTILINE)
+    return 0.0 if match is None else float(match[1])
 
 
 def is_past_the_crash(pages: list[str]) -> bool:
@@ -98,36 +98,38 @@ def is_past_the_crash(pages: list[str]) -> bool:
 def test_a_cycle_shows_a_gap_phases_a_nan_checkpoints_and_a_crash_that_loses_steps(tmp_path: Path) -> None:
     pages: list[str] = []
     with demo(tmp_path, "--demo.speed=6", *quick(())) as (process, port):  # the gap lasts two seconds
-        until = time.monotonic() + 60
-        while time.monotonic() < until and not is_past_the_crash(pages):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not is_past_the_crash(pages):
             pages.append(page(port))
             time.sleep(0.15)
         process.send_signal(signal.SIGINT)
         process.wait()
-        said = process.stderr.read() if process.stderr else ""
+        output = process.stderr.read() if process.stderr else ""
 
-    begun = [text for text in pages if len(steps(text)) == 2]
-    assert any(not WINDOW.findall(text) for text in begun[5:]), "no gap"
-    assert "rank 1 has died; all ranks start again" in said
-    counts = [steps(text)["1"] for text in begun]
+    active = [text for text in pages if len(steps(text)) == 2]
+    assert any(not WINDOW.findall(text) for text in active[5:]), "no gap"
+    assert "rank 1 has died; all ranks start again" in output
+    counts = [steps(text)["1"] for text in active]
     assert counts == sorted(counts)
     assert counts[-1] > CRASH_STEP
-    last = begun[-1]
-    assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(PHASES.findall(last))
-    assert value(last, 'training_nonfinite_total{kind="loss"') >= 1
-    assert value(last, 'training_checkpoints_total{kind="sync",result="ok"') >= 5
+    final_page = active[-1]
+    assert {"forward", "backward", "grad_sync", "validation", "checkpoint_load"} <= set(
+        PHASES.findall(final_page)
+    )
+    assert value(final_page, 'training_nonfinite_total{kind="loss"') >= 1
+    assert value(final_page, 'training_checkpoints_total{kind="sync",result="ok"') >= 5
     # Steps of rank 0 after its last flush are not in the feed; on a busy machine, these are some steps
     # ahead of rank 1; how many exactly is for the tests of goodput.
-    lost = (CRASH_STEP - 1) % CHECKPOINT_STEPS
-    assert 0 < value(last, "training_lost_steps_total") <= lost + 8
-    assert value(last, "training_attempt{") == 2
+    lost_steps = (CRASH_STEP - 1) % CHECKPOINT_STEPS
+    assert 0 < value(final_page, "training_lost_steps_total") <= lost_steps + 8
+    assert value(final_page, "training_attempt{") == 2
 
 
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
-    others = processes_naming('"directory": ')
+    initial_ranks = processes_naming('"directory": ')
     with demo(tmp_path) as (process, port):
         wait_until(lambda: len(steps(page(port))) == 2)
-        ranks = processes_naming('"directory": ') - others
+        ranks = processes_naming('"directory": ') - initial_ranks
         process.kill()
         process.wait()
 
@@ -137,34 +139,34 @@ def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_the_directory_of_the_demo_is_removed_and_old_directories_after_a_day(tmp_path: Path) -> None:
-    within = Path("/dev/shm")
-    old, new = (within / f"exporter-demo-{age}{os.getpid()}" for age in ("old", "new"))
-    for left in (old, new):
-        (left / "checkpoint").mkdir(parents=True)
+    shared_memory = Path("/dev/shm")
+    old, new = (shared_memory / f"exporter-demo-{age}{os.getpid()}" for age in ("old", "new"))
+    for directory in (old, new):
+        (directory / "checkpoint").mkdir(parents=True)
     os.utime(old, (0, 0))
-    before = set(within.iterdir()) - {old}
+    before = set(shared_memory.iterdir()) - {old}
     try:
         with demo(tmp_path) as (process, _):
-            own = set(within.glob("exporter-demo-*")) - before
+            created = set(shared_memory.glob("exporter-demo-*")) - before
             process.send_signal(signal.SIGINT)
             process.wait()
-        after = set(within.glob("exporter-demo-*"))
+        after = set(shared_memory.glob("exporter-demo-*"))
     finally:
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(new, ignore_errors=True)
 
-    assert (old in own, len(own), own & after) == (False, 1, set())
+    assert (old in created, len(created), created & after) == (False, 1, set())
     assert new in after
     assert not (tmp_path / "never").exists()  # the default feed directory of the user stays unchanged
 
 
 def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ended = finished(demo_command(port=port))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        completed = finished(demo_command(port=port))
 
-    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 1)
-    assert f"127.0.0.1:{port}" in ended.stderr
+    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (2, "", 1)
+    assert f"127.0.0.1:{port}" in completed.stderr
 
 
 def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_directory_served_by_another_exporter_is_refused(tmp_path: Path) -> No
     flags = [f"--feed.dir={tmp_path}", f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     with started([sys.executable, "-m", "exporter", *flags], tmp_path):
         wait_until(lambda: page(port))
-        ended = finished(demo_command(f"--feed.dir={tmp_path}"))
+        completed = finished(demo_command(f"--feed.dir={tmp_path}"))
 
-    assert ended.returncode == 2
-    assert "another exporter serves this feed directory" in ended.stderr
+    assert completed.returncode == 2
+    assert "another exporter serves this feed directory" in completed.stderr

@@ -22,7 +22,7 @@ from exporter.cli.push import Push, TextFile, main, target_of
 from exporter.errors import ConfigurationError
 
 PAGE = b"# TYPE train_loss gauge\ntrain_loss 0.5\n"
-OWN = b"# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n"
+PROCESS_METRICS = b"# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total 5\n"
 
 
 class Server:
@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self) -> None:
         self.url = ""
-        self.page: bytes | None = PAGE + OWN
+        self.page: bytes | None = PAGE + PROCESS_METRICS
         self.paths: list[str] = []
         self.groups: dict[str, bytes] = {}
         self.requests: list[Any] = []
@@ -59,14 +59,14 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-    with web_server(made.answer) as made.url:
-        yield made
+    server = Server()
+    with web_server(server.answer) as server.url:
+        yield server
 
 
 def command(server: Server, target: str, *flags: str) -> list[str]:
-    own = [f"--from={server.url}/metrics", "--interval=100ms", *flags, target]
-    return [sys.executable, "-m", "exporter", "push", *own]
+    arguments = [f"--from={server.url}/metrics", "--interval=100ms", *flags, target]
+    return [sys.executable, "-m", "exporter", "push", *arguments]
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ def test_the_file_exists_while_the_page_exists_and_until_push_ends(server: Serve
         mode = path.stat().st_mode & 0o777
         server.page = None
         wait_until(lambda: not path.exists())
-        server.page = PAGE + OWN
+        server.page = PAGE + PROCESS_METRICS
         wait_until(path.exists)
         process.send_signal(signal.SIGTERM)
         _, message = process.communicate(timeout=10 * PATIENCE)
@@ -112,13 +112,13 @@ def test_a_group_of_a_pushgateway_is_replaced_and_deleted(server: Server) -> Non
 def test_once_keeps_the_file_and_removes_it_without_a_page(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "training.prom"
     flags = ["--once", "--name=train_*", "--name=gpu_*"]
-    done = finished(command(server, str(path), *flags))
-    put = path.read_bytes()
+    completed = finished(command(server, str(path), *flags))
+    content = path.read_bytes()
     server.page = None
     failed = finished(command(server, str(path), "--once"))
 
-    assert (done.returncode, failed.returncode) == (0, 1)
-    assert put == PAGE
+    assert (completed.returncode, failed.returncode) == (0, 1)
+    assert content == PAGE
     assert not path.exists()
     assert server.paths[0] == "/metrics?name%5B%5D=train_%2A&name%5B%5D=gpu_%2A"
 
@@ -131,16 +131,16 @@ def test_a_file_of_a_killed_push_is_removed_by_the_next_push_without_a_page(
         wait_until(path.exists)
         process.kill()
         process.wait()
-    left = path.exists()
+    remains = path.exists()
     server.page = None
 
     with pushing(server, str(path)):
         wait_until(lambda: not path.exists())
-    assert left
+    assert remains
 
 
 def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Path) -> None:
-    class Full(TextFile):
+    class FullDisk(TextFile):
         there = False
 
         def put(self, page: bytes, exporter_start: float | None = None) -> None:
@@ -151,7 +151,7 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
         def remove(self) -> None:
             self.there = False
 
-    target = Full(tmp_path / "page.prom")
+    target = FullDisk(tmp_path / "page.prom")
     push = Push(f"{server.url}/metrics", target)
     steps = [(push.step(), target.there) for _ in range(2)]
 
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("argument", "message"),
     [
         ("ftp://x/y", "metrics/job"),
         ("http://gateway:99999/metrics/job/x", "metrics/job"),
@@ -172,9 +172,9 @@ def test_a_file_that_cannot_be_replaced_is_removed(server: Server, tmp_path: Pat
         ("a b", "is not a target"),
     ],
 )
-def test_an_invalid_command_line_is_reported_at_the_start(wrong: str, message: str) -> None:
+def test_an_invalid_command_line_is_reported_at_the_start(argument: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        main(wrong.split())
+        main(argument.split())
 
 
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="node_exporter is not installed")
@@ -220,15 +220,15 @@ def test_every_type_arrives_with_its_labels_and_values(receiver: Server) -> None
     receiver.page = generate_latest(registry)
 
     assert push_once(receiver) == 0
-    found = receiver.metrics()
-    (steps,) = found["steps_total"].sum.data_points
-    (step,) = found["step_seconds"].histogram.data_points
-    batches = [found[f"batch_seconds_{suffix}"].sum.data_points[0].as_double for suffix in ("count", "sum")]
-    message = (labels_of(steps), steps.as_double, found["steps_total"].description)
+    metrics = receiver.metrics()
+    (steps,) = metrics["steps_total"].sum.data_points
+    (step,) = metrics["step_seconds"].histogram.data_points
+    batches = [metrics[f"batch_seconds_{suffix}"].sum.data_points[0].as_double for suffix in ("count", "sum")]
+    message = (labels_of(steps), steps.as_double, metrics["steps_total"].description)
     assert message == ({"run": "r"}, 7, "Steps.")
-    assert found["steps_total"].sum.is_monotonic
-    assert found["steps_total"].sum.aggregation_temporality == 2  # cumulative
-    assert (found["loss"].gauge.data_points[0].as_double, batches) == (0.5, [1, 2.5])
+    assert metrics["steps_total"].sum.is_monotonic
+    assert metrics["steps_total"].sum.aggregation_temporality == 2  # cumulative
+    assert (metrics["loss"].gauge.data_points[0].as_double, batches) == (0.5, [1, 2.5])
     assert (labels_of(step), list(step.explicit_bounds)) == ({"rank": "0"}, [0.1, 1.0])
     assert (list(step.bucket_counts), step.count) == ([1, 2, 1], 4)
     assert step.sum == pytest.approx(21.15)
@@ -259,10 +259,10 @@ def test_units_and_start_times_are_sent(receiver: Server) -> None:
         receiver.page = start + b"# TYPE sent_bytes_total counter\nsent_bytes_total %d\n" % value
         assert push.step()
 
-    found = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in receiver.requests]
-    starts = [metric.sum.data_points[0].start_time_unix_nano for metric in found]
-    times = [metric.sum.data_points[0].time_unix_nano for metric in found]
-    assert {metric.unit for metric in found} == {"By"}
+    metrics = [request.resource_metrics[0].scope_metrics[0].metrics[0] for request in receiver.requests]
+    starts = [metric.sum.data_points[0].start_time_unix_nano for metric in metrics]
+    times = [metric.sum.data_points[0].time_unix_nano for metric in metrics]
+    assert {metric.unit for metric in metrics} == {"By"}
     assert starts == [1000 * 10**9, 1000 * 10**9, times[1]]  # the last value is below the one before
 
 
@@ -307,14 +307,16 @@ def test_the_resource_names_the_exporter_unless_the_environment_does(
         push_once(receiver)
         return labels_of(receiver.requests[-1].resource_metrics[0].resource)
 
-    own = resource()
+    default_resource = resource()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "cluster=east")
-    given = resource()
+    configured_resource = resource()
 
-    assert own["service.name"] == "training-exporter"
-    assert own["service.instance.id"].endswith(receiver.url.rpartition("/")[2].replace("127.0.0.1", ""))
-    assert (given["service.name"], given["cluster"]) == ("mine", "east")
+    assert default_resource["service.name"] == "training-exporter"
+    assert default_resource["service.instance.id"].endswith(
+        receiver.url.rpartition("/")[2].replace("127.0.0.1", "")
+    )
+    assert (configured_resource["service.name"], configured_resource["cluster"]) == ("mine", "east")
 
 
 def test_a_refusing_endpoint_is_reported(receiver: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,12 +30,12 @@ def finish(feed: Path, *job: str, **options: object) -> subprocess.CompletedProc
     [("exit 0", 0), ("exit 255", 255), ("kill -KILL $$", -9), ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
 )
 def test_run_exits_with_the_status_of_the_job(tmp_path: Path, program: str, status: int) -> None:
-    before = time.time()
-    ended = finish(tmp_path, "sh", "-c", program)
+    start = time.time()
+    completed = finish(tmp_path, "sh", "-c", program)
     (end,) = runs.ends(tmp_path)
 
-    assert (ended.returncode, end.status, end.run) == (status, status, "r")
-    assert before < end.started < end.at < time.time()
+    assert (completed.returncode, end.status, end.run) == (status, status, "r")
+    assert start < end.started < end.at < time.time()
 
 
 def test_the_job_starts_before_the_configuration_is_imported(tmp_path: Path) -> None:
@@ -65,17 +65,19 @@ def test_a_command_that_cannot_be_executed_exits_as_in_a_shell_with_one_line(
         (tmp_path / "program").write_text(content)
         (tmp_path / "program").chmod(mode)
     trace = tmp_path / "sidecar"
-    ended = finished(supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(trace)]))
+    completed = finished(
+        supervise_command(tmp_path, [name.format(tmp_path)], sidecar=["/bin/touch", str(trace)])
+    )
 
-    assert (ended.returncode, ended.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
+    assert (completed.returncode, completed.stderr) == (status, f"exporter: {message.format(tmp_path)}\n")
     assert not trace.exists()
 
 
 def test_the_job_owns_the_standard_streams(tmp_path: Path) -> None:
-    ended = finish(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
+    completed = finish(tmp_path, "sh", "-c", "read line; echo out $line; echo err >&2", input="hello\n")
 
-    assert ended.stdout == "out hello\n"
-    assert {*ended.stderr.splitlines(keepends=True)} == {FIRST_LINE, "err\n"}
+    assert completed.stdout == "out hello\n"
+    assert {*completed.stderr.splitlines(keepends=True)} == {FIRST_LINE, "err\n"}
 
 
 def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> None:
@@ -86,10 +88,12 @@ def test_the_job_shares_the_process_group_and_the_session(tmp_path: Path) -> Non
 
 def test_the_job_inherits_the_signal_mask_and_dispositions_of_run(tmp_path: Path) -> None:
     look = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
-    given = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
+    env_command = ["env", "--default-signal", "--ignore-signal=HUP", "--block-signal=USR1"]
 
-    shown = [finished([*given, *command]).stdout for command in (supervise_command(tmp_path, look), look)]
-    masks = [[int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in text.splitlines()] for text in shown]
+    outputs = [
+        finished([*env_command, *command]).stdout for command in (supervise_command(tmp_path, look), look)
+    ]
+    masks = [[int(line.split()[1], 16) & ~GLIBC_SIGNALS for line in text.splitlines()] for text in outputs]
 
     assert masks[0] == masks[1] == [1 << signal.SIGUSR1 - 1, 1 << signal.SIGHUP - 1]
 
@@ -99,10 +103,10 @@ def test_inherited_descriptors_reach_the_job_but_not_the_sidecar(tmp_path: Path)
     look = "ls -l /proc/self/fd | grep -c 'given$'"
     sidecar = ["/bin/sh", "-c", f"{look} > {note}.new; mv {note}.new {note}"]
     job = ["sh", "-c", f"while [ ! -e {note} ]; do sleep 0.05; done; {look}"]
-    with (tmp_path / "given").open("w") as given:
-        ended = finished(supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[given.fileno()])
+    with (tmp_path / "given").open("w") as file:
+        completed = finished(supervise_command(tmp_path, job, sidecar=sidecar), pass_fds=[file.fileno()])
 
-    assert (ended.stdout, note.read_text()) == ("1\n", "0\n")
+    assert (completed.stdout, note.read_text()) == ("1\n", "0\n")
 
 
 def test_run_works_with_closed_standard_streams(tmp_path: Path) -> None:
@@ -115,11 +119,11 @@ def test_run_reaps_orphans_as_the_first_process_of_a_container(tmp_path: Path) -
     # A subshell leaves `sleep` as an orphan; the last `ps` would list zombies.
     orphans = "(sleep 0.1 & ) ; sleep 0.5; ps -e -o stat= | grep -c '^Z'; exit 6"
     job = supervise_command(tmp_path, ["sh", "-c", orphans])
-    ended = finished(["unshare", "--pid", "--fork", "--mount-proc", *job])
+    completed = finished(["unshare", "--pid", "--fork", "--mount-proc", *job])
 
-    if "unshare" in ended.stderr:
-        pytest.skip(f"no pid namespaces here: {ended.stderr.strip()}")
-    assert (ended.returncode, ended.stdout) == (6, "0\n")
+    if "unshare" in completed.stderr:
+        pytest.skip(f"no pid namespaces here: {completed.stderr.strip()}")
+    assert (completed.returncode, completed.stdout) == (6, "0\n")
 
 
 def test_a_live_launch_names_run_and_job_and_a_killed_launch_does_not(tmp_path: Path) -> None:
@@ -141,10 +145,10 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "2-b.ended"
     path.write_text(json.dumps({"pid": 2, "status": -9, "at": 5.0}))
     runs.forget_ends(tmp_path)
-    young = path.exists()
+    existed = path.exists()
     runs.forget_ends(tmp_path, clock=lambda: path.stat().st_mtime + runs.ENDED_SECONDS + 1)
 
-    assert young
+    assert existed
     assert not path.exists()
 
 
@@ -154,9 +158,9 @@ def test_an_exit_record_is_removed_after_a_day(tmp_path: Path) -> None:
 def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -> None:
     show = ["sh", "-c", "echo $0 $*", "--web.listen-address=x", "--", "-v"]
     flags = ["--feed.dir", str(tmp_path), "--web.listen-address=127.0.0.1:0"]
-    ended = finished([sys.executable, "-m", "exporter", "run", *flags, *show])
+    completed = finished([sys.executable, "-m", "exporter", "run", *flags, *show])
 
-    assert (ended.returncode, ended.stdout) == (0, "--web.listen-address=x -- -v\n")
+    assert (completed.returncode, completed.stdout) == (0, "--web.listen-address=x -- -v\n")
 
 
 @pytest.mark.parametrize(
@@ -166,51 +170,53 @@ def test_the_separator_is_optional_and_the_job_keeps_its_flags(tmp_path: Path) -
 def test_an_invalid_command_line_is_refused_before_the_job_starts(
     tmp_path: Path, arguments: list[str], error_text: str
 ) -> None:
-    given = [argument.format(tmp_path) for argument in arguments]
-    ended = finished([sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *given])
+    formatted = [argument.format(tmp_path) for argument in arguments]
+    completed = finished([sys.executable, "-m", "exporter", "run", f"--feed.dir={tmp_path}", *formatted])
 
-    assert ended.returncode == 2
-    assert error_text in ended.stderr
+    assert completed.returncode == 2
+    assert error_text in completed.stderr
     assert not (tmp_path / "begun").exists()
 
 
 def test_a_job_with_the_exporter_disabled_runs_unchanged(tmp_path: Path) -> None:
     command = run_command(tmp_path, ["sh", "-c", f"sleep 0.5; exec ls {tmp_path}"])
-    ended = finished(command, env=environment(EXPORTER_DISABLED="1"))
+    completed = finished(command, env=environment(EXPORTER_DISABLED="1"))
 
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_an_unusable_feed_directory_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
-    broken = tmp_path / "file"
-    broken.touch()
-    ended = finished(run_command(broken, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
+    feed_file = tmp_path / "file"
+    feed_file.touch()
+    completed = finished(run_command(feed_file, ["sh", "-c", "echo $EXPORTER_FEED_DIR; exit 3"]))
 
-    assert (ended.returncode, ended.stdout) == (3, f"{broken}\n")
-    assert len(ended.stderr.splitlines()) == 1
-    assert "the job runs without metrics" in ended.stderr
+    assert (completed.returncode, completed.stdout) == (3, f"{feed_file}\n")
+    assert len(completed.stderr.splitlines()) == 1
+    assert "the job runs without metrics" in completed.stderr
 
 
 def test_the_environment_of_the_job_names_feed_directory_and_run(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("echo $EXPORTER_FEED_DIR $EXPORTER_AUTO $EXPORTER_LAUNCH $EXPORTER_RUN")
 
-    def error_text(*flags: str, **more: str) -> list[str]:
-        ended = finished(run_command(tmp_path, ["bash", str(script)], *flags), env=environment(**more))
-        words = ended.stdout.split()
-        assert f"exporter: run {words[-1]}" in ended.stderr
-        return words
+    def error_text(*flags: str, **variables: str) -> list[str]:
+        completed = finished(
+            run_command(tmp_path, ["bash", str(script)], *flags), env=environment(**variables)
+        )
+        fields = completed.stdout.split()
+        assert f"exporter: run {fields[-1]}" in completed.stderr
+        return fields
 
-    (*_, launch), (*_, other) = error_text(), error_text()
-    assert launch != other
+    (*_, launch), (*_, other_launch) = error_text(), error_text()
+    assert launch != other_launch
     assert re.fullmatch(r"train-\d{8}-\d{4}-\w+", launch)
     assert error_text("--run.name=llama")[::3] == [str(tmp_path), "llama"]
     assert error_text(EXPORTER_RUN="mine", EXPORTER_AUTO="0")[1::2] == ["0", "mine"]
 
 
-@pytest.mark.parametrize(("auto", "watched"), [("1", True), ("0", False)])
+@pytest.mark.parametrize(("auto", "sampled"), [("1", True), ("0", False)])
 def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_user_is_loaded(
-    auto: str, watched: bool, tmp_path: Path
+    auto: str, sampled: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("")
     code = (
@@ -219,6 +225,6 @@ def test_libraries_without_entry_points_are_hooked_and_a_sitecustomize_of_the_us
     )
     path = f"{REPOSITORY}:{tmp_path}"
     command = run_command(tmp_path / "feed", [sys.executable, "-c", code])
-    done = finished(command, env=environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
+    completed = finished(command, env=environment(PYTHONPATH=path, EXPORTER_AUTO=auto))
 
-    assert done.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(watched), "[]\n"]
+    assert completed.stdout.split(maxsplit=2) == [str(tmp_path / "sitecustomize.py"), str(sampled), "[]\n"]

@@ -56,9 +56,9 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
     static = ["--master-addr=127.0.0.1", f"--master-port={meeting}"]
     c10d = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{meeting}"]
     feeds, ports = [tmp_path / "feed0", tmp_path / "feed1"], [free_port(), free_port()]
-    said = [tmp_path / "said0", tmp_path / "said1"]
+    outputs = [tmp_path / "said0", tmp_path / "said1"]
     with ExitStack() as stack:
-        for node, (feed, port, path) in enumerate(zip(feeds, ports, said, strict=True)):
+        for node, (feed, port, path) in enumerate(zip(feeds, ports, outputs, strict=True)):
             job = agent(node, static if backend == "static" else c10d, script, tmp_path, STEPS)
             stderr = stack.enter_context(path.open("w"))
             command = run_command(feed, job, f"--state.dir={tmp_path / f'state{node}'}", port=port)
@@ -71,16 +71,18 @@ def test_two_agents_with_one_rendezvous_are_one_run_on_the_pages_of_both_nodes(
         pages = [page(port) for port in ranks]
         (tmp_path / "seen").touch()
 
-    names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in said}  # type: ignore[union-attr]  # fails the test
-    shown = {
+    names = {re.search(r"exporter: run (\S+?),", path.read_text()).group(1) for path in outputs}  # type: ignore[union-attr]  # fails the test
+    identities = {
         name for text in pages for name in re.findall(r'^training_\w+\{.*\brun="([^"]+)"', text, re.MULTILINE)
     }
-    own = json.loads((tmp_path / "rank0").read_text())
+    rank_environment = json.loads((tmp_path / "rank0").read_text())
     assert len(names) == 1
-    assert shown == names
-    assert all("share the run name above" in path.read_text() for path in said)
-    assert labelled(pages[0], "training_steps_total", mode="train") == own["steps"] == STEPS
-    assert labelled(pages[0], "training_loss", mode="train") == pytest.approx(own["loss"], rel=1e-5)
+    assert identities == names
+    assert all("share the run name above" in path.read_text() for path in outputs)
+    assert labelled(pages[0], "training_steps_total", mode="train") == rank_environment["steps"] == STEPS
+    assert labelled(pages[0], "training_loss", mode="train") == pytest.approx(
+        rank_environment["loss"], rel=1e-5
+    )
     assert labelled(pages[0], "training_run_state", state="running") == 1
     assert series(pages[1], "training_run_state") == {}  # published once, beside rank 0
 
@@ -97,8 +99,8 @@ def test_a_launch_of_several_nodes_without_a_rendezvous_address_is_asked_for_a_n
     tmp_path: Path,
 ) -> None:
     mpi = environment(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
-    told = finished(run_command(tmp_path, ["sleep", "0"]), env=mpi)
-    named = finished(run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi)
+    refused = finished(run_command(tmp_path, ["sleep", "0"]), env=mpi)
+    completed = finished(run_command(tmp_path, ["sleep", "0"], "--run.name=r"), env=mpi)
 
-    assert "set the same --run.name on all nodes" in told.stderr
-    assert "--run.name" not in named.stderr
+    assert "set the same --run.name on all nodes" in refused.stderr
+    assert "--run.name" not in completed.stderr

@@ -97,14 +97,14 @@ def test_the_page_has_the_recorded_values_and_no_process_or_file_remains(launch:
 def test_the_sidecar_lingers_until_a_regular_scraper_has_the_final_values(launch: Launch) -> None:
     # Longer than the test's limit: only the scrape can end the linger.
     with launch.running("--run.linger=60s") as run:
-        seen: list[float | None] = []
+        resident: list[float | None] = []
         while run.poll() is None:
-            if len(seen) == 3:
+            if len(resident) == 3:
                 launch.go_on.touch()
-            seen.append(launch.steps)
+            resident.append(launch.steps)
             time.sleep(1)
 
-        assert [steps for steps in seen if steps is not None][-1] == 5 + 1
+        assert [steps for steps in resident if steps is not None][-1] == 5 + 1
         assert run.returncode == 0
 
 
@@ -113,11 +113,11 @@ def test_after_a_signal_run_waits_at_most_three_seconds(feed: Path, tmp_path: Pa
     job, patient = ["sh", "-c", f"touch {tmp_path}/ready; exec sleep 60"], ["/bin/sleep", "60"]
     with started(supervise_command(feed, job, sidecar=patient, linger_seconds=60), feed) as run:
         wait_until((tmp_path / "ready").exists)
-        began = time.monotonic()
+        start = time.monotonic()
         run.send_signal(number)
 
         assert run.wait(timeout=10 * PATIENCE) == -number
-        assert time.monotonic() - began < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
+        assert time.monotonic() - start < 3 + 3 * PATIENCE  # the sidecar would sleep for 60 s
 
 
 def test_a_signal_ends_the_lingering_at_once(launch: Launch) -> None:
@@ -143,28 +143,28 @@ def test_only_the_output_of_the_job_is_printed_by_default(feed: Path) -> None:
     # First line of a sidecar that serves; on a busy machine it appears late.
     wait = f"for i in $(seq 300); do [ -e {feed}/overrides.json ] && break; sleep 0.1; done"
     job = ["sh", "-c", f"rm -f {feed}/overrides.json; {wait}; echo the job >&2"]
-    heard = [
+    logs = [
         finished(without_configuration(run_command(feed, job, "--run.linger=0s", *flags))).stderr
         for flags in ([], ["--log.level=info"])
     ]
 
-    first, *rest = heard[0].splitlines()
+    first, *rest = logs[0].splitlines()
     assert re.fullmatch(r"exporter: run sh-\d{8}-\d{4}-\w+", first)
     assert rest == ["the job"]
-    assert "listening on" in heard[1]
+    assert "listening on" in logs[1]
 
 
 def test_a_port_in_use_is_one_line_and_the_job_runs(feed: Path, tmp_path: Path) -> None:
-    heard = tmp_path / "heard"
-    wait = f"for i in $(seq 300); do grep -q 'cannot listen' {heard} && break; sleep 0.1; done"
+    log_file = tmp_path / "heard"
+    wait = f"for i in $(seq 300); do grep -q 'cannot listen' {log_file} && break; sleep 0.1; done"
     job = ["sh", "-c", f"{wait}; sleep 0.5; exit 3"]
-    with socket.create_server(("127.0.0.1", 0)) as taken, heard.open("w") as stderr:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener, log_file.open("w") as stderr:
+        port = listener.getsockname()[1]
         command = run_command(feed, job, "--log.level=error", port=port)
-        ended = finished(command, capture_output=False, stderr=stderr)
+        completed = finished(command, capture_output=False, stderr=stderr)
 
-    assert ended.returncode == 3
-    first, refused = heard.read_text().splitlines()
+    assert completed.returncode == 3
+    first, refused = log_file.read_text().splitlines()
     assert first.startswith("exporter: run ")
     assert str(port) not in first  # the printed address is never a foreign page
     assert f"cannot listen on 127.0.0.1:{port}" in refused
@@ -174,10 +174,10 @@ def test_recording_rules_exist_before_the_first_value_of_the_job(feed: Path, tmp
     config = tmp_path / "config.yaml"
     config.write_text("recording: [{match: demo.latency, aggregations: [histogram], buckets: [0.01, 0.1]}]")
     job = ["sh", "-c", "cat $EXPORTER_FEED_DIR/overrides.json"]
-    ended = finished(run_command(feed, job, f"--config.file={config}", "--run.linger=0s"))
+    completed = finished(run_command(feed, job, f"--config.file={config}", "--run.linger=0s"))
 
-    (rule,) = json.loads(ended.stdout)["rules"]
-    assert (ended.returncode, rule["buckets"]) == (0, [0.01, 0.1])
+    (rule,) = json.loads(completed.stdout)["rules"]
+    assert (completed.returncode, rule["buckets"]) == (0, [0.01, 0.1])
 
 
 def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_later_run_joins_the_sidecar_which_ends_with_the_last(launch: Launch, 
 
 def test_a_run_beside_a_running_exporter_does_not_stop_it(launch: Launch) -> None:
     flags = [f"--feed.dir={launch.feed}", f"--web.listen-address=127.0.0.1:{launch.port}"]
-    standing = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
-    with started(standing, launch.feed) as exporter:
+    command = [sys.executable, "-m", "exporter", *flags, "--log.level=error"]
+    with started(command, launch.feed) as exporter:
         wait_until(lambda: answers(launch.port))
         with launch.running() as run:
             launch.go_on.touch()
@@ -254,8 +254,8 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     job = ["sh", "-c", f"while [ $(wc -l < {starts}) -lt 2 ]; do sleep 0.1; done; sleep 0.2"]
     received = finished(supervise_command(feed, job, sidecar=sidecar)).stderr
 
-    again = "exporter: the sidecar ended with status 9; restarting in 1 s, the job is not affected\n"
-    assert received == FIRST_LINE + again
+    restart_line = "exporter: the sidecar ended with status 9; restarting in 1 s, the job is not affected\n"
+    assert received == FIRST_LINE + restart_line
     assert len(lines(starts)) == 2
 
 

@@ -48,11 +48,11 @@ time.sleep(30)
 
 @contextlib.contextmanager
 def noting(
-    tmp_path: Path, *, before: Sequence[str] = (), within: Sequence[str] = ()
+    tmp_path: Path, *, prefix: Sequence[str] = (), inner_prefix: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Start a job under `run` that logs its signals; programs can precede `run` and the job."""
     notes = tmp_path / "notes"
-    command = [*before, *supervise_command(tmp_path, [*within, *noting_job(notes)])]
+    command = [*prefix, *supervise_command(tmp_path, [*inner_prefix, *noting_job(notes)])]
     with started(command, tmp_path, stderr=subprocess.PIPE) as process:
         wait_until(lambda: "ready" in lines(notes))
         yield process, notes
@@ -82,7 +82,7 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
 
 
 @pytest.mark.parametrize(
-    ("send", "number", "within"),
+    ("send", "number", "inner_prefix"),
     [
         *((os.kill, number, []) for number in PASSED_ON),
         *((os.killpg, number, []) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
@@ -90,9 +90,9 @@ def terminal(command: list[str], feed: Path) -> Iterator[tuple[subprocess.Popen[
     ],
 )
 def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
-    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, within: list[str]
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, inner_prefix: list[str]
 ) -> None:
-    with noting(tmp_path, within=within) as (run, notes):
+    with noting(tmp_path, inner_prefix=inner_prefix) as (run, notes):
         send(run.pid, number)
 
         assert signals_after_the_last(notes, lambda: run.send_signal(signal.SIGUSR2)) == [number.name]
@@ -100,7 +100,7 @@ def test_a_signal_to_run_or_to_the_process_group_reaches_the_job_once(
 
 
 def test_timeout_signals_child_and_group_and_the_job_receives_one_signal(tmp_path: Path) -> None:
-    with noting(tmp_path, before=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
+    with noting(tmp_path, prefix=["timeout", "--signal=TERM", "5"]) as (timeout, notes):
         names = signals_after_the_last(notes, lambda: os.killpg(timeout.pid, signal.SIGUSR2))
 
         assert names == ["SIGTERM"]
@@ -178,8 +178,8 @@ def typed(keyboard: int, line: str, result: Path) -> None:
 
 def stopped(marker: str) -> int:
     """How many processes that name a text are stopped."""
-    found = 0
+    stopped = 0
     for pid in processes_naming(marker):
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return found
+            stopped += psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return stopped

@@ -35,23 +35,23 @@ LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 
 @contextlib.contextmanager
 def job(
-    tmp_path: Path, program: str, *before: str, python: str = sys.executable, **more: str
+    tmp_path: Path, program: str, *prefix: str, python: str = sys.executable, **variables: str
 ) -> Iterator[int]:
     """Process id of a sleeping Python job, started as `run` starts jobs."""
     script = tmp_path / "train.py"
     script.write_text(f"{program}\nprint('ready', flush=True)\nimport time; time.sleep(60)\n")
-    env = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | more
-    command = [*before, python, str(script)]
+    env = environment(EXPORTER_AUTO="1", EXPORTER_FEED_DIR=str(tmp_path)) | variables
+    command = [*prefix, python, str(script)]
     with started(command, tmp_path, env=env, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process.pid
 
 
-def asked(tmp_path: Path, pid: int) -> Silence:
-    found = silence_of(pid, "r", tmp_path)
-    assert found is not None
-    return found
+def reported_silence(tmp_path: Path, pid: int) -> Silence:
+    silence = silence_of(pid, "r", tmp_path)
+    assert silence is not None
+    return silence
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +64,24 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_an_interpreter_without_the_package_is_named_with_a_remedy(tmp_path: Path, bare_python: str) -> None:
     with job(tmp_path, "", python=bare_python, PYTHONPATH="") as pid:
-        found = asked(tmp_path, pid)
+        silence = reported_silence(tmp_path, pid)
 
-    assert found.reason == "not_installed"
-    assert found.found == f"training-exporter is not installed for {bare_python}"
-    assert f"PYTHONPATH={REPOSITORY}" in found.remedy or f"pip install {REPOSITORY}" in found.remedy
+    assert silence.reason == "not_installed"
+    assert silence.found == f"training-exporter is not installed for {bare_python}"
+    assert f"PYTHONPATH={REPOSITORY}" in silence.remedy or f"pip install {REPOSITORY}" in silence.remedy
 
 
 def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
     (tmp_path / "exporter.py").write_text("")
     with job(tmp_path, "") as pid:
-        found = asked(tmp_path, pid)
+        silence = reported_silence(tmp_path, pid)
 
-    assert found.reason == "shadowed"
-    assert str(tmp_path / "exporter.py") in found.found
+    assert silence.reason == "shadowed"
+    assert str(tmp_path / "exporter.py") in silence.found
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("variables", "reason"),
     [
         ({"EXPORTER_DISABLED": "1"}, "turned_off"),
         ({"EXPORTER_AUTO": "0"}, "turned_off"),
@@ -89,16 +89,16 @@ def test_a_file_that_shadows_the_package_is_named(tmp_path: Path) -> None:
         ({}, "nothing_recorded"),
     ],
 )
-def test_a_disabling_environment_is_reported(tmp_path: Path, given: dict[str, str], reason: str) -> None:
-    with job(tmp_path, "", **given) as pid:
-        assert asked(tmp_path, pid).reason == reason
+def test_a_disabling_environment_is_reported(tmp_path: Path, variables: dict[str, str], reason: str) -> None:
+    with job(tmp_path, "", **variables) as pid:
+        assert reported_silence(tmp_path, pid).reason == reason
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
 def test_a_directory_that_is_not_writable_for_the_job_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with job(tmp_path, "import os; os.setuid(65534)") as pid:
-        assert asked(tmp_path, pid).reason == "feed_directory"
+        assert reported_silence(tmp_path, pid).reason == "feed_directory"
 
 
 def test_a_recording_job_is_not_reported_as_silent(tmp_path: Path) -> None:
@@ -109,19 +109,19 @@ def test_a_recording_job_is_not_reported_as_silent(tmp_path: Path) -> None:
 
 def test_a_job_without_python_is_not_reported_as_silent(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env=environment()) as process:
-        found = silence_of(process.pid, "r", tmp_path)
+        silence = silence_of(process.pid, "r", tmp_path)
         process.kill()
 
-    assert found is None
+    assert silence is None
 
 
 def test_the_remedy_needs_no_package_index(tmp_path: Path, bare_python: str) -> None:
     if "PYTHONPATH=" not in remedy(bare_python, ""):
         pytest.skip("the package is not installed from here")
     look = "import exporter, importlib.metadata as m; print([e.value for e in m.entry_points(group='torch.backends')])"
-    done = finished([bare_python, "-c", look])
+    completed = finished([bare_python, "-c", look])
 
-    assert "exporter_auto:start" in done.stdout
+    assert "exporter_auto:start" in completed.stdout
 
 
 @pytest.mark.timeout(90)
@@ -130,21 +130,21 @@ def test_run_and_the_page_give_the_reason_of_a_silent_job_once(tmp_path: Path, b
     feed.mkdir()
     flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]
     command = [*LAUNCHER, "run", *flags, bare_python, "-c", "import time; time.sleep(60)"]
-    heard = tmp_path / "heard"
+    log_file = tmp_path / "heard"
     with (
-        heard.open("w") as stderr,
+        log_file.open("w") as stderr,
         started(command, feed, stderr=stderr, cwd=tmp_path, env=environment(PYTHONPATH="")),
     ):
-        wait_until(lambda: "has recorded nothing" in heard.read_text(), 40)
+        wait_until(lambda: "has recorded nothing" in log_file.read_text(), 40)
         wait_until(lambda: "training_run_silent{" in page(port))
-        shown, metrics = scrape(port, "/"), page(port)
+        status_page, metrics = scrape(port, "/"), page(port)
         check = [*LAUNCHER, "check", f"--feed.dir={feed}", "--web.listen-address=127.0.0.1:0"]
-        said = finished(check).stdout
+        check_output = finished(check).stdout
 
-    assert f"not installed for {bare_python}" in heard.read_text()
-    assert f"not installed for {bare_python}" in shown
+    assert f"not installed for {bare_python}" in log_file.read_text()
+    assert f"not installed for {bare_python}" in status_page
     assert 'reason="not_installed"' in metrics
-    assert "records nothing: training-exporter is not installed for" in said
+    assert "records nothing: training-exporter is not installed for" in check_output
 
 
 def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_a_job_that_records_under_a_name_of_its_own_is_not_silent(tmp_path: Path
 @pytest.mark.parametrize("name", ["exporter.py", "exporter/__init__.py"])
 @pytest.mark.parametrize("path", ["", "."])
 def test_a_module_named_exporter_of_the_job_shadows_nothing(tmp_path: Path, name: str, path: str) -> None:
-    own = tmp_path / name
-    own.parent.mkdir(exist_ok=True)
-    own.write_text("print('the job of the user')\n")
+    executable = tmp_path / name
+    executable.parent.mkdir(exist_ok=True)
+    executable.write_text("print('the job of the user')\n")
     feed, port = tmp_path / "feed", free_port()
     feed.mkdir()
     flags = [f"--feed.dir={feed}", f"--web.listen-address=127.0.0.1:{port}", "--run.linger=0s"]

@@ -132,13 +132,13 @@ def test_emptying_the_feed_directory_of_a_run_loses_neither_sidecar_nor_totals(
     port = free_port()
     with started(command_of(feed, RECORDS, port), feed):
         wait_until(lambda: "train_loss_count{" in page(port))
-        before = sidecars(feed)
+        initial_sidecars = sidecars(feed)
         for path in feed.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        wait_until(lambda: runs.jobs(feed) and runs.owner(feed) == before[0])
+        wait_until(lambda: runs.jobs(feed) and runs.owner(feed) == initial_sidecars[0])
 
         assert [job.run for job in runs.jobs(feed)] == ["r"]
-        assert sidecars(feed) == before
+        assert sidecars(feed) == initial_sidecars
         wait_until(lambda: sample(port, 'training_feed_alive{rank="0",run="r"}') == 1)
 
 

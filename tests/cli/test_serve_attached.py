@@ -28,9 +28,9 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_attached_sidecar_yields_silently_to_a_running_exporter(tmp_path: Path) -> None:
     with sidecar(tmp_path) as first:
         flags = [f"--web.listen-address={first.address}", f"--feed.dir={tmp_path / 'feed'}", "--run.attached"]
-        done = exporter(*flags)
+        completed = exporter(*flags)
 
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (3, "", "")
 
 
 def test_an_attached_sidecar_ends_with_the_last_run_without_a_regular_scraper(
@@ -75,11 +75,11 @@ def test_the_sidecar_waits_slightly_longer_than_the_interval_for_the_final_scrap
     lingering = Lingering(stages, active=lambda: False, linger_seconds=30.0, monotonic=lambda: stages.time)
     lingering.is_over()
     stages.feed_passes = passes
-    found = []
+    presence = []
     for stages.time, stages.due, _ in moments:
-        found.append(lingering.is_over())
+        presence.append(lingering.is_over())
 
-    assert found == [over for _, _, over in moments]
+    assert presence == [over for _, _, over in moments]
 
 
 JOB = """
@@ -94,21 +94,23 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def started(feed: Path, port: int, **more: str) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
+def attached_job(
+    feed: Path, port: int, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], int | None]]:
     """Job that starts a sidecar, and the process of the sidecar; the input of the job closes at the end."""
-    env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **more), subprocess.PIPE
+    env, pipe = environment(EXPORTER_FEED_DIR=str(feed), **variables), subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", JOB, str(port)], env=env, stdin=pipe, stdout=pipe, text=True
     ) as job:
         assert job.stdout is not None
-        word = job.stdout.readline().strip()
-        yield job, int(word) if word != "None" else None
+        line = job.stdout.readline().strip()
+        yield job, int(line) if line != "None" else None
 
 
 @pytest.mark.parametrize("ending", ["exit", "kill"])
 def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, ending: str) -> None:
     port = free_port()
-    with started(tmp_path, port) as (job, sidecar):
+    with attached_job(tmp_path, port) as (job, sidecar):
         assert sidecar is not None
         wait_until(lambda: "train_loss_count" in page(port))
         if ending == "kill":
@@ -121,12 +123,12 @@ def test_a_sidecar_started_by_the_job_serves_and_ends_with_it(tmp_path: Path, en
 def test_two_processes_share_one_sidecar(tmp_path: Path) -> None:
     port = free_port()
     with contextlib.ExitStack() as second:
-        with started(tmp_path, port) as (_, serving):
+        with attached_job(tmp_path, port) as (_, serving):
             wait_until(lambda: answers(port))
-            _, other = second.enter_context(started(tmp_path, free_port()))
+            _, other_pid = second.enter_context(attached_job(tmp_path, free_port()))
             assert serving is not None
-            assert other is not None
-            wait_until(lambda: not lives(other))
+            assert other_pid is not None
+            wait_until(lambda: not lives(other_pid))
         assert lives(serving)
 
     wait_until(lambda: not lives(serving))
@@ -136,7 +138,7 @@ def test_two_processes_share_one_sidecar(tmp_path: Path) -> None:
 def test_a_disabled_or_failing_sidecar_does_not_affect_the_job(
     tmp_path: Path, folder: str, more: dict[str, str]
 ) -> None:
-    with started(tmp_path / folder, free_port(), **more) as (job, sidecar):
+    with attached_job(tmp_path / folder, free_port(), **more) as (job, sidecar):
         assert sidecar is None
 
     assert job.returncode == 0

@@ -23,7 +23,7 @@ CONFIGURATION = """
 gpu: {{{gpu}}}
 energy: {{lock_dir: {directory}}}
 """
-QUICK = "interval: 200ms, period: 200ms, retry: 300ms"
+SHORT_INTERVALS = "interval: 200ms, period: 200ms, retry: 300ms"
 COUNTERS = re.compile(r"^(gpu_\w+_total\{.*\}) (\S+)$", re.MULTILINE)
 
 
@@ -63,7 +63,7 @@ def test_the_page_of_eight_gpus_passes_promtool(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, QUICK), "--gpu.replay=no-gpu") as running:
+    with sidecar(tmp_path, configured(tmp_path, SHORT_INTERVALS), "--gpu.replay=no-gpu") as running:
         wait_until(lambda: running.sample('gpu_nvml_error_info{reason="library_not_found"}') == 1)
         wait_until(lambda: running.sample('exporter_collector_success{collector="gpu"}') == 1)
         time.sleep(1)
@@ -74,39 +74,39 @@ def test_without_a_gpu_the_page_has_the_reason_and_the_log_one_line(tmp_path: Pa
 
 
 def test_a_reload_detaches_and_reattaches_the_described_machine(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {QUICK}")) as running:
+    with sidecar(tmp_path, configured(tmp_path, f"replay: h100, {SHORT_INTERVALS}")) as running:
         wait_until(lambda: gpus_up(running) == 8 and counters(running))
         reconfigured(running, tmp_path, "enabled: false")
         wait_until(lambda: "\ngpu_" not in running.page)
         assert "gpu" not in running.collectors()
-        reconfigured(running, tmp_path, f"replay: t4, {QUICK}")
+        reconfigured(running, tmp_path, f"replay: t4, {SHORT_INTERVALS}")
         wait_until(lambda: gpus_up(running) == 1)
-        reconfigured(running, tmp_path, f"replay: h100, {QUICK}")
+        reconfigured(running, tmp_path, f"replay: h100, {SHORT_INTERVALS}")
         wait_until(lambda: gpus_up(running) == 8 and counters(running))
 
 
 @pytest.mark.parametrize("flags", [(), ("--config.check",)], ids=["start", "check"])
 def test_an_unknown_machine_is_reported_and_nothing_starts(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    ended = exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
+    completed = exporter("--gpu.replay=h1000", f"--feed.dir={tmp_path}", *flags)
 
-    assert ended.returncode == 2
-    assert '--gpu.replay: no machine "h1000" to replay, choose one of a100-mig' in ended.stderr
+    assert completed.returncode == 2
+    assert '--gpu.replay: no machine "h1000" to replay, choose one of a100-mig' in completed.stderr
 
 
 def test_missing_required_gpus_make_the_exporter_not_ready_and_keep_the_page(tmp_path: Path) -> None:
-    flag = configured(tmp_path, f"mode: required, replay: no-gpu, {QUICK}")
+    flag = configured(tmp_path, f"mode: required, replay: no-gpu, {SHORT_INTERVALS}")
     with sidecar(tmp_path, flag, ready=False) as running:
         wait_until(lambda: running.ask("/metrics")[0] == 200)
         wait_until(lambda: "library_not_found" in running.ask("/-/ready")[1])
         status = running.ask("/-/ready")[0]
-        reconfigured(running, tmp_path, f"mode: required, replay: t4, {QUICK}")
+        reconfigured(running, tmp_path, f"mode: required, replay: t4, {SHORT_INTERVALS}")
         wait_until(lambda: running.ask("/-/ready")[0] == 200)
 
     assert status == 503
 
 
 def test_sigusr1_detaches_nvml_and_the_next_one_reattaches_it(tmp_path: Path) -> None:
-    with sidecar(tmp_path, configured(tmp_path, f"replay: t4, {QUICK}")) as running:
+    with sidecar(tmp_path, configured(tmp_path, f"replay: t4, {SHORT_INTERVALS}")) as running:
         wait_until(lambda: gpus_up(running) == 1)
         running.process.send_signal(signal.SIGUSR1)
         wait_until(lambda: running.sample('gpu_nvml_error_info{reason="detached"}') == 1)
@@ -144,12 +144,12 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
         Prometheus(tmp_path / "prometheus", {"node": running.address}, scrape_seconds=0.25) as prometheus,
     ):
         wait_until(lambda: prometheus.value("up") == 1)
-        reconfigured(running, tmp_path, f"replay: faulty, {QUICK}")
+        reconfigured(running, tmp_path, f"replay: faulty, {SHORT_INTERVALS}")
         up = 'gpu_up{gpu="3"}'
         wait_until(lambda: prometheus.value(up) == 1)
         start = time.time()
         wait_until(lambda: prometheus.value(up) == 0, 30)
-        alone = prometheus.query("gpu_power_watts")
+        watts = prometheus.query("gpu_power_watts")
         received = prometheus.query(f'gpu_error_info{{reason="{reason}"}}')
         wait_until(lambda: prometheus.value(up) == 1, 20)
         wait_until(lambda: len(prometheus.query("gpu_power_watts")) == 8)
@@ -159,11 +159,13 @@ def test_only_the_series_of_a_failed_card_end_and_return_with_the_card(
             for number in range(8)
         }
 
-    assert {series["metric"]["gpu"] for series in alone} == set("0124567")
+    assert {series["metric"]["gpu"] for series in watts} == set("0124567")
     assert [series["metric"]["gpu"] for series in received] == ["3"]
-    ended = gaps.pop(3)
-    assert ended > 1
-    assert max(gaps.values()) < max(1, ended / 2), gaps  # a scrape or two fail where the machine is busy
+    restart_gap = gaps.pop(3)
+    assert restart_gap > 1
+    assert max(gaps.values()) < max(1, restart_gap / 2), (
+        gaps
+    )  # a scrape or two fail where the machine is busy
 
 
 RANKS = 8
@@ -195,11 +197,11 @@ def test_a_node_of_eight_gpus_and_ranks_keeps_its_budgets(tmp_path: Path) -> Non
         wait_until(lambda: running.sample(of_child), 30)
         series = [line for line in running.page.splitlines() if line and not line.startswith("#")]
         up, child = gpus_up(running), running.sample(of_child)
-        own = resident_bytes(running.process.pid)
+        resident = resident_bytes(running.process.pid)
 
     fixed = [line for line in series if not line.startswith("own_part")]
     assert up == 8
     assert len(series) - len(fixed) > 1000
     assert len(fixed) <= MOST_SERIES
     assert (child or 0.0) <= MOST_CHILD_BYTES
-    assert own <= MOST_BYTES
+    assert resident <= MOST_BYTES

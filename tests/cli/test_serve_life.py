@@ -61,12 +61,12 @@ def test_the_sidecar_finishes_an_open_response_unless_signalled_twice(tmp_path: 
 
 
 def test_a_port_in_use_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        completed = exporter(f"--web.listen-address=127.0.0.1:{port}", f"--feed.dir={tmp_path}")
 
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert done.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is in use")
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (2, 1)
+    assert completed.stderr.startswith(f"exporter: cannot listen on 127.0.0.1:{port}: the port is in use")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,24 +98,24 @@ def test_a_chosen_feed_and_state_directory_are_created(tmp_path: Path) -> None:
 def test_an_impossible_start_is_reported_with_status_2(
     tmp_path: Path, flags: list[str], message: str
 ) -> None:
-    done = exporter(f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0", *flags)
+    completed = exporter(f"--feed.dir={tmp_path}", "--web.listen-address=127.0.0.1:0", *flags)
 
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert done.stderr.startswith(f"exporter: {message}")
+    assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (2, "", 1)
+    assert completed.stderr.startswith(f"exporter: {message}")
 
 
 def test_recording_rules_reach_the_feed_directory_also_after_a_reload(tmp_path: Path) -> None:
     file, overrides = tmp_path / "config.yaml", tmp_path / "feed" / "overrides.json"
     file.write_text("recording: [{match: 'a.*', window_seconds: null, aggregations: [mean]}]")
     with sidecar(tmp_path, f"--config.file={file}") as running:
-        written = json.loads(overrides.read_text())
+        saved_rules = json.loads(overrides.read_text())
         file.write_text("recording: [{match: loss, enabled: false}]")
         running.process.send_signal(signal.SIGHUP)
         wait_until(
             lambda: json.loads(overrides.read_text())["rules"] == [{"match": "loss", "enabled": False}]
         )
 
-    assert written["rules"] == [{"match": "a.*", "window_seconds": None, "aggregations": ["mean"]}]
+    assert saved_rules["rules"] == [{"match": "a.*", "window_seconds": None, "aggregations": ["mean"]}]
 
 
 def test_the_sidecar_serves_without_standard_streams(tmp_path: Path) -> None:
@@ -151,37 +151,37 @@ ELSEWHERE = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}])"
 
 
 @pytest.mark.parametrize("timeout", ["None", "0.05"])
-@pytest.mark.parametrize("before", ["", ELSEWHERE], ids=["to the waiting thread", "to another thread"])
+@pytest.mark.parametrize("prefix", ["", ELSEWHERE], ids=["to the waiting thread", "to another thread"])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_is_not_lost_whichever_thread_it_is_delivered_to(
-    name: str, before: str, timeout: str
+    name: str, prefix: str, timeout: str
 ) -> None:
     # A signal on another thread, or just before the wait, does not interrupt the wait of the main thread.
-    program = WAITING.format(name=name, before=before.format(name=name), timeout=timeout)
-    done = finished([sys.executable, "-c", program], timeout=10)
+    program = WAITING.format(name=name, before=prefix.format(name=name), timeout=timeout)
+    completed = finished([sys.executable, "-c", program], timeout=10)
 
-    assert (done.stdout.strip(), done.stderr) == (str(int(getattr(signal, name))), "")
+    assert (completed.stdout.strip(), completed.stderr) == (str(int(getattr(signal, name))), "")
 
 
 LAUNCHER = [sys.executable, str(REPOSITORY / "training_exporter.py")]
 
 
 def test_a_full_disk_is_logged_in_one_line(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
+    with Path("/dev/full").open("w") as full_device:
         flags = ["--web.listen-address=127.0.0.1:0", f"--feed.dir={tmp_path}"]
         command = [*LAUNCHER, "check", *flags]
-        ended = finished(command, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        completed = finished(command, capture_output=False, stdout=full_device, stderr=subprocess.PIPE)
 
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
-    assert ended.stderr.startswith("exporter: cannot go on: ")
-    assert "No space left" in ended.stderr
+    assert (completed.returncode, len(completed.stderr.splitlines())) == (1, 1)
+    assert completed.stderr.startswith("exporter: cannot go on: ")
+    assert "No space left" in completed.stderr
 
 
 def test_a_defect_is_logged_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(arguments: object, environ: object) -> int:
+    def failing_command(arguments: object, environ: object) -> int:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("exporter.cli.check.main", broken)
+    monkeypatch.setattr("exporter.cli.check.main", failing_command)
     with pytest.raises(OSError, match="Invalid"):
         main(["check"])
 
@@ -211,7 +211,7 @@ def test_an_early_ctrl_c_leaves_no_traceback(tmp_path: Path, delay: float) -> No
 
 def blocks_sighup(pid: int) -> bool:
     """Whether a process is past the interpreter's own beginning."""
-    _, _, rest = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")
+    _, _, mask_text = Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")
     return bool(
-        int(rest.split()[0], 16) & 1 << signal.SIGHUP - 1
+        int(mask_text.split()[0], 16) & 1 << signal.SIGHUP - 1
     )  # the signal mask of the test runner is inherited

@@ -34,18 +34,21 @@ def test_a_reload_adds_removes_and_reschedules_collectors(
 ) -> None:
     interval = 'exporter_collector_interval_seconds{collector="%s"}'
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
-        before = running.collectors()
+        initial_collectors = running.collectors()
         file.write_text(
             "collectors: {memory: {enabled: false}, cpu: {interval: 2s, per_core: true}}\nfeed: {interval: 2s}"
         )
         reload(running)
-        after = running.collectors()
+        reloaded_collectors = running.collectors()
         times = [running.sample(interval % name) for name in ("cpu", "feed")]
         wait_until(lambda: 'host_cpu_seconds_total{cpu="0",' in running.page)
-        gone = running.sample("host_memory_total_bytes")
+        memory_bytes = running.sample("host_memory_total_bytes")
 
-    assert (before - after, after - before) == ({"memory"}, {"pressure"})
-    assert (times, gone) == ([2, 2], None)
+    assert (initial_collectors - reloaded_collectors, reloaded_collectors - initial_collectors) == (
+        {"memory"},
+        {"pressure"},
+    )
+    assert (times, memory_bytes) == ([2, 2], None)
 
 
 @WAYS
@@ -53,16 +56,16 @@ def test_an_invalid_file_changes_nothing_and_every_problem_is_logged(
     tmp_path: Path, file: Path, reload: Callable[[Sidecar], None]
 ) -> None:
     with sidecar(tmp_path, f"--config.file={file}", "--web.enable-lifecycle") as running:
-        before, time_before = running.ask("/config"), running.sample(SUCCESS_TIME)
+        initial_config, time_before = running.ask("/config"), running.sample(SUCCESS_TIME)
         file.write_text("collectors: {memory: {interval: 0s}, clod: {}}\nlog: {level: loud}\n")
         reload(running)
-        bad, time_bad = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
-        unchanged = running.ask("/config") == before
+        success_after_error, time_bad = running.sample(SUCCESSFUL), running.sample(SUCCESS_TIME)
+        unchanged = running.ask("/config") == initial_config
         file.write_text("")
         reload(running)
-        good = running.sample(SUCCESSFUL)
+        success_after_fix = running.sample(SUCCESSFUL)
 
-    assert (bad, good) == (0, 1)
+    assert (success_after_error, success_after_fix) == (0, 1)
     assert time_bad == time_before
     assert unchanged
     for problem in (f"{file}:1:33: collectors.memory.interval", "unknown key", f"{file}:2:14: log.level"):
@@ -137,28 +140,28 @@ def test_after_a_killed_sidecar_energy_continues_and_cpu_time_restarts(tmp_path:
     with recording(tmp_path, JOB, 3):
         with sidecar(tmp_path, configuration(tmp_path)) as first:
             wait_until(lambda: joules(first) > 5.0 and first.sample(CARBON))
-            before = joules(first)
+            initial_joules = joules(first)
             wait_until(lambda: first.sample(CPU))
             first.end(signal.SIGKILL)
         with sidecar(tmp_path, configuration(tmp_path)) as second:
             at_once = wait_until(lambda: second.sample(CPU) is not None and joules(second))
-            wait_until(lambda: joules(second) > before)
-            began = second.sample(CPU)
-            wait_until(lambda: (second.sample(CPU) or 0.0) > (began or 0.0))
+            wait_until(lambda: joules(second) > initial_joules)
+            initial_cpu = second.sample(CPU)
+            wait_until(lambda: (second.sample(CPU) or 0.0) > (initial_cpu or 0.0))
             page = second.page
 
-    assert at_once >= before
+    assert at_once >= initial_joules
     assert 'training_process_up{rank="3",run="r"} 1' in page
     assert 'training_process_proportional_bytes{rank="3",role="trainer",run="r"}' in page
 
 
 def test_only_one_of_two_sidecars_on_a_machine_counts_energy(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+    second_state = tmp_path / "other"
+    second_state.mkdir()
     flag = configuration(tmp_path)
     with sidecar(tmp_path, flag) as first:
         wait_until(lambda: first.sample(COUNTING) == 1)
-        with sidecar(other, flag) as second:
+        with sidecar(second_state, flag) as second:
             wait_until(lambda: second.sample(COUNTING) == 0)
             page = second.page
             assert first.end() == 0
@@ -170,13 +173,13 @@ def test_only_one_of_two_sidecars_on_a_machine_counts_energy(tmp_path: Path) -> 
 
 def test_energy_can_be_switched_off_and_on_again(tmp_path: Path) -> None:
     with recording(tmp_path, JOB, 3), sidecar(tmp_path, configuration(tmp_path)) as running:
-        before = wait_until(lambda: running.sample(ENERGY))
+        initial_joules = wait_until(lambda: running.sample(ENERGY))
         configuration(tmp_path, enabled=False)
         running.reload()
         wait_until(lambda: running.sample(ENERGY) is None)
         assert "energy" not in running.collectors()
         configuration(tmp_path)
         running.reload()
-        after = wait_until(lambda: running.sample(ENERGY))
+        final_joules = wait_until(lambda: running.sample(ENERGY))
 
-    assert after >= before
+    assert final_joules >= initial_joules

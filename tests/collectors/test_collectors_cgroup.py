@@ -177,10 +177,10 @@ def limited() -> Iterator[list[Path]]:
 
 
 def test_real_cgroup_files_show_the_configured_limits(limited: list[Path]) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", CHILD, *map(str, limited)], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout)
+    found = json.loads(completed.stdout)
     group = f"/exporter-test-{os.getpid()}"
 
     assert found["problems"] == []

@@ -109,9 +109,9 @@ def test_a_hanging_mount_gets_no_second_call_until_the_first_returns(
     statvfs = hanging("/dead")
     pool, seconds = StatvfsPool(statvfs=statvfs, deadline_seconds=1.5), []
     for _ in range(4):
-        began = time.monotonic()
+        start = time.monotonic()
         assert ask(pool, "/dead", "/alive") == {"/dead": None, "/alive": ANSWER, "/": ANSWER}
-        seconds.append(time.monotonic() - began)
+        seconds.append(time.monotonic() - start)
     assert (statvfs.calls.count("/dead"), statvfs.calls.count("/alive")) == (1, 4)
     assert seconds[0] > 1.2
     assert min(seconds[1:]) < 0.8
@@ -218,7 +218,7 @@ needs_fuse = pytest.mark.skipif(
 
 def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
     """Report of the child process."""
-    ended = subprocess.run(
+    completed = subprocess.run(
         ["unshare", "--mount", "--propagation=private", sys.executable, CHILD, what, directory],
         env={**os.environ, "PYTHONPATH": str(CHILD.parent.parent)},
         capture_output=True,
@@ -226,10 +226,10 @@ def beside_a_dead_filesystem(what: str, directory: Path) -> Any:
         timeout=18 * PATIENCE,
         check=False,
     )
-    if ended.returncode == CANNOT or "unshare failed" in ended.stderr:
+    if completed.returncode == CANNOT or "unshare failed" in completed.stderr:
         pytest.skip("mounting is not permitted on this machine")
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 @needs_fuse

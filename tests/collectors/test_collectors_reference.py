@@ -58,14 +58,14 @@ def test_the_reference_is_generated_without_opentelemetry() -> None:
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script, str(PROJECT / "docs/generate_metrics.py"), "--check"],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

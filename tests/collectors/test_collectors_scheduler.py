@@ -97,12 +97,12 @@ def status_of(scheduler: Scheduler, name: str) -> CollectorStatus:
 
 def metric(scheduler: Scheduler, name: str, collector: str, **labels: str) -> float | None:
     """A series about a collector."""
-    wanted = {"collector": collector, **labels}
+    expected = {"collector": collector, **labels}
     samples = [sample for family in scheduler.families() for sample in family.samples]
     found = [
         sample
         for sample in samples
-        if sample.name == f"exporter_collector_{name}" and sample.labels == wanted
+        if sample.name == f"exporter_collector_{name}" and sample.labels == expected
     ]
     return found[0].value if found else None
 
@@ -158,9 +158,9 @@ def test_stopping_does_not_wait_for_hanging_collectors_and_ends_publication() ->
     board, hanging = Board(), Hanging("stuck")
     with running(board, (hanging, SELDOM)) as scheduler:
         wait_until(lambda: hanging.calls == 1)
-        began = time.monotonic()
+        start = time.monotonic()
         scheduler.stop(timeout_seconds=0.3)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         hanging.released.set()
         wait_until(lambda: not any(t.name == "exporter-stuck" for t in threading.enumerate()))
 

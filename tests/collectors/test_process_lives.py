@@ -14,7 +14,7 @@ from exporter.collectors.processes.lives import ProcessLives
 
 def test_start_and_end_of_a_process_are_exact_to_a_tenth_of_a_second() -> None:
     lives = ProcessLives()
-    began = time.monotonic()
+    start = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         lives.watch([process.pid])
         time.sleep(0.3)
@@ -24,7 +24,7 @@ def test_start_and_end_of_a_process_are_exact_to_a_tenth_of_a_second() -> None:
     life = lives.watch([])[process.pid]
     lives.stop()
 
-    assert life.began == pytest.approx(began, abs=0.1)
+    assert life.began == pytest.approx(start, abs=0.1)
     assert life.ended == pytest.approx(ended, abs=0.1)
 
 

@@ -99,9 +99,9 @@ def test_the_image_has_every_dependency_by_hash() -> None:
     lock = (DEPLOY / "docker/requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
     entries = dict(re.findall(r"^([\w-]+)==\S+((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*$", lock, re.MULTILINE))
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    wanted = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
-    assert wanted is not None
-    names = set(re.findall(r'^ *"([\w-]+)', wanted[1], re.MULTILINE))
+    expected = re.search(r"^dependencies = \[(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert expected is not None
+    names = set(re.findall(r'^ *"([\w-]+)', expected[1], re.MULTILINE))
 
     assert set(entries) == names | {"bcrypt", "markupsafe"}  # jinja2 needs the latter
 
@@ -180,7 +180,7 @@ def test_promtool_accepts_a_scrape_configuration(path: Path, tmp_path: Path) -> 
 
 
 def test_scrape_limits_exceed_the_limits_of_the_exporter() -> None:
-    ours = [config for _, job in scrape_configs() if job["job_name"].startswith("training")]
+    ours = [job for _, job in scrape_configs() if job["job_name"].startswith("training")]
     example = load(ROOT / "config.example.yaml")
 
     assert len(ours) == 5

@@ -106,11 +106,11 @@ def test_an_alert_has_a_summary_and_a_runbook_link(alert: Rule) -> None:
     for part in ("**Means.**", "**Check.**", "**Do.**"):
         assert part in section
     address = linked("grafana", annotations["dashboard"])
-    found = re.fullmatch(r"https?://[^/]+/d/([\w-]+)(?:\?(.*))?", address)
-    assert found is not None
-    board = json.loads((ROOT / f"dashboards/json/{found[1]}.json").read_text(encoding="utf-8"))
+    match = re.fullmatch(r"https?://[^/]+/d/([\w-]+)(?:\?(.*))?", address)
+    assert match is not None
+    board = json.loads((ROOT / f"dashboards/json/{match[1]}.json").read_text(encoding="utf-8"))
     there = {variable["name"] for variable in board["templating"]["list"]}
-    assert set(re.findall(r"var-(\w+)=", found[2] or "")) <= there
+    assert set(re.findall(r"var-(\w+)=", match[2] or "")) <= there
 
 
 def linked(site: str, text: str) -> str:

@@ -160,9 +160,9 @@ class World:
         body = {"rule_files": [*map(str, RULES)], "evaluation_interval": "30s", "tests": [case]}
         path = directory / "case.yaml"
         path.write_text(yaml.safe_dump(body), encoding="utf-8")
-        done = promtool("test", "rules", path)
-        got = (done.stdout + done.stderr).partition("got:")[2]
-        assert got, done.stdout + done.stderr
+        completed = promtool("test", "rules", path)
+        got = (completed.stdout + completed.stderr).partition("got:")[2]
+        assert got, completed.stdout + completed.stderr
         return {word.split('"')[1] for word in got.split("alertname=")[1:]} - {"none"}
 
 

@@ -224,11 +224,11 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
     )
     page = page_of(tmp_path / "feed")
     mine = [line for line in page.splitlines(keepends=True) if "my_app_" in line]
-    done = subprocess.run(
+    completed = subprocess.run(
         ["promtool", "check", "metrics"], input="".join(mine), capture_output=True, text=True, check=False
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert labelled(page, "my_app_steps_total_value_sum") == 2.0
     assert labelled(page, "my_app_total_seconds_sum") == 0.002
 

@@ -311,9 +311,9 @@ def test_no_window_gauge_is_shown_while_a_total_is_left_out_whatever_the_cap(
     body = read(page.render(Format.TEXT), Format.TEXT)
     of = [sum(name.startswith(kind) for name, _ in body) for kind in ("host", "total", "samples", "window")]
 
-    wanted = [own, 2 * sum(totals), sum(samples), sum(windows)]
+    expected = [own, 2 * sum(totals), sum(samples), sum(windows)]
     cut = [
-        place for place, (shown, all_of_it) in enumerate(zip(of, wanted, strict=True)) if shown < all_of_it
+        place for place, (shown, all_of_it) in enumerate(zip(of, expected, strict=True)) if shown < all_of_it
     ]
     assert not cut or not any(of[cut[0] + 1 :])
 

@@ -64,9 +64,9 @@ def any_of(hint: Any) -> st.SearchStrategy[Any]:
     return {str: texts, int: whole, float: numbers, bool: st.booleans()}[hint]
 
 
-def built(of: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(of).items()
-    return st.builds(of, **{name: any_of(hint) for name, hint in hints if name not in fields}, **fields)
+def built(cls: Any, /, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls).items()
+    return st.builds(cls, **{name: any_of(hint) for name, hint in hints if name not in fields}, **fields)
 
 
 definitions = built(
@@ -221,19 +221,19 @@ def test_every_definition_that_recording_accepts_is_read(
 @settings(max_examples=300)
 @given(st.data())
 def test_any_changed_byte_gives_the_documented_error(data: st.DataObject) -> None:
-    good = encode(example())
-    position = data.draw(st.integers(0, len(good) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != good[position]))
+    encoded = encode(example())
+    position = data.draw(st.integers(0, len(encoded) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda byte: byte != encoded[position]))
 
-    bad = good[:position] + bytes([byte]) + good[position + 1 :]
+    damaged = encoded[:position] + bytes([byte]) + encoded[position + 1 :]
 
-    assert reason_of(bad) in {"magic", "version", "truncated", "checksum", "content"}
+    assert reason_of(damaged) in {"magic", "version", "truncated", "checksum", "content"}
 
 
 def test_every_truncation_gives_the_documented_error() -> None:
-    good = encode(example())
+    encoded = encode(example())
 
-    assert {reason_of(good[:length]) for length in range(len(good))} == {"truncated"}
+    assert {reason_of(encoded[:length]) for length in range(len(encoded))} == {"truncated"}
 
 
 json_values = st.recursive(
@@ -257,9 +257,9 @@ def test_any_value_in_any_field_is_read_or_gives_the_documented_error(
                 return
             place = place[key]
 
-    found = snapshot_or_reason(changed(replace))
+    outcome = snapshot_or_reason(changed(replace))
 
-    assert found == "content" if isinstance(found, str) else decode(encode(found)) == found
+    assert outcome == "content" if isinstance(outcome, str) else decode(encode(outcome)) == outcome
 
 
 def test_a_future_version_is_refused() -> None:
@@ -271,14 +271,14 @@ def test_a_future_version_is_refused() -> None:
 
 
 def test_a_future_key_is_ignored() -> None:
-    def add(what: Any, when: Any, totals: Any) -> None:
+    def add(header: Any, windows: Any, totals: Any) -> None:
         totals["training"] = {}
         for place in (
-            what,
-            what["process"],
-            what["stats"][0],
-            when,
-            when["windows"][0],
+            header,
+            header["process"],
+            header["stats"][0],
+            windows,
+            windows["windows"][0],
             totals,
             totals["training"],
         ):
@@ -291,9 +291,9 @@ def test_a_future_key_is_ignored() -> None:
 
 
 def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
-    def add(what: Any, when: Any, totals: Any) -> None:
-        what["stats"][0]["aggregations"].append("median")
-        when["windows"][0]["values"]["median"] = 1.0
+    def add(header: Any, windows: Any, totals: Any) -> None:
+        header["stats"][0]["aggregations"].append("median")
+        windows["windows"][0]["values"]["median"] = 1.0
 
     assert decode(changed(add)) == example()
 
@@ -301,30 +301,30 @@ def test_a_future_aggregation_is_dropped_and_the_file_is_read() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda what, when, totals: what["stats"][0].update(name="no name"),
-        lambda what, when, totals: what["stats"][0].update(name=what["stats"][1]["name"]),
-        lambda what, when, totals: what["stats"][0].update(labels=[["0bad", "x"]]),
-        lambda what, when, totals: what["stats"][0].update(labels=[["rank", "0"]]),
-        lambda what, when, totals: what["stats"][0].update(labels=[["b", "x"], ["a", "y"]]),
-        lambda what, when, totals: what["stats"][0].update(labels=[["a", "\ud800"]]),
-        lambda what, when, totals: what["stats"][0].update(buckets=[1.0, 0.1]),
-        lambda what, when, totals: what["stats"][0].update(aggregations=["mean"]),
-        lambda what, when, totals: what["stats"][0].update(window_samples=True),
-        lambda what, when, totals: what["stats"][0].update(help="h" * 4097),
-        lambda what, when, totals: what["stats"].pop(),
-        lambda what, when, totals: when["windows"].pop(),
-        lambda what, when, totals: when["windows"][0]["values"].update(mean="1"),
-        lambda what, when, totals: totals.update(final=0),
-        lambda what, when, totals: totals["stats"][0].update(count=-1),
-        lambda what, when, totals: totals["stats"][0].update(count=2**63),
-        lambda what, when, totals: totals["stats"][0].update(bucket_counts=[0]),
-        lambda what, when, totals: totals["stats"][0].update(exponential=[[LEAST - 1], [1]]),
-        lambda what, when, totals: totals["stats"][0].update(exponential=[[0], [2**63]]),
-        lambda what, when, totals: totals.update(events={"counts": [["a", 1]]}),
-        lambda what, when, totals: totals.update(events={"counts": [["a", "info", 1.5]]}),
-        lambda what, when, totals: totals.update(training=[]),
-        lambda what, when, totals: totals.update(training={"step": 1.5}),
-        lambda what, when, totals: totals.update(training={"segments": [[1, 1, 2]]}),
+        lambda header, windows, totals: header["stats"][0].update(name="no name"),
+        lambda header, windows, totals: header["stats"][0].update(name=header["stats"][1]["name"]),
+        lambda header, windows, totals: header["stats"][0].update(labels=[["0bad", "x"]]),
+        lambda header, windows, totals: header["stats"][0].update(labels=[["rank", "0"]]),
+        lambda header, windows, totals: header["stats"][0].update(labels=[["b", "x"], ["a", "y"]]),
+        lambda header, windows, totals: header["stats"][0].update(labels=[["a", "\ud800"]]),
+        lambda header, windows, totals: header["stats"][0].update(buckets=[1.0, 0.1]),
+        lambda header, windows, totals: header["stats"][0].update(aggregations=["mean"]),
+        lambda header, windows, totals: header["stats"][0].update(window_samples=True),
+        lambda header, windows, totals: header["stats"][0].update(help="h" * 4097),
+        lambda header, windows, totals: header["stats"].pop(),
+        lambda header, windows, totals: windows["windows"].pop(),
+        lambda header, windows, totals: windows["windows"][0]["values"].update(mean="1"),
+        lambda header, windows, totals: totals.update(final=0),
+        lambda header, windows, totals: totals["stats"][0].update(count=-1),
+        lambda header, windows, totals: totals["stats"][0].update(count=2**63),
+        lambda header, windows, totals: totals["stats"][0].update(bucket_counts=[0]),
+        lambda header, windows, totals: totals["stats"][0].update(exponential=[[LEAST - 1], [1]]),
+        lambda header, windows, totals: totals["stats"][0].update(exponential=[[0], [2**63]]),
+        lambda header, windows, totals: totals.update(events={"counts": [["a", 1]]}),
+        lambda header, windows, totals: totals.update(events={"counts": [["a", "info", 1.5]]}),
+        lambda header, windows, totals: totals.update(training=[]),
+        lambda header, windows, totals: totals.update(training={"step": 1.5}),
+        lambda header, windows, totals: totals.update(training={"segments": [[1, 1, 2]]}),
     ],
 )
 def test_content_that_could_not_be_published_is_refused(change: Callable[..., object]) -> None:
@@ -334,9 +334,9 @@ def test_content_that_could_not_be_published_is_refused(change: Callable[..., ob
 def test_exponential_buckets_beyond_the_limit_of_a_process_are_dropped() -> None:
     many = StatReading(StatDefinition("a", frozenset()), 1, exponential=dict.fromkeys(range(500), 1))
     readings = [many.replace(definition=many.definition.replace(name=f"a{n}")) for n in range(81)]
-    found = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
+    decoded = decode(encode(example().replace(recording=Recording(tuple(readings))))).recording.stats
 
-    assert [len(reading.exponential) for reading in found] == [500] * 80 + [0]
+    assert [len(reading.exponential) for reading in decoded] == [500] * 80 + [0]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_reader_of_hostile_files_stays_below_its_bound_of_memory(
         (directory / f"{number:032x}.feed").write_bytes(make(number))
     environment = {**os.environ, "PYTHONMALLOC": "pymalloc"}
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", MEASURE, directory],
         capture_output=True,
         text=True,
@@ -152,6 +152,6 @@ def test_reader_of_hostile_files_stays_below_its_bound_of_memory(
         env=environment,
     )
 
-    peak_mib, entries, refused = map(int, done.stdout.split())
+    peak_mib, entries, refused = map(int, completed.stdout.split())
     assert peak_mib < 100
     assert entries + refused == files

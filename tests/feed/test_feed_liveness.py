@@ -44,7 +44,7 @@ def test_a_fork_does_not_release_the_lock_of_its_parent(tmp_path: Path) -> None:
         assert child.tell("publish") == "True"
 
 
-def taken(path: Path) -> RecordLock:
+def acquired_lock(path: Path) -> RecordLock:
     lock = RecordLock.take(str(path), create_mode=0o600)
     assert lock is not None
     return lock
@@ -77,7 +77,7 @@ def test_a_lost_lock_is_taken_again_with_the_next_snapshot(tmp_path: Path, misha
 
 
 def test_a_descriptor_reused_by_the_job_is_not_closed(tmp_path: Path) -> None:
-    lock = taken(tmp_path / "lock")
+    lock = acquired_lock(tmp_path / "lock")
     other = os.open(tmp_path / "other", os.O_CREAT | os.O_RDWR)
     os.dup2(other, lock._descriptor)  # equivalent to closing every descriptor and opening a file
 
@@ -100,18 +100,18 @@ def test_a_process_that_reads_its_own_feed_keeps_its_lock(tmp_path: Path) -> Non
 def test_a_lock_is_taken_once_even_within_a_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     assert (holder(path), list(tmp_path.iterdir())) == (None, [])
-    first = taken(tmp_path / "lock")
+    first = acquired_lock(tmp_path / "lock")
 
     assert RecordLock.take(path, create_mode=0o600) is None
-    asked = f"from exporter.feed.files import holder; print(holder({path!r}))"
-    seen = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert int(seen.stdout) == os.getpid()
+    script = f"from exporter.feed.files import holder; print(holder({path!r}))"
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(completed.stdout) == os.getpid()
     first.release()
     assert holder(path) is None
 
 
 def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> None:
-    locks = [taken(tmp_path / name) for name in ("a", "b")]
+    locks = [acquired_lock(tmp_path / name) for name in ("a", "b")]
     assert [lock.keep() for lock in locks] == [True, True]
 
     (tmp_path / "a").unlink()
@@ -123,7 +123,7 @@ def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "put",
+    "replace_lock",
     [
         lambda path, other: path.symlink_to(other),
         lambda path, other: path.hardlink_to(other),
@@ -131,10 +131,10 @@ def test_a_lock_is_lost_when_its_file_is_removed_or_moved(tmp_path: Path) -> Non
         lambda path, other: os.mkfifo(path),
     ],
 )
-def test_only_a_plain_file_is_a_lock(tmp_path: Path, put: Callable[[Path, Path], object]) -> None:
+def test_only_a_plain_file_is_a_lock(tmp_path: Path, replace_lock: Callable[[Path, Path], object]) -> None:
     path, other = tmp_path / "lock", tmp_path / "other"
     other.touch()
-    put(path, other)
+    replace_lock(path, other)
 
     with pytest.raises(OSError):
         RecordLock.take(str(path), create_mode=0o600)
@@ -172,9 +172,9 @@ def test_a_reader_in_another_pid_namespace_sees_live_processes(
         child.tell("publish")
         code = f"from pathlib import Path; from exporter.feed.reader import FeedReader; e, = FeedReader(Path({str(tmp_path)!r})).scan().entries; print(e.alive, e.pid)"
         command = [*namespace, sys.executable, "-c", code]
-        seen = subprocess.run(command, capture_output=True, text=True, check=True)
+        completed = subprocess.run(command, capture_output=True, text=True, check=True)
 
-        assert seen.stdout.split() == ["True", "None"]
+        assert completed.stdout.split() == ["True", "None"]
 
 
 def test_a_writer_in_a_container_is_seen_to_live_and_die(tmp_path: Path, namespace: tuple[str, ...]) -> None:
@@ -199,10 +199,10 @@ def test_a_read_lock_of_another_process_does_not_count_as_alive(tmp_path: Path) 
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        found = holder(str(path))
-        other.kill()
+    ) as holder_process:
+        assert holder_process.stdout is not None
+        holder_process.stdout.readline()
+        holder_pid = holder(str(path))
+        holder_process.kill()
 
-    assert found is None
+    assert holder_pid is None

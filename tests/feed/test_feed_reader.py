@@ -112,10 +112,10 @@ def test_age_starts_at_the_file_time_and_then_follows_the_clock_of_the_reader(
 
 def refused(directory: Path) -> dict[str, str]:
     """Scan twice: each scan reports a refusal; the valid file must be read."""
-    good = publish_once(directory)
+    valid_id = publish_once(directory)
     reader = FeedReader(directory)
     first, second = reader.scan(), reader.scan()
-    assert [entry.snapshot.process.id for entry in first.entries] == [good]
+    assert [entry.snapshot.process.id for entry in first.entries] == [valid_id]
     assert first.refused == second.refused
     return dict(first.refused)
 
@@ -125,19 +125,19 @@ def sparse(path: Path) -> None:
     os.truncate(path, 1 << 40)  # reading would never end
 
 
-GOOD = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
+ENCODED = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
 
 
 @pytest.mark.parametrize(
-    ("put", "reason"),
+    ("replace_file", "reason"),
     [
         (lambda path, other: path.touch(), "truncated"),
-        (lambda path, other: path.write_bytes(GOOD[:-1]), "truncated"),
-        (lambda path, other: path.write_bytes(b"GIF89a" + GOOD), "magic"),
-        (lambda path, other: path.write_bytes(GOOD[:-1] + b" "), "checksum"),
-        (lambda path, other: path.write_bytes(GOOD + b" "), "content"),
-        (lambda path, other: path.write_bytes(GOOD[:8] + struct.pack("<H", 99) + GOOD[10:]), "version"),
-        (lambda path, other: path.write_bytes(GOOD), "name"),  # a copy, whose samples would count twice
+        (lambda path, other: path.write_bytes(ENCODED[:-1]), "truncated"),
+        (lambda path, other: path.write_bytes(b"GIF89a" + ENCODED), "magic"),
+        (lambda path, other: path.write_bytes(ENCODED[:-1] + b" "), "checksum"),
+        (lambda path, other: path.write_bytes(ENCODED + b" "), "content"),
+        (lambda path, other: path.write_bytes(ENCODED[:8] + struct.pack("<H", 99) + ENCODED[10:]), "version"),
+        (lambda path, other: path.write_bytes(ENCODED), "name"),  # a copy, whose samples would count twice
         (lambda path, other: path.symlink_to(other), "symlink"),
         (lambda path, other: path.symlink_to("nowhere"), "symlink"),
         (lambda path, other: path.hardlink_to(other), "links"),
@@ -148,13 +148,13 @@ GOOD = encode(Snapshot(new_identity(), 1, 1.0, 1.0, new_recording()))
     ],
 )
 def test_a_bad_file_affects_only_itself_and_is_reported_with_the_reason(
-    tmp_path: Path, put: Callable[[Path, Path], object], reason: str
+    tmp_path: Path, replace_file: Callable[[Path, Path], object], reason: str
 ) -> None:
     feed, other = tmp_path / "feed", tmp_path / "other"
     feed.mkdir()
     other.touch()
     path = feed / f"{os.urandom(16).hex()}.feed"
-    put(path, other)
+    replace_file(path, other)
 
     assert refused(feed) == {path.name: reason}
 
@@ -172,7 +172,7 @@ def test_a_file_of_another_user_is_refused_in_the_default_directory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = make_default(tmp_path, monkeypatch)
-    foreign = [publish_once(where) for where in (default, tmp_path)]
+    foreign = [publish_once(directory) for directory in (default, tmp_path)]
     for name, where in zip(foreign, (default, tmp_path), strict=True):
         os.chown(where / f"{name}.feed", 12345, 12345)
 
@@ -201,10 +201,10 @@ def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
 ) -> None:
     reader, process = FeedReader(tmp_path), publish_once(tmp_path)
     path = tmp_path / f"{process}.feed"
-    good = path.read_bytes()
-    path.write_bytes(good[:-1])
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
     assert reader.scan().refused
-    path.write_bytes(good)
+    path.write_bytes(content)
     assert only_entry(reader).snapshot.process.id == process
     path.write_bytes(b"x")
 
@@ -216,14 +216,14 @@ def test_a_repaired_file_is_read_and_a_damaged_one_loses_its_last_value(
 
 def test_new_files_beyond_the_limit_are_refused_and_known_files_stay(tmp_path: Path) -> None:
     reader = FeedReader(tmp_path, max_files=3)
-    before = {publish_once(tmp_path) for _ in range(3)}
+    initial_ids = {publish_once(tmp_path) for _ in range(3)}
     reader.scan()
     for number in range(5):
         (tmp_path / f"{number:032x}.feed").write_bytes(b"in front of all by name")
 
     scan = reader.scan()
 
-    assert {entry.snapshot.process.id for entry in scan.entries} == before
+    assert {entry.snapshot.process.id for entry in scan.entries} == initial_ids
     assert [reason for _, reason in scan.refused] == ["too_many"] * 5
 
 
@@ -234,13 +234,15 @@ def test_many_empty_files_hide_no_later_job_and_are_removed(tmp_path: Path, cloc
         (tmp_path / f"{number:032x}.feed").touch()
     reader.scan()
     later = {publish_once(tmp_path), publish_once(tmp_path)}
-    found = {entry.snapshot.process.id for entry in reader.scan().entries}
+    process_ids = {entry.snapshot.process.id for entry in reader.scan().entries}
     for _ in range(3):
         clock.now += LEFTOVER_SECONDS
         reader.scan()
 
-    assert found == later
-    assert {name for name in names(tmp_path) if name.endswith(".feed")} == {f"{one}.feed" for one in later}
+    assert process_ids == later
+    assert {name for name in names(tmp_path) if name.endswith(".feed")} == {
+        f"{process_id}.feed" for process_id in later
+    }
     reader.ownership.release()
 
 
@@ -306,17 +308,17 @@ def test_removal_waits_for_a_job_that_has_only_lost_its_lock(
         child.tell("publish")
         only_entry(owner)
         child.tell("close_all")
-        lost = only_entry(owner)
+        lost_entry = only_entry(owner)
         too_early = owner.remove(child.id)
         child.tell("publish")
-        found = only_entry(owner)
+        entry = only_entry(owner)
         child.tell("close_all")
         only_entry(owner)
         clock.now += REMOVAL_DELAY_SECONDS
         much_later = owner.remove(child.id)
 
-        assert (lost.alive, too_early) == (False, False)
-        assert (found.alive, found.snapshot.sequence) == (True, 2)
+        assert (lost_entry.alive, too_early) == (False, False)
+        assert (entry.alive, entry.snapshot.sequence) == (True, 2)
         assert much_later
 
 
@@ -327,24 +329,24 @@ def test_removal_waits_until_the_last_snapshot_was_read(tmp_path: Path, owner: F
     writer.publish(new_recording(final=True, count=2))
     writer.close()
     unread = owner.remove(writer.identity.id)
-    last = only_entry(owner)
+    last_entry = only_entry(owner)
 
     assert not unread
-    assert last.snapshot.recording.stats[0].count == 2
+    assert last_entry.snapshot.recording.stats[0].count == 2
     assert owner.remove(writer.identity.id)
 
 
 def test_short_lived_processes_lose_nothing_while_the_owner_removes_files(
     tmp_path: Path, owner: FeedReader
 ) -> None:
-    ended: set[str] = set()
+    finished_ids: set[str] = set()
     last_counts: set[int] = set()
     with training_process(tmp_path) as child:
         child.begin("short_lives 1500")
-        while len(ended) < 1500:
+        while len(finished_ids) < 1500:
             for entry in owner.scan().entries:
                 if not entry.alive:
-                    ended.add(entry.snapshot.process.id)
+                    finished_ids.add(entry.snapshot.process.id)
                     last_counts.add(entry.snapshot.recording.stats[0].count)
                     assert owner.remove(entry.snapshot.process.id)
 

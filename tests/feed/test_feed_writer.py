@@ -52,20 +52,22 @@ def test_published_snapshots_are_read_until_a_normal_exit(tmp_path: Path) -> Non
 def test_files_are_private_in_the_default_directory_and_follow_the_umask_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, shared = make_default(tmp_path, monkeypatch), tmp_path / "shared"
+    default, shared = make_default(tmp_path, monkeypatch), tmp_path / "shared"
     shared.mkdir()
     previous = os.umask(0o027)
     try:
-        for directory in (own, shared):
+        for directory in (default, shared):
             writer = FeedWriter(directory, new_identity())
             assert writer.publish(new_recording())
             writer.close()
     finally:
         os.umask(previous)
 
-    modes = [{stat.S_IMODE(path.stat().st_mode) for path in where.iterdir()} for where in (own, shared)]
+    modes = [
+        {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} for directory in (default, shared)
+    ]
     assert modes == [{0o600}, {0o640}]
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert stat.S_IMODE(default.stat().st_mode) == 0o700
 
 
 def test_a_relative_directory_is_resolved_before_the_job_changes_directory(
@@ -89,17 +91,17 @@ def test_a_full_tmpfs_makes_the_feed_stale_and_is_counted(tmp_path: Path) -> Non
     ):
         reader = FeedReader(tmp_path)
         assert child.tell("publish 20") == "True"
-        free = os.statvfs(tmp_path)
-        (tmp_path / "other").write_bytes(bytes(free.f_bavail * free.f_bsize))
+        filesystem = os.statvfs(tmp_path)
+        (tmp_path / "other").write_bytes(bytes(filesystem.f_bavail * filesystem.f_bsize))
 
         outcomes = [child.tell("publish 20") for _ in range(3)]
-        full = only_entry(reader)
+        entry = only_entry(reader)
         (tmp_path / "other").unlink()
         outcomes.append(child.tell("publish 20"))
 
         assert outcomes == ["False", "False", "False", "True"]
-        assert (full.alive, full.snapshot.sequence, full.snapshot.dropped) == (True, 1, {})
-        assert (full.outdated, only_entry(reader).outdated) == (True, False)
+        assert (entry.alive, entry.snapshot.sequence, entry.snapshot.dropped) == (True, 1, {})
+        assert (entry.outdated, only_entry(reader).outdated) == (True, False)
         assert only_entry(reader).snapshot.dropped == {"write_failed": 3}
         assert only_entry(reader).snapshot.sequence == 2
         assert not list(tmp_path.glob("*.tmp"))
@@ -135,15 +137,17 @@ def test_a_directory_is_created_again_once_its_parent_exists(tmp_path: Path) -> 
     writer.close()
 
 
-@pytest.mark.parametrize("goes", [shutil.rmtree, lambda directory: directory.rename(f"{directory}-moved")])
+@pytest.mark.parametrize(
+    "remove_directory", [shutil.rmtree, lambda directory: directory.rename(f"{directory}-moved")]
+)
 def test_the_default_directory_is_created_again_when_removed(
-    tmp_path: Path, goes: object, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, remove_directory: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make_default(tmp_path, monkeypatch)
     writer = FeedWriter(directory, new_identity())
     assert writer.publish(new_recording())
-    assert callable(goes)
-    goes(directory)
+    assert callable(remove_directory)
+    remove_directory(directory)
 
     assert writer.publish(new_recording())
 
@@ -186,21 +190,21 @@ def test_a_snapshot_above_the_limit_drops_and_counts_its_newest_stats(tmp_path: 
     outcomes = [writer.publish(new_recording(stats)) for stats in (10, 200, 200)]
 
     snapshot = only_entry(FeedReader(tmp_path, max_bytes=20_000)).snapshot
-    kept = len(snapshot.recording.stats)
+    kept_count = len(snapshot.recording.stats)
     assert outcomes == [True, True, True]
-    assert 10 < kept < 200
-    assert snapshot.recording == new_recording(kept)
-    assert snapshot.dropped == writer.dropped == {"too_large": 2 * (200 - kept)}
-    assert f"{200 - kept} Stats, from" in str(writer.notice)
+    assert 10 < kept_count < 200
+    assert snapshot.recording == new_recording(kept_count)
+    assert snapshot.dropped == writer.dropped == {"too_large": 2 * (200 - kept_count)}
+    assert f"{200 - kept_count} Stats, from" in str(writer.notice)
     writer.close()
 
 
 def test_an_encoding_error_is_counted_and_not_raised(tmp_path: Path) -> None:
     writer = FeedWriter(tmp_path, new_identity())
     recording = new_recording(1)
-    bad = recording.replace(stats=(recording.stats[0].replace(count=object()),))
+    invalid = recording.replace(stats=(recording.stats[0].replace(count=object()),))
 
-    assert not writer.publish(bad)
+    assert not writer.publish(invalid)
     assert writer.publish(recording)
 
     assert only_entry(FeedReader(tmp_path)).snapshot.dropped == {"write_failed": 1}
@@ -238,8 +242,8 @@ def test_the_last_snapshot_survives_sigkill_at_any_instant(tmp_path: Path) -> No
 
 def test_a_writer_removes_only_files_dead_for_a_day(tmp_path: Path) -> None:
     old, new = publish_once(tmp_path), publish_once(tmp_path)
-    half = "0" * 32
-    for leftover in (f"{half}.lock", f"{half}.tmp", "notes.txt", "overrides.json"):
+    incomplete_id = "0" * 32
+    for leftover in (f"{incomplete_id}.lock", f"{incomplete_id}.tmp", "notes.txt", "overrides.json"):
         (tmp_path / leftover).touch()
     with training_process(tmp_path) as child:
         child.tell("publish")
@@ -250,10 +254,10 @@ def test_a_writer_removes_only_files_dead_for_a_day(tmp_path: Path) -> None:
 
         publish_once(tmp_path)
 
-        left = {path.name.split(".")[0] for path in tmp_path.iterdir()}
-        assert {new, child.id, "notes", "overrides"} < left
-        assert not {old, half} & left
-        assert len(left) == 5  # and the file of the cleaning process
+        process_ids = {path.name.split(".")[0] for path in tmp_path.iterdir()}
+        assert {new, child.id, "notes", "overrides"} < process_ids
+        assert not {old, incomplete_id} & process_ids
+        assert len(process_ids) == 5  # and the file of the cleaning process
 
 
 def test_without_record_locks_the_feed_can_be_imported() -> None:

@@ -28,7 +28,7 @@ from exporter.feed.stacks import (
 from exporter.feed.writer import FeedWriter
 from exporter.recording.stacks import Frame, ThreadStack
 
-OWN, ATTACKER, FRIEND = 65534, 12345, 1000
+OWNER, ATTACKER, FRIEND = 65534, 12345, 1000
 OFF = '{"version": 1, "rules": [{"match": "*", "enabled": false}]}'
 RULES = ({"match": "loss", "enabled": True},)
 
@@ -51,7 +51,7 @@ def user(uid: int) -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
-        os.seteuid(OWN)
+        os.seteuid(OWNER)
 
 
 def occupy(*paths: Path, content: str = "", mode: int = 0o644) -> None:
@@ -65,20 +65,20 @@ def occupy(*paths: Path, content: str = "", mode: int = 0o644) -> None:
 def alternatives(directory: Path, name: str) -> list[Path]:
     """Return the name, and the name with the own user id."""
     path = directory / name
-    return [path, path.with_name(f"{path.stem}-{OWN}{path.suffix}")]
+    return [path, path.with_name(f"{path.stem}-{OWNER}{path.suffix}")]
 
 
 # Recording rules
 
 
-@pytest.mark.parametrize("taken", [1, 2])
-def test_rules_of_another_user_are_not_obeyed_and_the_sidecar_s_are(shared: Path, taken: int) -> None:
-    occupy(*alternatives(shared, "overrides.json")[:taken], content=OFF)
+@pytest.mark.parametrize("taken_count", [1, 2])
+def test_rules_of_another_user_are_not_obeyed_and_the_sidecar_s_are(shared: Path, taken_count: int) -> None:
+    occupy(*alternatives(shared, "overrides.json")[:taken_count], content=OFF)
     reader = OverridesReader(shared)
-    before = reader.changed_rules(), has_overrides(shared)
+    initial = reader.changed_rules(), has_overrides(shared)
     write_overrides(shared, RULES)
 
-    assert before == (None, False)
+    assert initial == (None, False)
     assert reader.changed_rules() == read_overrides(shared) == RULES
     write_overrides(shared, ())
     assert reader.changed_rules() == ()
@@ -126,14 +126,14 @@ def test_a_temporary_file_of_another_user_does_not_stop_a_process(shared: Path) 
 
 def test_a_process_whose_feed_file_name_is_taken_continues_under_another_id(shared: Path) -> None:
     writer = FeedWriter(shared, new_identity())
-    before = writer.identity.id
-    occupy(shared / f"{before}.feed", mode=0o600)
-    written = [writer.publish(new_recording(count=count)) for count in (1, 2)]
+    initial_id = writer.identity.id
+    occupy(shared / f"{initial_id}.feed", mode=0o600)
+    published = [writer.publish(new_recording(count=count)) for count in (1, 2)]
     entries = FeedReader(shared).scan().entries
 
-    assert written == [False, True]
-    assert [entry.snapshot.process.id for entry in entries] == [writer.identity.id] != [before]
-    assert not (shared / f"{before}.lock").exists()
+    assert published == [False, True]
+    assert [entry.snapshot.process.id for entry in entries] == [writer.identity.id] != [initial_id]
+    assert not (shared / f"{initial_id}.lock").exists()
     writer.close()
 
 
@@ -156,48 +156,52 @@ def test_files_of_a_dead_process_are_removed_beside_names_of_another_user(shared
 # Stacks
 
 
-@pytest.mark.parametrize("taken", [1, 2])
+@pytest.mark.parametrize("taken_count", [1, 2])
 def test_a_stack_request_of_another_user_is_ignored_and_the_sidecar_s_is_read(
-    shared: Path, taken: int
+    shared: Path, taken_count: int
 ) -> None:
     with user(ATTACKER):
-        for path in alternatives(shared, "stacks.request")[:taken]:
+        for path in alternatives(shared, "stacks.request")[:taken_count]:
             write_request(str(shared), StackRequest("a" * 32, 1.0), shared=True)
             if not path.exists():
                 path.write_text("{}")
-    before = read_request(str(shared)), request_stamp(str(shared))
+    initial = read_request(str(shared)), request_stamp(str(shared))
     request = StackRequest("b" * 32, 2.0)
     write_request(str(shared), request, shared=True)
 
-    assert before == (None, None)
+    assert initial == (None, None)
     assert read_request(str(shared)) == request
 
 
-@pytest.mark.parametrize("taken", [0, 1, 2])
-def test_an_answer_is_read_by_root_though_another_user_has_taken_its_name(shared: Path, taken: int) -> None:
+@pytest.mark.parametrize("taken_count", [0, 1, 2])
+def test_an_answer_is_read_by_root_though_another_user_has_taken_its_name(
+    shared: Path, taken_count: int
+) -> None:
     writer = FeedWriter(shared, new_identity())
     writer.publish(new_recording())
     process = writer.identity.id
-    occupy(*alternatives(shared, f"{process}.stacks")[:taken], content="{}")
+    occupy(*alternatives(shared, f"{process}.stacks")[:taken_count], content="{}")
     main = ThreadStack("MainThread", (Frame("/job/train.py", 12, "main"),))
-    answer = StackAnswer("c" * 32, process, 7, 1.0, "r", 0, main)
-    write_answer(str(shared), answer)
+    response = StackAnswer("c" * 32, process, 7, 1.0, "r", 0, main)
+    write_answer(str(shared), response)
     with user(0):
         found = read_answer(str(shared), process)
 
-    assert found == answer
+    assert found == response
     writer.close()
 
 
 # Launches
 
 
-@pytest.mark.parametrize("taken", [[], ["runs"], ["runs-65534"], ["runs", "runs-65534", "runs-65534-65534"]])
+@pytest.mark.parametrize(
+    "taken_names", [[], ["runs"], ["runs-65534"], ["runs", "runs-65534", "runs-65534-65534"]]
+)
 def test_a_launch_is_registered_though_another_user_has_taken_the_name(
-    shared: Path, taken: list[str]
+    shared: Path, taken_names: list[str]
 ) -> None:
     with user(ATTACKER):
-        for name in taken:
+        for name in taken_names:
             (shared / name).mkdir(mode=0o755)
     registration = Registration(shared)
     registration.write_job(Job(os.getpid(), "mine", 1.0, launch="x"))
@@ -227,7 +231,7 @@ def test_no_other_user_can_take_the_names_of_a_launch(shared: Path) -> None:
 def test_every_foreign_entry_with_a_name_of_the_exporter_is_reported(shared: Path) -> None:
     occupy(shared / "owner.lock", shared / "overrides.json", shared / "stacks.request")
     with user(ATTACKER):
-        (shared / f"runs-{OWN}").mkdir()
+        (shared / f"runs-{OWNER}").mkdir()
     reader = FeedReader(shared)
     reader.scan()
 
@@ -235,5 +239,5 @@ def test_every_foreign_entry_with_a_name_of_the_exporter_is_reported(shared: Pat
         ("owner.lock", ATTACKER),
         ("overrides.json", ATTACKER),
         ("stacks.request", ATTACKER),
-        (f"runs-{OWN}", ATTACKER),
+        (f"runs-{OWNER}", ATTACKER),
     }

@@ -35,28 +35,28 @@ def test_rules_round_trip_and_are_accepted_by_recording(tmp_path: Path) -> None:
     assert read_overrides(tmp_path) is read_overrides(tmp_path / "missing") is None
     write_overrides(tmp_path, RULES)
 
-    read = read_overrides(tmp_path)
+    overrides = read_overrides(tmp_path)
 
-    assert read == RULES
-    assert check_rules(read)[1] == []
+    assert overrides == RULES
+    assert check_rules(overrides)[1] == []
 
 
 def test_a_follower_sees_each_change_and_each_broken_file_once(tmp_path: Path) -> None:
     follower = OverridesReader(tmp_path)
-    seen = [OverridesReader(tmp_path / "missing").changed_rules(), follower.changed_rules()]
+    changes = [OverridesReader(tmp_path / "missing").changed_rules(), follower.changed_rules()]
     for rules in (RULES, RULES[:1], ()):
         write_overrides(tmp_path, rules)
-        seen += [follower.changed_rules(), follower.changed_rules()]
+        changes += [follower.changed_rules(), follower.changed_rules()]
     (tmp_path / "overrides.json").write_text("{")
     with pytest.raises(FeedFormatError):
         follower.changed_rules()
-    seen.append(follower.changed_rules())
+    changes.append(follower.changed_rules())
     write_overrides(tmp_path, RULES)
-    seen.append(follower.changed_rules())
+    changes.append(follower.changed_rules())
     (tmp_path / "overrides.json").unlink()
-    seen += [follower.changed_rules(), follower.changed_rules()]
+    changes += [follower.changed_rules(), follower.changed_rules()]
 
-    assert seen == [None, None, RULES, None, RULES[:1], None, (), None, None, RULES, (), None]
+    assert changes == [None, None, RULES, None, RULES[:1], None, (), None, None, RULES, (), None]
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,19 @@ def test_rules_are_private_in_the_default_directory_and_those_of_another_user_ar
     default: Path, tmp_path: Path
 ) -> None:
     default.mkdir(mode=0o700)
-    for where in (default, tmp_path):
-        write_overrides(where, RULES)
-    modes = [stat.S_IMODE((where / "overrides.json").stat().st_mode) | 0o022 for where in (default, tmp_path)]
-    for where in (default, tmp_path):
-        os.chown(where / "overrides.json", 12345, -1)
+    for directory in (default, tmp_path):
+        write_overrides(directory, RULES)
+    modes = [
+        stat.S_IMODE((directory / "overrides.json").stat().st_mode) | 0o022
+        for directory in (default, tmp_path)
+    ]
+    for directory in (default, tmp_path):
+        os.chown(directory / "overrides.json", 12345, -1)
 
     assert modes == [0o622, 0o666]
-    for where in (default, tmp_path):
+    for directory in (default, tmp_path):
         with pytest.raises(FeedDirectoryError, match="12345"):
-            read_overrides(where)
+            read_overrides(directory)
 
 
 def test_a_full_disk_keeps_the_old_rules(tmp_path: Path) -> None:

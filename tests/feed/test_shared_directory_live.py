@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(bool(REASON), reason=
 
 
 @pytest.fixture
-def taken() -> Iterator[Path]:
+def squatted_directory() -> Iterator[Path]:
     """A directory of mode 1777 in which another user has every fixed name, also those with the job's user id."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
@@ -52,16 +52,24 @@ def taken() -> Iterator[Path]:
         yield directory
 
 
-def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(taken: Path) -> None:
+def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
+    squatted_directory: Path,
+) -> None:
     port = free_port()
-    flags = [f"--feed.dir={taken}", f"--web.listen-address=127.0.0.1:{port}", "--run.name=honest"]
+    flags = [
+        f"--feed.dir={squatted_directory}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--run.name=honest",
+    ]
     command = [sys.executable, "-m", "exporter", "run", *flags, "--", sys.executable, "-c", JOB]
     env = environment(HOME="/tmp")
     run = subprocess.Popen(as_user(command), env=env, cwd="/", start_new_session=True)
     try:
         body = wait_until(lambda: _page_with("training_steps_total{", port))
         stacks = subprocess.run(
-            as_user([sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={taken}"]),
+            as_user(
+                [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={squatted_directory}"]
+            ),
             env=env,
             cwd="/",
             capture_output=True,
@@ -83,7 +91,7 @@ def test_every_total_of_a_run_is_served_where_another_user_has_taken_every_name(
 def _page_with(name: str, port: int) -> str:
     """Return the page once it has a family, otherwise an empty string."""
     try:
-        found = page(port)
+        exposition = page(port)
     except OSError:
         return ""
-    return found if f"\n{name}" in found else ""
+    return exposition if f"\n{name}" in exposition else ""

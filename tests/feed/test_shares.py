@@ -24,23 +24,23 @@ SIZES = st.lists(st.integers(0, MAX_BYTES), max_size=30)
 
 @given(SIZES)
 def test_every_file_is_read_within_a_bounded_number_of_passes(sizes: list[int]) -> None:
-    left = {f"f{number}": ChangedFile(f"f{number}", size, False, 0) for number, size in enumerate(sizes)}
+    remaining = {f"f{number}": ChangedFile(f"f{number}", size, False, 0) for number, size in enumerate(sizes)}
     passes = 0
-    while left:
-        chosen = files_of_pass(left.values(), 8 << 20)
-        assert sum(left[name].size for name in chosen) <= 8 << 20
+    while remaining:
+        chosen = files_of_pass(remaining.values(), 8 << 20)
+        assert sum(remaining[name].size for name in chosen) <= 8 << 20
         assert len(set(chosen)) == len(chosen) > 0
         for name in chosen:
-            del left[name]
+            del remaining[name]
         passes += 1
 
     assert passes <= 1 + len(sizes)
 
 
 def test_a_large_file_is_read_though_small_files_change_in_each_pass() -> None:
-    small = [ChangedFile(f"s{number}", 100_000, True, 0) for number in range(200)]
+    small_files = [ChangedFile(f"s{number}", 100_000, True, 0) for number in range(200)]
 
-    assert "large" in files_of_pass([*small, ChangedFile("large", MAX_BYTES, False, 3)], 8 << 20)
+    assert "large" in files_of_pass([*small_files, ChangedFile("large", MAX_BYTES, False, 3)], 8 << 20)
 
 
 def test_files_of_a_user_with_few_files_come_before_the_many_of_another() -> None:
@@ -51,16 +51,16 @@ def test_files_of_a_user_with_few_files_come_before_the_many_of_another() -> Non
 
 
 def test_a_new_file_displaces_the_largest_file_of_its_user_and_not_a_smaller_one() -> None:
-    others = [FileCost("large", 1, 900), FileCost("small", 1, 50)]
+    costs = [FileCost("large", 1, 900), FileCost("small", 1, 50)]
 
-    assert displaced(FileCost("new", 1, 100), others, excess=80) == ["large"]
-    assert displaced(FileCost("new", 1, 1000), others, excess=80) == []
+    assert displaced(FileCost("new", 1, 100), costs, excess=80) == ["large"]
+    assert displaced(FileCost("new", 1, 1000), costs, excess=80) == []
 
 
 def test_a_new_file_displaces_small_files_of_a_user_who_has_many() -> None:
-    others = [FileCost(f"{number}", 1, 20) for number in range(100)]
+    costs = [FileCost(f"{number}", 1, 20) for number in range(100)]
 
-    assert len(displaced(FileCost("new", 2, 100), others, excess=100)) == 5
+    assert len(displaced(FileCost("new", 2, 100), costs, excess=100)) == 5
 
 
 def test_an_honest_file_is_read_in_the_first_pass_beside_large_files(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_process_that_writes_is_not_stale_while_its_file_waits(tmp_path: Path)
     extra = new_recording(stats=4000, help_characters=400)
     path.write_bytes(encode(Snapshot(identity, 1, 1.0, 1.0, extra)))
     reader.scan()
-    for turn in range(2, 8):
+    for sequence in range(2, 8):
         now += 5.0
-        path.write_bytes(encode(Snapshot(identity, turn, 1.0, 1.0, extra)))
+        path.write_bytes(encode(Snapshot(identity, sequence, 1.0, 1.0, extra)))
         for number in range(40):
             (tmp_path / f"{number:032x}.feed").write_bytes(
                 feed_file([definition()], [{"count": 1, "sum": 1.0}], number=number)
@@ -108,9 +108,9 @@ def test_an_honest_file_has_room_beside_many_that_fill_the_memory(tmp_path: Path
         pass
     writer = FeedWriter(tmp_path, new_identity())
     writer.publish(new_recording(stats=50))
-    found = {entry.snapshot.process.id: entry for entry in reader.scan().entries}
+    entries = {entry.snapshot.process.id: entry for entry in reader.scan().entries}
 
-    assert len(found[writer.identity.id].snapshot.recording.stats) == 50
+    assert len(entries[writer.identity.id].snapshot.recording.stats) == 50
     writer.close()
 
 

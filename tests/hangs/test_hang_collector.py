@@ -49,14 +49,14 @@ class Scene:
             for sample in family.samples
         }
 
-    def answer(self, process: str, rank: int, function: str, line: int, sequence: int) -> None:
+    def respond(self, process: str, rank: int, function: str, line: int, sequence: int) -> None:
         request = read_request(str(self.directory))
         assert request is not None
         main = ThreadStack("MainThread", (Frame("/job/train.py", line, function),))
-        answer = StackAnswer(
+        response = StackAnswer(
             request.id, process, 1, self.now, "llama", rank, main, sequences={"default": sequence}
         )
-        write_answer(str(self.directory), answer)
+        write_answer(str(self.directory), response)
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_a_hang_is_explained_once_all_ranks_have_answered(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert scene.series() == set()
-    scene.answer(FIRST, 0, "all_reduce", 88, 1234)
-    scene.answer(SECOND, 1, "read_shard", 40, 1233)
+    scene.respond(FIRST, 0, "all_reduce", 88, 1234)
+    scene.respond(SECOND, 1, "read_shard", 40, 1233)
     with caplog.at_level(logging.WARNING):
         found = scene.series(1.0)
 
@@ -84,7 +84,7 @@ def test_a_hang_is_explained_once_all_ranks_have_answered(
 
 def test_a_rank_without_an_answer_is_explained_after_three_seconds(scene: Scene) -> None:
     scene.series()
-    scene.answer(FIRST, 0, "all_reduce", 88, 6)
+    scene.respond(FIRST, 0, "all_reduce", 88, 6)
 
     assert scene.series(1.0) == set()
     assert ("1", "no_answer", "its process is not visible from here (another pid namespace)") in scene.series(

@@ -62,8 +62,8 @@ def hanging(running: Sidecar) -> dict[str, tuple[str, str]]:
 
 def state(running: Sidecar) -> str:
     """Return the state of the run."""
-    found = re.search(r'^training_run_state\{run="job",state="(\w+)"\} 1', running.page, re.MULTILINE)
-    return "" if found is None else found[1]
+    match = re.search(r'^training_run_state\{run="job",state="(\w+)"\} 1', running.page, re.MULTILINE)
+    return "" if match is None else match[1]
 
 
 def explained_in_time(running: Sidecar, ranks: int) -> dict[str, tuple[str, str]]:
@@ -161,8 +161,8 @@ def test_a_save_is_not_hung_before_five_times_the_limit(tmp_path: Path) -> None:
             lambda: 'training_phase_active{phase="checkpoint_save_sync",rank="0",run="job"} 1' in running.page
         )
         seen = set()
-        until = time.monotonic() + 2 * HANG_AFTER_SECONDS
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 2 * HANG_AFTER_SECONDS
+        while time.monotonic() < deadline:
             seen.add(state(running))
             time.sleep(0.5)
 

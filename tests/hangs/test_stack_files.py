@@ -48,13 +48,13 @@ def test_an_answer_round_trips_and_is_private(tmp_path: Path) -> None:
 def test_a_long_answer_loses_threads_and_not_the_main_stack(tmp_path: Path) -> None:
     long = Frame("/x/" + "d" * 250, 1, "f" * 250)
     others = tuple([ThreadStack(f"t{number}", (long,) * 3) for number in range(20)])
-    answer = replace(ANSWER, main=ThreadStack("MainThread", (long,) * 30), others=others)
-    write_answer(str(tmp_path), answer)
+    response = replace(ANSWER, main=ThreadStack("MainThread", (long,) * 30), others=others)
+    write_answer(str(tmp_path), response)
     found = read_answer(str(tmp_path), PROCESS)
 
     assert (tmp_path / (PROCESS + STACKS)).stat().st_size <= MAX_ANSWER_BYTES
     assert found is not None
-    assert found.main == answer.main
+    assert found.main == response.main
     assert len(found.others) < 20
 
 

@@ -44,8 +44,8 @@ def running(feed: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 def stacks(feed: Path) -> dict[str, Any] | None:
     """Return the output of `stacks --json` for the run; None without a live rank."""
     command = [sys.executable, "-m", "exporter", "stacks", "--json", f"--feed.dir={feed}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
-    runs = json.loads(done.stdout) if done.returncode == 0 else [None]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
+    runs = json.loads(completed.stdout) if completed.returncode == 0 else [None]
     found: dict[str, Any] | None = runs[0]
     return found
 
@@ -136,10 +136,10 @@ def test_a_loader_whose_workers_are_stuck_is_shown_as_the_place(tmp_path: Path) 
 
 def test_the_command_answers_within_three_seconds_and_names_a_missing_run(tmp_path: Path) -> None:
     (tmp_path / "feed").mkdir(mode=0o700)
-    began = time.monotonic()
+    start = time.monotonic()
     command = [sys.executable, "-m", "exporter", "stacks", "--run=none", f"--feed.dir={tmp_path / 'feed'}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
 
-    assert done.returncode == 1
-    assert "no living training process of run none" in done.stderr
-    assert time.monotonic() - began < 30
+    assert completed.returncode == 1
+    assert "no living training process of run none" in completed.stderr
+    assert time.monotonic() - start < 30

@@ -81,12 +81,12 @@ def joules(running: Sidecar | Contained, family: str, run: str, label: str = "")
 
 def passes(running: Sidecar | Contained) -> str:
     """Return the time of the last pass of the energy ledger."""
-    found = re.search(
+    match = re.search(
         r'^exporter_collector_last_success_timestamp_seconds{collector="energy"} (\S+)$',
         running.page,
         re.MULTILINE,
     )
-    return "" if found is None else found[1]
+    return "" if match is None else match[1]
 
 
 def settled(running: Sidecar | Contained, run: str) -> float:
@@ -122,8 +122,8 @@ def flags(tmp_path: Path, *energy: str) -> str:
 def idle(running: Sidecar, method: str) -> float | None:
     """Return the idle power of the first GPU by a method."""
     pattern = rf'^gpu_power_idle_watts{{(?=[^}}]*gpu="0")[^}}]*method="{method}"[^}}]*}} (\S+)$'
-    found = re.search(pattern, running.page, re.MULTILINE)
-    return None if found is None else float(found[1])
+    match = re.search(pattern, running.page, re.MULTILINE)
+    return None if match is None else float(match[1])
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -175,11 +175,11 @@ def test_a_run_on_eight_cards_has_their_energy_also_over_a_restart_of_the_sideca
         late = time.monotonic() - ranks[0].began
         time.sleep(12)
         if restarted:
-            began = time.monotonic()
+            start = time.monotonic()
             running.end(signal.SIGKILL)
             running = sidecars.enter_context(sidecar(tmp_path, flags(tmp_path)))
             wait_until(lambda: running.page.count("gpu_energy_joules_total{") == 8)
-            away = time.monotonic() - began
+            away = time.monotonic() - start
             time.sleep(12)
         for rank in ranks:
             rank.process.kill()

@@ -102,10 +102,10 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
         OMP_NUM_THREADS="1",
     )
     with sidecar(tmp_path, f"--config.file={tmp_path / 'exporter.yaml'}") as running:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=150 * PATIENCE, check=False
         )
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
         name = "training_uncommitted_seconds"
         wait_for(running, lambda found: [round(value, 6) for value in found.all(name).values()] == [0])
         page = page_of(running)

@@ -61,9 +61,9 @@ def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     sidecar.collector._linger_seconds = 20.0
     sizes, seconds, files = [], [], []
     for number in range(300):
-        began = time.process_time()
+        start = time.process_time()
         lives(sidecar, f"train-{number}", f"stat.of.{number}")
-        seconds.append(time.process_time() - began)
+        seconds.append(time.process_time() - start)
         sizes.append(kept_in_memory(sidecar))
         files.append(len(list((tmp_path / "ledger").glob("*.ledger"))))
 
@@ -142,10 +142,10 @@ def a_crowd(directory: Path, *, processes: int, stats: int) -> None:
 def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes: int, stats: int) -> None:
     a_crowd(tmp_path, processes=processes, stats=stats)
     command = [sys.executable, str(Path(__file__).parent / "crowd_child.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110 * PATIENCE)
 
-    assert done.returncode == 0, done.stderr[-2000:]
-    peak, shed_by, shed = map(int, done.stdout.split())
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    peak, shed_by, shed = map(int, completed.stdout.split())
     assert peak <= 256
     assert shed_by == processes
     assert 0 < shed < processes * stats

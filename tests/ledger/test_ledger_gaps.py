@@ -189,7 +189,7 @@ def test_a_small_job_has_the_expected_families(text_of_a_small_job: str) -> None
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_accepts_the_page(text_of_a_small_job: str) -> None:
     command, text = ["promtool", "check", "metrics"], text_of_a_small_job
-    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    completed = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
 
     # Users name Stats without a unit; the contract names some gauges.
-    assert done.stdout + done.stderr == ""
+    assert completed.stdout + completed.stderr == ""

@@ -215,8 +215,8 @@ class Ledger(RuleBasedStateMachine):
 
     def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
         """Over all workers of a rank."""
-        wanted = {("rank", str(rank)), *labels.items()}
-        return sum(value for found, value in page.all(name).items() if wanted <= set(found))
+        expected = {("rank", str(rank)), *labels.items()}
+        return sum(value for found, value in page.all(name).items() if expected <= set(found))
 
     def check_that_nothing_fell(self, page: Page) -> None:
         for name, family in page.families.items():

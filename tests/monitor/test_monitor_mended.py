@@ -127,9 +127,9 @@ for t in threads: t.join()
 for handle in handles: monitor.unregister_event_handler(handle)
 print(sum(handle.delivered for handle in handles))
 """
-    done = child(tmp_path / "feed", program)
+    completed = child(tmp_path / "feed", program)
 
-    assert (done.stderr, done.stdout) == ("", "1200\n")
+    assert (completed.stderr, completed.stdout) == ("", "1200\n")
 
 
 @pytest.mark.timeout(90)
@@ -141,10 +141,10 @@ def test_a_hanging_handler_delays_one_call_and_is_then_skipped_until_it_returns(
         seen.append(event.name)
 
     handle = monitor.register_event_handler(hanging)
-    began = time.monotonic()
+    start = time.monotonic()
     for number in range(50):
         log_event(Event(f"hangs.{number}", dt.datetime.now(), {}))
-    took = time.monotonic() - began
+    took = time.monotonic() - start
     gate.set()
     wait_until(lambda: len(seen) == 50)
     assert handle.drain(30)
@@ -217,9 +217,9 @@ monitor.register_event_handler(lambda event: print(event.data, flush=True))
 STAT = monitor.Stat("d20", [A.SUM], 3600.0)
 STAT.add(1.5)
 """
-    done = child(tmp_path / "feed", program)
+    completed = child(tmp_path / "feed", program)
 
-    assert (done.stderr, done.stdout) == ("", "{'d20.sum': 1.5}\n")
+    assert (completed.stderr, completed.stdout) == ("", "{'d20.sum': 1.5}\n")
 
 
 # Further differences -------------------------------------------------------------------------------------------

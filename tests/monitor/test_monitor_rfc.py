@@ -123,13 +123,13 @@ def test_a_collector_receives_every_raw_sample_off_the_adding_thread() -> None:
     exporter.Stat("others.before").add(1.0)
     handle = register_stat_collector(collector)
     stat = Stat("rfc.raw", [StatType.SUM])
-    began = time.monotonic()
+    start = time.monotonic()
     for value in range(100):
         stat.add(float(value))
     exporter.Stat("others.plain").add(2.0)
     monitor.Stat("others.torch", [monitor.Aggregation.SUM], 60.0).add(3.0)
     put_metric("others", 4.0, "g")
-    took = time.monotonic() - began
+    took = time.monotonic() - start
     collector.gate.set()
     unregister(handle)
     stat.add(1000.0)
@@ -167,13 +167,13 @@ def test_a_forked_child_reports_its_own_samples(tmp_path: Path) -> None:
 
 
 def test_a_handler_sees_time_id_and_parent_of_an_event(delivered: list[Event]) -> None:
-    before = time.monotonic_ns()
+    start_ns = time.monotonic_ns()
     with exporter.span("outer"):
         log("inside", x=1)
     first, second = delivered[-1], Event("again")
     log(second)
 
-    assert before <= first.monotonic_ns <= delivered[-1].monotonic_ns <= time.monotonic_ns()
+    assert start_ns <= first.monotonic_ns <= delivered[-1].monotonic_ns <= time.monotonic_ns()
     assert re.fullmatch("[0-9a-f]{16}", first.id)
     assert first.id != delivered[-1].id
     assert first.span_id

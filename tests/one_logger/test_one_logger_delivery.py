@@ -166,12 +166,12 @@ def test_a_hanging_exporter_loses_only_its_own_records_and_delays_no_other(sinks
     hanging.gate.clear()
     sink = begun(sinks, hanging, working, bound=10)
     before, before_second = dropped("queue_full"), dropped("queue_full", "KeepingExporter-2")
-    began = time.monotonic()
+    start = time.monotonic()
     for number in range(100):
         sink.start(Span.create(f"span-{number}"))
         assert sink.queues[1].worker.drain(SOON)
 
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - start < SOON
     assert len(working.kept) == 101
     assert dropped("queue_full") - before == 90
     assert dropped("queue_full", "KeepingExporter-2") == before_second
@@ -191,10 +191,10 @@ def test_d34_the_shutdown_is_bounded_and_undelivered_records_are_counted() -> No
     for number in range(5):
         sink.start(Span.create(f"span-{number}"))
     before = dropped("exit")
-    began = time.monotonic()
+    start = time.monotonic()
     sink.close(0.2)
 
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - start < SOON
     assert dropped("exit") - before >= 5
     sink.start(Span.create("too late"))
     assert dropped("exit") - before >= 6
@@ -208,10 +208,10 @@ def test_the_shutdown_skips_retry_pauses_of_an_unreachable_backend() -> None:
     sink.start(Span.create("work"))
     while "start" not in exporter.calls:
         time.sleep(0.01)
-    began = time.monotonic()
+    start = time.monotonic()
     sink.close(SOON)
 
-    assert time.monotonic() - began < SOON
+    assert time.monotonic() - start < SOON
     assert exporter.kept[-1] == ("close", "")
 
 

@@ -61,10 +61,10 @@ def test_each_of_the_fifty_defects_is_shown_by_tests_that_exist() -> None:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_code_of_the_document_runs(number: int, tmp_path: Path) -> None:
-    done = run_python(BLOCKS[number], tmp_path)
+    completed = run_python(BLOCKS[number], tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stderr == ""
     for path in tmp_path.glob("telemetry.jsonl"):
         lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
         names = [line.get("name") or line["event"]["name"] for line in lines]

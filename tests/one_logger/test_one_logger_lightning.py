@@ -92,8 +92,8 @@ def records(directory: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("made", [TRAINER, HOOKED], ids=["OneLoggerPTLTrainer", "hook_trainer_cls"])
 def test_a_trainer_is_recorded_with_its_sanity_check_and_saves(made: str, tmp_path: Path) -> None:
-    done = run_python(JOB + made + RUN, tmp_path, timeout=200)
-    assert done.returncode == 0, done.stderr
+    completed = run_python(JOB + made + RUN, tmp_path, timeout=200)
+    assert completed.returncode == 0, completed.stderr
 
     found = records(tmp_path)
     ended = Counter(record["name"] for record in found if record["type"] in {"stop", "complete"})

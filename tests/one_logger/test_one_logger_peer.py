@@ -141,8 +141,8 @@ def test_the_same_job_with_only_its_imports_changed_writes_the_same_records(tmp_
     received: dict[str, list[Any]] = {}
     for name, imports in (("theirs", THEIRS), ("ours", OURS)):
         (tmp_path / name).mkdir()
-        done = run_python(imports + JOB, tmp_path / name)
-        assert done.returncode == 0, done.stderr
+        completed = run_python(imports + JOB, tmp_path / name)
+        assert completed.returncode == 0, completed.stderr
         lines = (tmp_path / name / "telemetry.json").read_text(encoding="ascii").splitlines()
         received[name] = [steady(json.loads(line)) for line in lines]
     theirs, ours = (shapes(tmp_path / name / "telemetry.json") for name in ("theirs", "ours"))
@@ -165,9 +165,9 @@ def steady(record: dict[str, Any]) -> dict[str, Any]:
 
 def test_an_exporter_of_one_logger_works_here(tmp_path: Path) -> None:
     job = OURS.replace("exporter.one_logger.exporter.file_exporter", "nv_one_logger.exporter.file_exporter")
-    done = run_python(job + JOB, tmp_path)
+    completed = run_python(job + JOB, tmp_path)
 
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     records = shapes(tmp_path / "telemetry.json")
     assert len(records) == 38
     assert {name for _, name, _, _ in records} >= {"application", "training_loop", "custom", "happened"}
@@ -203,9 +203,9 @@ def test_a_custom_exporter_that_declares_its_overrides_works_here(tmp_path: Path
         for name, taken in methods.items()
     )
     own = f"from overrides import override\nclass Own(FileExporter):\n{body}"
-    done = run_python(OURS + own + JOB.replace("FileExporter(", "Own("), tmp_path)
+    completed = run_python(OURS + own + JOB.replace("FileExporter(", "Own("), tmp_path)
 
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert len(shapes(tmp_path / "telemetry.json")) == 38
 
 

@@ -91,8 +91,8 @@ def spans(directory: Path, *types: str) -> list[str]:
 
 
 def run(code: str, directory: Path, *, status: int = 0, **options: Any) -> None:
-    done = run_python(code, directory, **options)
-    assert done.returncode == status, done.stderr
+    completed = run_python(code, directory, **options)
+    assert completed.returncode == status, completed.stderr
 
 
 def test_d50_the_job_of_the_seed_page_runs_with_only_its_imports_changed(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_an_event_has_its_data_and_times() -> None:
     received: list[Event] = []
     events = EventLog(identify=lambda: new_identity(run="night-run", rank=3))
     events.register(received.append)
-    before = time.time()
+    start = time.time()
     events.log(
         "checkpoint.saved",
         "step 100",
@@ -63,7 +63,7 @@ def test_an_event_has_its_data_and_times() -> None:
     (event,) = received
     assert (event.type, event.message, event.severity) == ("checkpoint.saved", "step 100", "warning")
     assert event.data == {"step": 100, "ok": True, "seconds": 1.5}
-    assert before <= event.timestamp == event.logged_at <= time.time()
+    assert start <= event.timestamp == event.logged_at <= time.time()
     assert abs(event.monotonic_ns - time.monotonic_ns()) < 5e9
     assert (event.span_id, event.parent_ids, event.run, event.rank) == ("s1", ("a", "b"), "night-run", 3)
     assert re.fullmatch("[0-9a-f]{16}", event.id)
@@ -110,10 +110,10 @@ def test_every_event_type_is_enabled_without_rules(events: EventLog) -> None:
 def test_asking_whether_an_event_is_enabled_costs_the_same_with_any_number_of_rules(events: EventLog) -> None:
     for number in range(500):
         events.limit(f"x{number}.*", sample=0.5)
-    began = time.thread_time()
+    start = time.thread_time()
     assert all(events.enabled("step") for _ in range(10_000))
 
-    assert time.thread_time() - began < 0.1 * PATIENCE
+    assert time.thread_time() - start < 0.1 * PATIENCE
 
 
 def test_sampling_takes_every_nth_beginning_with_the_first_and_is_counted(events: EventLog) -> None:
@@ -295,10 +295,10 @@ def test_a_hanging_handler_loses_only_its_own_events_and_delays_nothing(events: 
     events.register(recorder, queue=10_000)
     events.log("a")
     wait_until(lambda: events.active[0].busy_since is not None)
-    began = time.monotonic()
+    start = time.monotonic()
     for _ in range(1000):
         events.log("a")
-    took = time.monotonic() - began
+    took = time.monotonic() - start
     events.active[1].drain(5.0)
 
     assert took < 5

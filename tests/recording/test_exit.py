@@ -28,8 +28,8 @@ HUNG = """
 
 
 def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
-    done = run(feed, program, check=True, **environment)
-    return time.monotonic() - float(done.stdout.splitlines()[-1])
+    completed = run(feed, program, check=True, **environment)
+    return time.monotonic() - float(completed.stdout.splitlines()[-1])
 
 
 def test_all_hanging_parts_share_one_deadline_at_exit(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_notices_that_are_not_written_are_counted(tmp_path: Path) -> None:
         flush()
         print(NOTICES.dropped, flush=True)
     """
-    done = run(tmp_path / "feed", program)
+    completed = run(tmp_path / "feed", program)
 
-    assert done.stdout == "900\n"
-    assert done.stderr.count("exporter: notice\n") == 100
+    assert completed.stdout == "900\n"
+    assert completed.stderr.count("exporter: notice\n") == 100
 
 
 def test_notice_is_written_where_no_thread_can_be_started(tmp_path: Path) -> None:

@@ -76,11 +76,11 @@ def test_a_hanging_handler_delays_the_exit_by_at_most_two_seconds(feed: Path) ->
         for _ in range(10):
             exporter.log("a")
     """
-    began = time.monotonic()
+    start = time.monotonic()
     run(feed, program)
     (snapshot,) = snapshots(feed)
 
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - start < 12
     assert snapshot.recording.events.dropped == {("hanging", "exit"): 10}
 
 
@@ -123,10 +123,10 @@ def test_a_daemon_thread_that_adds_forever_does_not_delay_the_exit(feed: Path) -
         threading.Thread(target=forever, daemon=True).start()
         loss.add(1.0)
     """
-    began = time.monotonic()
+    start = time.monotonic()
     run(feed, program)
 
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - start < 15
     assert only(feed).count >= 1
 
 
@@ -142,9 +142,9 @@ def test_a_normal_exit_joins_every_exporter_thread(feed: Path) -> None:
         exporter.Stat.passive("train.bad", lambda: 1 / 0)
         time.sleep(0.7)
     """
-    done = run(feed, program)
+    completed = run(feed, program)
 
-    assert done.stdout == "[]\n"
+    assert completed.stdout == "[]\n"
 
 
 # Forks and other children ------------------------------------------------------------------------------------
@@ -263,11 +263,12 @@ def test_interpreter_without_a_lock_runs_the_job_and_records_nothing(feed: Path)
         assert exporter.flush()
         print("done")
     """
-    done = child(feed, program)
+    completed = child(feed, program)
 
-    assert done.stdout == "done\n"
+    assert completed.stdout == "done\n"
     assert (
-        done.stderr.count("exporter: nothing is recorded: this Python runs without the interpreter lock") == 1
+        completed.stderr.count("exporter: nothing is recorded: this Python runs without the interpreter lock")
+        == 1
     )
-    assert "PYTHON_GIL=1" in done.stderr
+    assert "PYTHON_GIL=1" in completed.stderr
     assert not list(feed.iterdir())

@@ -44,16 +44,16 @@ def test_a_hanging_passive_stat_affects_no_other_stat(feed: Path) -> None:
         time.sleep(1.5)
         loss.add(1.0)
     """
-    done = run(feed, program)
+    completed = run(feed, program)
     (snapshot,) = snapshots(feed)
     readings = {reading.definition.name: reading for reading in snapshot.recording.stats}
 
     assert readings["train.good"].count >= 2
     assert readings["train.good"].definition.aggregations == {Aggregation.VALUE, Aggregation.MAX}
     assert readings["train.bad"].rejected["error"] >= 2
-    assert done.stderr.count("train.bad") == 1
+    assert completed.stderr.count("train.bad") == 1
     assert readings["train.loss"].count == 1
-    assert done.stderr.count("a passive Stat callback has not returned") == 1
+    assert completed.stderr.count("a passive Stat callback has not returned") == 1
 
 
 def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path) -> None:
@@ -71,12 +71,12 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
         threading.Thread.start = start
         time.sleep(0.7)
     """
-    done = run(feed, program)
+    completed = run(feed, program)
 
     assert only(feed).count == 1
     assert only(feed, "train.good").count >= 1
     assert (
-        done.stderr
+        completed.stderr
         == "exporter: the thread passive cannot start, its items are lost: can't start new thread\n"
     )
 
@@ -123,11 +123,13 @@ def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_anot
 
 @pytest.mark.parametrize("directory", ["/nonexistent/feed", "/dev/null", "/proc/self/feed"])
 def test_an_unusable_feed_directory_is_reported_once_and_not_by_a_fork(feed: Path, directory: str) -> None:
-    done = run_function(feed, programs.recording.record_without_a_feed_directory, EXPORTER_FEED_DIR=directory)
+    completed = run_function(
+        feed, programs.recording.record_without_a_feed_directory, EXPORTER_FEED_DIR=directory
+    )
 
-    assert done.stdout == "done\n"
-    assert done.stderr.startswith("exporter: nothing is exported: ")
-    assert done.stderr.count("exporter: ") == 1
+    assert completed.stdout == "done\n"
+    assert completed.stderr.startswith("exporter: nothing is exported: ")
+    assert completed.stderr.count("exporter: ") == 1
 
 
 def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
@@ -149,9 +151,9 @@ def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
         Stat("train.loss", ["mean"]).add(1.0)
         print("done")
     """
-    done = run(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed")
+    completed = run(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed")
 
-    assert done.stdout == "done\n"
+    assert completed.stdout == "done\n"
 
 
 def test_disabled_means_no_thread_no_file_and_bounded_memory(feed: Path) -> None:
@@ -173,7 +175,7 @@ def test_the_compatibility_modules_import_no_large_package_and_start_no_thread(f
 def test_a_failed_sidecar_leaves_no_registration_and_no_zombie(
     feed: Path,
 ) -> None:
-    done = run_function(feed, programs.recording.start_sidecars_that_fail)
+    completed = run_function(feed, programs.recording.start_sidecars_that_fail)
 
-    assert "the sidecar cannot be started" in done.stderr
-    assert "--no.such.flag" in done.stderr
+    assert "the sidecar cannot be started" in completed.stderr
+    assert "--no.such.flag" in completed.stderr

@@ -298,17 +298,17 @@ def test_buckets_count_samples_up_to_their_bound_since_process_start(samples: li
 def test_an_override_takes_effect_at_the_next_window_and_buckets_only_before_the_first_sample() -> None:
     early, late = (new_state(["mean", "histogram"], buckets=[1, 2]) for _ in range(2))
     definition = early.definition
-    wanted = definition.replace(
+    expected = definition.replace(
         aggregations=frozenset({Aggregation.MAX, Aggregation.HISTOGRAM}), buckets=(5.0,)
     )
-    early.override(wanted, enabled=True)
+    early.override(expected, enabled=True)
     drained(late, 1.0)
-    late.override(wanted, enabled=True)
+    late.override(expected, enabled=True)
 
-    assert early.effective == wanted
+    assert early.effective == expected
     assert late.effective == definition
     late.close_window(0.0, 60.0, late_windows=False, wall=60.0)
-    assert late.effective == wanted.replace(buckets=(1.0, 2.0))
+    assert late.effective == expected.replace(buckets=(1.0, 2.0))
     assert late.closed.values.keys() == {Aggregation.MEAN}
 
 

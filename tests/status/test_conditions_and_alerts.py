@@ -100,11 +100,11 @@ class Case:
         """Return the series of the case."""
         made = []
         for entry in self.body.get("input_series", ()):
-            found = SERIES.match(entry["series"])
-            assert found, entry["series"]
-            labels = dict(LABEL.findall(found["labels"]))
+            match = SERIES.match(entry["series"])
+            assert match, entry["series"]
+            labels = dict(LABEL.findall(match["labels"]))
             if labels.get("job", "training").startswith("training"):
-                made.append(Series(found["name"], labels, expanded(entry["values"])))
+                made.append(Series(match["name"], labels, expanded(entry["values"])))
         return made
 
     def runs(self, at: float) -> set[str]:
@@ -127,9 +127,9 @@ def expanded(notation: str) -> tuple[float | None, ...]:
             values.append(None)
         elif word.startswith("_x"):
             values += [None] * int(word[2:])
-        elif found := STEP.match(word):
-            start, by = float(found["start"]), float(found["by"] or 0)
-            values += [start + by * place for place in range(int(found["times"]) + 1)]
+        elif match := STEP.match(word):
+            start, by = float(match["start"]), float(match["by"] or 0)
+            values += [start + by * place for place in range(int(match["times"]) + 1)]
         else:
             values.append(float(word))
     return tuple(values)
@@ -164,9 +164,9 @@ def active_alerts(case: Case, directory: Path) -> list[set[Holds]]:
     ]
     file = directory / "case.yaml"
     file.write_text(yaml.safe_dump(body | {"tests": [asked]}), encoding="utf-8")
-    done = promtool("test", "rules", file)
-    parts = (done.stdout + done.stderr).split("expr:")[1:]
-    assert len(parts) == len(case.times), done.stdout + done.stderr
+    completed = promtool("test", "rules", file)
+    parts = (completed.stdout + completed.stderr).split("expr:")[1:]
+    assert len(parts) == len(case.times), completed.stdout + completed.stderr
     return [
         {
             Holds.of(found["alertname"], *(found.get(label, "") for label in ("instance", "run", "uuid")))
@@ -217,18 +217,18 @@ def of_the_pages(case: Case) -> list[set[Holds]]:
         by_target.setdefault(series.target, []).append(series)
     for (_, instance), own in by_target.items():
         scrapes = count()
-        past = History(seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
+        history = History(seconds=interval, clock=lambda scrapes=scrapes: interval * next(scrapes))  # type: ignore[misc]
         for place in range(int(case.times[-1] // interval) + 1):
             readings = Readings(families(own, place))
-            past.note(interval * place, readings)
+            history.note(interval * place, readings)
             for at in case.times:
                 if int(at // interval) == place:
-                    seen = view(About("", "", 0.0, at, ""), readings, past)
+                    status_view = view(About("", "", 0.0, at, ""), readings, history)
                     found[at] |= {
                         Holds.of(
                             finding.condition.alert, instance, *[(finding.found.subject or ("",))[0]] * 2
                         )
-                        for finding in findings(seen)
+                        for finding in findings(status_view)
                         if not finding.found.is_past
                     }
     return [found[at] for at in case.times]

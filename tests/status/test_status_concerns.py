@@ -114,12 +114,12 @@ def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
 
 def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> None:
     frame = Frame("/job/data.py", 40, "ShardReader.read")
-    answer = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
+    response = StackAnswer("1", "p", 7, NOW, "night", 1, ThreadStack("MainThread", (frame,)))
     group = RankGroup("read", "data.py:40", (0, 1), "data_loading", None, in_collective=False)
     explanation = Explanation((group,), tie=False, silent={0: "no answer"})
     run = OverdueRun("night", "hung", NOW - 60, 5, ())
 
-    hang = hang_of(Explained(run, explanation, (), (answer,)))
+    hang = hang_of(Explained(run, explanation, (), (response,)))
 
     assert hang.groups == (
         StackGroup("Stack of ranks 0-1: read", 1, (StackFrame("ShardReader.read", "data.py:40"),)),
@@ -143,7 +143,7 @@ GPU_3: Rows = {
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "sw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
     name = "gpu_clocks_event_seconds_total"
-    past = noted(3, lambda tick: {name: [({**CARD, "reason": reason}, 4.0 * tick) for reason in reasons]})
+    history = noted(3, lambda tick: {name: [({**CARD, "reason": reason}, 4.0 * tick) for reason in reasons]})
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (CARD, 1.0)],
         "gpu_error_info": [({"gpu": "0", "uuid": "GPU-0", "reason": "gpu_is_lost"}, 1.0)],
@@ -152,7 +152,7 @@ def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) 
         "gpu_recovery_action": [(CARD, 1.0)],
     }
 
-    assert texts(rows, past=past) == [
+    assert texts(rows, past=history) == [
         "GPU 0 does not answer (gpu_is_lost).",
         "Only 2 of 8 GPUs answer.",
         "The driver requests a recovery of GPU 3: reset the GPU.",
@@ -180,9 +180,9 @@ def test_an_xid_of_the_program_is_no_concern() -> None:
 
 
 def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> None:
-    past = History()
-    past.note_holders({"GPU-3": frozenset({("night", "5")})})
-    past.note_holders({"GPU-3": frozenset()})
+    history = History()
+    history.note_holders({"GPU-3": frozenset({("night", "5")})})
+    history.note_holders({"GPU-3": frozenset()})
     lost: Rows = {"gpu_up": [(CARD, 0.0)]}
     taken = GPU_3 | {
         "training_rank_info": [({"run": "day", "rank": "0", **CARD}, 1.0)],
@@ -190,9 +190,9 @@ def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> Non
     }
 
     shared: Rows = {"training_energy_share_ratio": of(0.5, component="gpu", device="GPU-3")}
-    assert texts(lost, past=past) == ["GPU 3 (last held by rank 5 of night) does not answer."]
-    assert texts(lost | shared, past=past) == ["GPU 3 (rank 5 of night) does not answer."]
-    assert texts(taken | xid(48, 5), past=past) == ["GPU 3 (rank 0 of day) reported Xid 48."]
+    assert texts(lost, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
+    assert texts(lost | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
+    assert texts(taken | xid(48, 5), past=history) == ["GPU 3 (rank 0 of day) reported Xid 48."]
 
 
 def test_the_xids_are_those_of_the_alerts() -> None:
@@ -208,10 +208,10 @@ def ecc(count: float) -> Rows:
 
 
 def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern() -> None:
-    past = noted(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
+    history = noted(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
     text = "GPU 3 (rank 5 of night): 2 uncorrected ECC errors since the driver was loaded"
 
-    (new,), (old,) = concerns_of(GPU_3 | ecc(2.0), past=past), concerns_of(GPU_3 | ecc(2.0))
+    (new,), (old,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
     assert (new.text, new.urgent) == (f"{text}, the last 30 min ago.", True)
     assert (old.text, old.urgent, old.when) == (f"{text}.", False, "before the start of the exporter")
     assert texts(GPU_3 | ecc(0.0)) == []
@@ -225,19 +225,19 @@ def nonfinite(minute: int) -> Rows:
 
 
 def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
-    past = noted(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
-    (found,) = concerns_of(JOB, past=past)
+    history = noted(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+    (found,) = concerns_of(JOB, past=history)
 
     assert found.text == "2 losses of run night NaN or infinite, the last 11 min ago."
     assert found.when.startswith("12 min ago (")
     assert found.urgent
-    assert concerns_of(JOB | {"training_run_state": of(1.0, state="finished")}, past=past) == []
+    assert concerns_of(JOB | {"training_run_state": of(1.0, state="finished")}, past=history) == []
 
 
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
-    past = noted(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+    history = noted(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
 
-    assert [found.urgent for found in concerns_of(JOB, past=past)] == [False]
+    assert [found.urgent for found in concerns_of(JOB, past=history)] == [False]
 
 
 def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:

@@ -174,8 +174,8 @@ def test_a_node_without_rank_0_explains_its_part() -> None:
 
 
 def test_figure_and_plot_of_the_processors_agree() -> None:
-    past = noted(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
-    document = page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=past)
+    history = noted(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
+    document = page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=history)
 
     assert document.words.count("CPU 100 %") == 2
     assert "CPU 59 %" not in document.words
@@ -192,8 +192,8 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
         loading = of(1.0 * tick, rank="1", phase="data_loading")
         return {"training_phase_seconds_total": of(3.0 * tick, rank="0", phase="forward") + loading}
 
-    past = noted(4, lambda tick: phases(tick) | steps(10 * tick, 20.0 * tick))
-    words = page({**JOB, "training_run_state": of(1.0, state="running")}, past=past).words
+    history = noted(4, lambda tick: phases(tick) | steps(10 * tick, 20.0 * tick))
+    words = page({**JOB, "training_run_state": of(1.0, state="running")}, past=history).words
 
     assert "night running" in words
     assert "last minute of all ranks: forward 75 % data_loading 25 %" in words
@@ -202,7 +202,7 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
 
 def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
     moved = ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
-    past = noted(
+    history = noted(
         3, lambda tick: {f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)] for name in moved}
     )
     mounts = [("/", 2.0**40, 2.0**39), ("/data", 2.0**40, 2.0**38), ("/tiny", 4096.0, 0.0)]
@@ -212,7 +212,7 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
     }
-    words = page(rows, past=past).words
+    words = page(rows, past=history).words
 
     assert "fullest disk, /data 75 % of 1 TiB" in words
     assert "shared memory used 25 % of 1 GiB" in words
@@ -244,11 +244,11 @@ def test_foreign_text_is_escaped(text: str) -> None:
     ]
     rows["training_cost_total"] = [({"run": hostile, "currency": hostile, "kind": hostile}, 1.0)]
     rows["gpu_power_watts"] = [({"gpu": hostile, "uuid": hostile}, 500.0)]
-    past = History(seconds=5, clock=lambda: NOW - 5)
+    history = History(seconds=5, clock=lambda: NOW - 5)
     for tick in range(2):
-        past.note(5.0 * tick, Readings(families(rows)))
+        history.note(5.0 * tick, Readings(families(rows)))
     bad = status(name=hostile, success=False, message=hostile)
-    document = page(rows, bad, past=past, node=hostile, not_ready=hostile, feed_directory=hostile)
+    document = page(rows, bad, past=history, node=hostile, not_ready=hostile, feed_directory=hostile)
 
     assert (document.tags.count("script"), document.tags.count("figure")) == (2, 2)
     pages = ["/metrics", "/-/ready", "/-/healthy", "/config", "/runbook"]
@@ -308,28 +308,28 @@ def test_a_plot_has_axes_gaps_and_data_for_the_script() -> None:
 
 def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
     now = [0.0]
-    past = History(seconds=5, clock=lambda: NOW + now[0])
+    history = History(seconds=5, clock=lambda: NOW + now[0])
     for at, tokens in ((0, 0.0), (5, 50.0), (10, None), (15, 100.0), (20, 20.0), (25, 70.0)):
         rows: Rows = (
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
         now[0] = at
-        past.note(now[0], Readings(families(rows)))
+        history.note(now[0], Readings(families(rows)))
 
-    assert past.rates("tokens", "r") == [
+    assert history.rates("tokens", "r") == [
         *((NOW + 5, 10.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, None), (NOW + 25, 10.0))
     ]
 
 
 def test_history_is_bounded_for_any_number_of_runs() -> None:
-    past = History(seconds=5, kept=500)
+    history = History(seconds=5, kept=500)
     for tick in range(700):
         runs = range(10 * tick, 10 * tick + 10)
         rows: Rows = {"training_loss": [({"run": str(run), "mode": "train"}, 1.0) for run in runs]}
-        past.note(5.0 * tick, Readings(families(rows)))
+        history.note(5.0 * tick, Readings(families(rows)))
 
-    assert [value for _, value in past.levels("loss", "6999")][-2:] == [None, 1.0]
-    assert past.levels("loss", "6300") == []
+    assert [value for _, value in history.levels("loss", "6999")][-2:] == [None, 1.0]
+    assert history.levels("loss", "6300") == []
 
 
 @pytest.mark.parametrize(

@@ -335,10 +335,10 @@ def test_on_a_gpu_phase_times_match_a_synchronised_run() -> None:
     torch.cuda.synchronize()
     truth = {}
     for name, times in (("forward", 10), ("backward", 20)):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work(times)
         torch.cuda.synchronize()
-        truth[name] = time.perf_counter() - began
+        truth[name] = time.perf_counter() - start
     with fresh_recorder():
         warm_up(lambda: None)
         torch.cuda.set_sync_debug_mode("error")

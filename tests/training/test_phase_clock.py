@@ -92,14 +92,14 @@ def test_blocks_of_tasks_that_fail_and_overlap_sum_to_the_wall_time(tasks: list[
         await asyncio.gather(*map(run, tasks), return_exceptions=True)
 
     with fresh_recorder():
-        began = time.monotonic()
+        start = time.monotonic()
         asyncio.run(main())
         train()
         ended = time.monotonic()
         clock = TRAINING.clock
 
         assert total(clock, ended) == pytest.approx(ended - clock.began)
-        assert clock.began <= began
+        assert clock.began <= start
         assert len(clock.stack) == 1
 
 
@@ -297,8 +297,8 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum() -> None:
     with fresh_recorder():
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
                 with training.training_iteration(), training.model_forward():
                     training.record(loss=1.0)
         finally:
@@ -357,8 +357,8 @@ def test_a_reader_in_another_thread_sees_sums_within_one_edge() -> None:
         train()
         thread = threading.Thread(target=read)
         thread.start()
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until:
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
             with training.training_iteration(), training.model_forward():
                 pass
         stop.set()

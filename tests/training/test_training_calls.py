@@ -509,13 +509,13 @@ def test_handles_are_copied_and_pickled_with_their_owner() -> None:
     }
 
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], input=pickle.dumps(kept), capture_output=True, check=True
     )
     for handle in copy.deepcopy(kept).values():
         with handle:
             pass
 
-    assert done.stdout.decode().strip() == str(kept)
+    assert completed.stdout.decode().strip() == str(kept)
     assert of("training.steps", mode="train") == 1
     assert of("training.phase_entries", phase="logging") == 1

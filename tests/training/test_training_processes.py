@@ -17,9 +17,9 @@ def run(program: str, directory: Path, *, status: int = 0, **environment: str) -
     """Run a program with a temporary feed directory and return its output."""
     directory.mkdir(exist_ok=True)
     environment.setdefault("EXPORTER_FLUSH_SECONDS", "1")
-    done = run_python(program, directory, timeout=60, **environment)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout
+    completed = run_python(program, directory, timeout=60, **environment)
+    assert completed.returncode == status, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 def snapshots(feed: Path) -> list[Snapshot]:

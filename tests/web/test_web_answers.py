@@ -50,16 +50,16 @@ def page() -> Content:
 
 def test_metrics_are_served_in_the_requested_format() -> None:
     with serving(MetricsEndpoint(lambda form, _names: form.name.encode())) as server:
-        plain = fetch(port_of(server))
+        uncompressed = fetch(port_of(server))
         openmetrics = fetch(port_of(server), headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
 
-    assert (plain.headers["content-type"], plain.body) == (Format.TEXT.value, b"TEXT")
-    assert "content-encoding" not in plain.headers
+    assert (uncompressed.headers["content-type"], uncompressed.body) == (Format.TEXT.value, b"TEXT")
+    assert "content-encoding" not in uncompressed.headers
     assert openmetrics.headers["content-type"] == Format.OPENMETRICS.value
     assert openmetrics.headers["content-encoding"] == "gzip"
     assert gzip.decompress(openmetrics.body) == b"OPENMETRICS"
-    assert plain.headers["vary"] == openmetrics.headers["vary"] == "Accept, Accept-Encoding"
-    assert plain.headers["x-content-type-options"] == "nosniff"
+    assert uncompressed.headers["vary"] == openmetrics.headers["vary"] == "Accept, Accept-Encoding"
+    assert uncompressed.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(
@@ -97,29 +97,29 @@ def test_metrics_and_readiness_wait_for_the_application_but_health_does_not() ->
     with serving(*endpoints) as server:
         state.reason = "the ledger is being read"
         paths = ("/metrics", "/-/ready", "/-/healthy")
-        before = [fetch(port_of(server), path) for path in paths]
+        initial = [fetch(port_of(server), path) for path in paths]
         state.reason = None
-        after = [fetch(port_of(server), path).status for path in paths]
+        repeated = [fetch(port_of(server), path).status for path in paths]
 
-    assert [reply.status for reply in before] == [503, 503, 200]
-    assert before[0].body == before[1].body == b"the ledger is being read\n"
-    assert before[0].headers["retry-after"] == "1"
-    assert after == [200, 200, 200]
+    assert [reply.status for reply in initial] == [503, 503, 200]
+    assert initial[0].body == initial[1].body == b"the ledger is being read\n"
+    assert initial[0].headers["retry-after"] == "1"
+    assert repeated == [200, 200, 200]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_reload_responds_when_finished_with_the_reason_of_a_failure(method: str) -> None:
     state = Configuration()
     with serving(ReloadEndpoint(state.reload, enabled=False)) as server:
-        without = fetch(port_of(server), "/-/reload", method=method)
+        disabled = fetch(port_of(server), "/-/reload", method=method)
     with serving(ReloadEndpoint(state.reload, enabled=True)) as server:
-        good = fetch(port_of(server), "/-/reload", method=method)
+        accepted = fetch(port_of(server), "/-/reload", method=method)
         state.error = ConfigurationError([Problem("exporter.yml", 3, 5, "unknown key")])
-        bad = fetch(port_of(server), "/-/reload", method=method)
+        rejected = fetch(port_of(server), "/-/reload", method=method)
 
-    assert (without.status, b"--web.enable-lifecycle" in without.body) == (403, True)
-    assert (good.status, state.reloads) == (200, 1)
-    assert (bad.status, b"exporter.yml:3:5: unknown key" in bad.body) == (500, True)
+    assert (disabled.status, b"--web.enable-lifecycle" in disabled.body) == (403, True)
+    assert (accepted.status, state.reloads) == (200, 1)
+    assert (rejected.status, b"exporter.yml:3:5: unknown key" in rejected.body) == (500, True)
 
 
 def test_a_failing_page_is_an_error_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,20 +150,20 @@ def test_a_hanging_render_affects_only_its_scrapes() -> None:
     with Child(limits={"render_seconds": 0.5, "drain_seconds": 1}) as child:
         child.command("hang")
         late = [fetch(child.port) for _ in range(3)]
-        others = [fetch(child.port, path).status for path in ("/-/healthy", "/-/ready")]
+        statuses = [fetch(child.port, path).status for path in ("/-/healthy", "/-/ready")]
         stats = child.command("release")
         wait_until(lambda: fetch(child.port).status == 200)
         child.command("hang")
         fetch(child.port)
         child.terminate()
-        ended, _ = child.wait()
+        exit_status, _ = child.wait()
 
     assert [reply.status for reply in late] == [503] * 3
     assert late[0].headers["retry-after"] == "1"
-    assert others == [200, 200]
+    assert statuses == [200, 200]
     assert stats["renders"] == 1  # later scrapes joined it instead of hanging the other worker
     assert stats["exporter_http_requests_total{/metrics,503}"] == 3
-    assert ended == 0
+    assert exit_status == 0
 
 
 def test_a_scrape_is_answered_before_its_timeout() -> None:
@@ -225,13 +225,13 @@ def test_sent_scrapes_are_counted_and_unknown_paths_share_one_series() -> None:
             fetch(port, f"/random/{index}")
         exchange(port, b"nonsense\r\n\r\n")
         wait_until(lambda: numbers(server)["exporter_scrapes_total"] == 2)
-        found = numbers(server)
+        samples = numbers(server)
 
     of_path = {
-        name: count for name, count in found.items() if name.startswith("exporter_http_requests_total")
+        name: count for name, count in samples.items() if name.startswith("exporter_http_requests_total")
     }
     assert expected is None
-    assert 0 < found["exporter_scrape_duration_seconds_total"] < 5
+    assert 0 < samples["exporter_scrape_duration_seconds_total"] < 5
     assert {name.partition("{")[2]: count for name, count in of_path.items()} == {
         "/,200}": 3,
         "/metrics,200}": 3,

@@ -17,27 +17,27 @@ import pytest
 from waiting import wait_until
 from web_support import Authority, Child, Crowd, exchange, fetch, read_answer, scrapes
 
-HALF = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
-WHOLE = HALF + b"\r\n"
+INCOMPLETE_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+COMPLETE_REQUEST = INCOMPLETE_REQUEST + b"\r\n"
 
 
 def test_a_thousand_silent_half_open_connections_do_not_delay_scrapes_and_are_reaped() -> None:
-    with Child(limits={"head_seconds": 2}) as child, Crowd(child.port, 1000, HALF):
+    with Child(limits={"head_seconds": 2}) as child, Crowd(child.port, 1000, INCOMPLETE_REQUEST):
         scrapes(child.port)
-        during = child.command()
+        attacked_stats = child.command()
         wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
-        after = child.command()
+        final_stats = child.command()
         scrapes(child.port, 1)
 
-    assert during["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
-    assert during["threads"] < 10
-    assert after["exporter_http_connection_errors_total{head_timeout}"] >= 400
+    assert attacked_stats["exporter_http_connection_errors_total{evicted}"] >= 1000 - 512
+    assert attacked_stats["threads"] < 10
+    assert final_stats["exporter_http_connection_errors_total{head_timeout}"] >= 400
 
 
 def test_connections_that_trickle_bytes_are_closed_at_the_same_deadline() -> None:
     child = Child(limits={"head_seconds": 2})
-    with child, Crowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as aside:
-        aside.submit(crowd.trickle, HALF[:20], 0.2)
+    with child, Crowd(child.port, 1000) as crowd, ThreadPoolExecutor(1) as executor:
+        executor.submit(crowd.trickle, INCOMPLETE_REQUEST[:20], 0.2)
         scrapes(child.port)
         wait_until(lambda: child.command()["exporter_http_connections{incomplete}"] == 0)
         scrapes(child.port, 1)
@@ -53,33 +53,36 @@ def test_half_open_connections_are_harmless_with_few_descriptors(tmp_path: Path,
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a client's first message
     web_config = str(authority.config()) if tls else None
     child = Child(web_config=web_config, files=256)
-    with child, Crowd(child.port, 400, hello if tls else HALF):
+    with child, Crowd(child.port, 400, hello if tls else INCOMPLETE_REQUEST):
         scrapes(child.port, context=context)
-        before = child.command()["cpu"]
+        initial_cpu_seconds = child.command()["cpu"]
         time.sleep(1.5)
-        spent = child.command()["cpu"] - before
+        cpu_seconds = child.command()["cpu"] - initial_cpu_seconds
         scrapes(child.port, 1, context=context)
 
-    assert spent < 0.75  # a server that spins on accept uses all of it
+    assert cpu_seconds < 0.75  # a server that spins on accept uses all of it
 
 
 def test_accepting_continues_when_descriptors_run_out_below_the_cap() -> None:
     # 40 descriptors are 16 connections by the cap, but only about 25 are free: no spare ones are left.
-    with Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child, Crowd(child.port, 60, HALF):
+    with (
+        Child(files=40, limits={"spare_files": 0, "head_seconds": 60}) as child,
+        Crowd(child.port, 60, INCOMPLETE_REQUEST),
+    ):
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
         stats = child.command()
-        before = stats["cpu"]
+        initial_cpu_seconds = stats["cpu"]
         time.sleep(1.0)
-        spent = child.command()["cpu"] - before
+        cpu_seconds = child.command()["cpu"] - initial_cpu_seconds
 
     assert [reply.status for reply in replies] == [200] * 3
     assert stats["exporter_http_connection_errors_total{accept}"] > 0
-    assert spent < 0.5
+    assert cpu_seconds < 0.5
 
 
 def test_clients_that_never_read_displace_only_each_other() -> None:
     child = Child(series=200_000, files=80, limits={"stalled_seconds": 0.2, "render_seconds": 60})
-    with child, Crowd(child.port, 30, WHOLE, receive_bytes=4096):
+    with child, Crowd(child.port, 30, COMPLETE_REQUEST, receive_bytes=4096):
         wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 16)
         time.sleep(0.3)
         replies = [fetch(child.port, "/-/healthy") for _ in range(3)]
@@ -89,7 +92,7 @@ def test_clients_that_never_read_displace_only_each_other() -> None:
 
 def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
     child = Child(series=60_000, limits={"connections": 64, "write_seconds": 60})
-    with child, Crowd(child.port, 250, WHOLE, receive_bytes=4096):
+    with child, Crowd(child.port, 250, COMPLETE_REQUEST, receive_bytes=4096):
         replies = [fetch(child.port, "/-/healthy") for _ in range(20)]
         refused = child.command()["exporter_http_connection_errors_total{full}"]
 
@@ -100,19 +103,19 @@ def test_a_scraper_behind_many_clients_that_do_not_read_is_answered() -> None:
 def test_a_client_that_trickles_after_a_request_is_closed() -> None:
     child = Child(limits={"head_seconds": 1})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
-        peer.sendall(WHOLE)
+        peer.sendall(COMPLETE_REQUEST)
         status, _ = read_answer(peer)
-        began = time.monotonic()
+        start = time.monotonic()
         with contextlib.suppress(OSError):
             for index in range(50):
-                peer.sendall(HALF[index % len(HALF) :][:1])
+                peer.sendall(INCOMPLETE_REQUEST[index % len(INCOMPLETE_REQUEST) :][:1])
                 time.sleep(0.2)
                 peer.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
                     if not peer.recv(1):
                         break
                 peer.settimeout(10)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         scrapes(child.port)
 
     assert status == 200
@@ -120,33 +123,41 @@ def test_a_client_that_trickles_after_a_request_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
+    ("payload", "status"),
     [
-        pytest.param(HALF + b"X: " + b"a" * 65536 + b"\r\n\r\n", 431, id="line of 64 KB"),
-        pytest.param(HALF + b"".join(b"X%d: %s\r\n" % (i, b"a" * 1000) for i in range(1000)), 431, id="1 MB"),
-        pytest.param(HALF + b"X: a\r\n" * 1000 + b"\r\n", 431, id="1000 headers"),
+        pytest.param(INCOMPLETE_REQUEST + b"X: " + b"a" * 65536 + b"\r\n\r\n", 431, id="line of 64 KB"),
+        pytest.param(
+            INCOMPLETE_REQUEST + b"".join(b"X%d: %s\r\n" % (i, b"a" * 1000) for i in range(1000)),
+            431,
+            id="1 MB",
+        ),
+        pytest.param(INCOMPLETE_REQUEST + b"X: a\r\n" * 1000 + b"\r\n", 431, id="1000 headers"),
         pytest.param(b"GET /" + b"a" * 70000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431, id="70 KB URI"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500, 400, id="TLS"),
         pytest.param(b"\0" * 100_000, 400, id="zeros"),
         pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, id="HTTP/2"),
         pytest.param(
-            HALF + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413, id="both"
+            INCOMPLETE_REQUEST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            413,
+            id="both",
         ),
-        pytest.param(HALF + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 413, id="encoded"),
-        pytest.param(HALF + b"Content-Length: 3\r\n\r\nabc", 413, id="body"),
-        pytest.param(HALF + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, id="two lengths"),
-        pytest.param(HALF + b"Content-Length: -1\r\n\r\n", 400, id="negative length"),
-        pytest.param(HALF + b"no colon\r\n\r\n", 400, id="no colon"),
-        pytest.param(HALF + b"X : a\r\n\r\n", 400, id="space before the colon"),
+        pytest.param(INCOMPLETE_REQUEST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 413, id="encoded"),
+        pytest.param(INCOMPLETE_REQUEST + b"Content-Length: 3\r\n\r\nabc", 413, id="body"),
+        pytest.param(
+            INCOMPLETE_REQUEST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, id="two lengths"
+        ),
+        pytest.param(INCOMPLETE_REQUEST + b"Content-Length: -1\r\n\r\n", 400, id="negative length"),
+        pytest.param(INCOMPLETE_REQUEST + b"no colon\r\n\r\n", 400, id="no colon"),
+        pytest.param(INCOMPLETE_REQUEST + b"X : a\r\n\r\n", 400, id="space before the colon"),
         pytest.param(b"GET  /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="two spaces"),
         pytest.param(b"GET /metrics\r\n\r\n", 400, id="HTTP/0.9"),
         pytest.param(b"GET /metrics HTTP/1.1\r\n\r\n", 400, id="no host"),
     ],
 )
 def test_a_request_beyond_the_limits_gets_an_error_status_and_the_connection_closes(
-    child: Child, sent: bytes, status: int
+    child: Child, payload: bytes, status: int
 ) -> None:
-    received = exchange(child.port, sent)
+    received = exchange(child.port, payload)
 
     assert received.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nConnection: close\r\n" in received
@@ -163,7 +174,7 @@ def child() -> Iterator[Child]:
 def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
     child = Child(limits={"farewell_seconds": 10})
     with child, socket.create_connection(("127.0.0.1", child.port), timeout=10) as peer:
-        peer.sendall(HALF + b"X: " + b"a" * 20_000)
+        peer.sendall(INCOMPLETE_REQUEST + b"X: " + b"a" * 20_000)
         time.sleep(0.2)  # the response has arrived, and the server has closed its side
         for _ in range(100):
             peer.sendall(b"a" * 10_000)  # fails if the server has reset the connection
@@ -175,11 +186,11 @@ def test_a_client_can_send_a_megabyte_before_reading_the_refusal() -> None:
 
 def test_behaviour_of_peers_is_not_logged() -> None:
     with Child(limits={"head_seconds": 0.3}) as child:
-        for sent in (b"\0" * 10, HALF, b"", WHOLE):
+        for payload in (b"\0" * 10, INCOMPLETE_REQUEST, b"", COMPLETE_REQUEST):
             with socket.create_connection(("127.0.0.1", child.port)) as peer:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-                peer.sendall(sent)
-        exchange(child.port, HALF)
+                peer.sendall(payload)
+        exchange(child.port, INCOMPLETE_REQUEST)
         child.terminate()
         status, log = child.wait()
 

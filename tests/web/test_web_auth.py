@@ -24,8 +24,8 @@ from exporter.web.workers import BusyError
 
 
 def hashed(password: str, cost: int = 4, kind: str = "2b") -> str:
-    made = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
-    return made.replace("$2b$", f"${kind}$")
+    password_hash = bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost)).decode()
+    return password_hash.replace("$2b$", f"${kind}$")
 
 
 HASHES = {cost: hashed("any", cost) for cost in (4, 6)}
@@ -45,13 +45,13 @@ def users(directory: Path, **hashes: str) -> Path:
 def test_only_the_password_of_a_known_user_is_accepted(tmp_path: Path, kind: str) -> None:
     with serving(web_config=users(tmp_path, alice=hashed("good", kind=kind), bob=hashed("else"))) as server:
         port = port_of(server)
-        right = fetch(port, headers=basic("alice", "good")).status
-        wrong = [
+        valid_status = fetch(port, headers=basic("alice", "good")).status
+        refusals = [
             fetch(port, headers=basic("alice", password)) for password in ("bad", "else", "good\0", "x" * 73)
         ]
-        wrong += [fetch(port, headers=basic(user, user and "good")) for user in ("eve", "")]
+        refusals += [fetch(port, headers=basic(user, user and "good")) for user in ("eve", "")]
 
-    assert (right, {reply.status for reply in wrong}) == (200, {401})
+    assert (valid_status, {reply.status for reply in refusals}) == (200, {401})
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_a_cached_login_survives_a_reload_with_an_unchanged_hash(tmp_path: Path)
     config = users(tmp_path, alice=alice, bob=bob)
     with serving(web_config=config, limits=Limits(file_check_seconds=0.05)) as server:
         port = port_of(server)
-        first = [fetch(port, headers=basic(name, "good")).status for name in ("alice", "bob")]
+        initial_statuses = [fetch(port, headers=basic(name, "good")).status for name in ("alice", "bob")]
         users(tmp_path, alice=alice, bob=hashed("other"))
         wait_until(lambda: fetch(port, headers=basic("bob", "good")).status == 401)
-        began = time.process_time()
-        again = fetch(port, headers=basic("alice", "good")).status
-        spent = time.process_time() - began
+        start = time.process_time()
+        repeated_status = fetch(port, headers=basic("alice", "good")).status
+        cpu_seconds = time.process_time() - start
 
-    assert first == [200, 200]
-    assert again == 200
-    assert spent < 0.04  # a check of cost 10 takes more CPU time than this
+    assert initial_statuses == [200, 200]
+    assert repeated_status == 200
+    assert cpu_seconds < 0.04  # a check of cost 10 takes more CPU time than this
 
 
 class Slowly:
@@ -117,19 +117,19 @@ class Slowly:
         self.checked.append((password, expected))
         return password == b"good"
 
-    async def verdicts(self, passwords: Passwords, *asked: tuple[str, str, str]) -> list[bool | str]:
+    async def verdicts(self, passwords: Passwords, *logins: tuple[str, str, str]) -> list[bool | str]:
         """Results of concurrent checks of (user, password, peer)."""
 
         async def ask(user: str, password: str, peer: str) -> bool | str:
             deadline = asyncio.get_running_loop().time() + 5
-            known = {"alice": HASHES[4], "bob": HASHES[6]}
+            hashes = {"alice": HASHES[4], "bob": HASHES[6]}
             try:
-                return await passwords.admits(known, basic(user, password)["Authorization"], peer, deadline)
+                return await passwords.admits(hashes, basic(user, password)["Authorization"], peer, deadline)
             except BusyError:
                 return "busy"
 
         self.free.clear()
-        asking = [asyncio.ensure_future(ask(*thread)) for thread in asked]
+        asking = [asyncio.ensure_future(ask(*login)) for login in logins]
         await asyncio.sleep(0.05)
         self.free.set()
         return [await thread for thread in asking]
@@ -137,43 +137,43 @@ class Slowly:
 
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> Slowly:
-    made = Slowly()
-    monkeypatch.setattr("bcrypt.checkpw", made)
-    return made
+    slow_check = Slowly()
+    monkeypatch.setattr("bcrypt.checkpw", slow_check)
+    return slow_check
 
 
 def test_pending_password_checks_are_limited_in_total_and_per_address(slowly: Slowly) -> None:
     limits = Limits(passwords_waiting=2, passwords_waiting_per_peer=2)
-    asked = [("bob", str(number), f"10.0.0.{number // 3}") for number in range(6)]
-    found = asyncio.run(slowly.verdicts(Passwords(limits), *asked))
+    logins = [("bob", str(number), f"10.0.0.{number // 3}") for number in range(6)]
+    verdicts = asyncio.run(slowly.verdicts(Passwords(limits), *logins))
 
     # An address can have two; of the remaining checks, one runs and two wait.
-    assert found == [False, False, "busy", False, "busy", "busy"]
+    assert verdicts == [False, False, "busy", False, "busy", "busy"]
 
 
 def test_an_address_with_an_earlier_login_has_priority(slowly: Slowly) -> None:
     passwords = Passwords(Limits(passwords_waiting=4))
     asyncio.run(slowly.verdicts(passwords, ("alice", "good", "10.0.0.1")))
-    asked = [("bob", str(number), f"10.0.1.{number}") for number in range(8)]
-    asked += [("bob", "good", "10.0.0.1"), ("bob", "x", "10.0.0.2")]
-    found = asyncio.run(slowly.verdicts(passwords, *asked))
+    logins = [("bob", str(number), f"10.0.1.{number}") for number in range(8)]
+    logins += [("bob", "good", "10.0.0.1"), ("bob", "x", "10.0.0.2")]
+    verdicts = asyncio.run(slowly.verdicts(passwords, *logins))
 
-    assert found == [False] * 5 + ["busy"] * 3 + [True, "busy"]
+    assert verdicts == [False] * 5 + ["busy"] * 3 + [True, "busy"]
 
 
 def test_equal_credentials_share_one_check_and_valid_ones_are_cached(slowly: Slowly) -> None:
     passwords = Passwords(Limits())
     same = [("bob", "good", "10.0.0.1")] * 50
-    found = [asyncio.run(slowly.verdicts(passwords, *same)) for _ in range(2)]
+    verdicts = [asyncio.run(slowly.verdicts(passwords, *same)) for _ in range(2)]
 
-    assert found == [[True] * 50] * 2
+    assert verdicts == [[True] * 50] * 2
     assert len(slowly.checked) == 1
 
 
 def test_an_unknown_user_takes_as_long_as_the_slowest_known_user(slowly: Slowly) -> None:
-    found = asyncio.run(slowly.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
+    verdicts = asyncio.run(slowly.verdicts(Passwords(Limits()), ("eve", "good", "10.0.0.1")))
 
-    assert found == [False]
+    assert verdicts == [False]
     assert slowly.checked[0][1].startswith(b"$2y$06$")
 
 

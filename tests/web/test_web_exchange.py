@@ -11,16 +11,16 @@ from exporter.web.http import HttpConnection, MalformedError, Request, Response
 
 
 def exchanges(received: bytes = b"") -> HttpConnection:
-    made = HttpConnection(head_bytes=1024, head_lines=16)
-    made.feed(received)
-    return made
+    connection = HttpConnection(head_bytes=1024, head_lines=16)
+    connection.feed(received)
+    return connection
 
 
-def outcome(*pieces: bytes) -> Request | int | None:
+def outcome(*chunks: bytes) -> Request | int | None:
     """Result of these bytes in a server, read in chunks."""
     talk = exchanges()
-    for piece in pieces:
-        talk.feed(piece)
+    for chunk in chunks:
+        talk.feed(chunk)
         try:
             request = talk.request()
         except MalformedError as error:
@@ -40,9 +40,9 @@ NOISE = st.lists(
 
 @given(NOISE)
 def test_any_bytes_are_a_request_an_error_or_incomplete(data: bytes) -> None:
-    found = outcome(data)
+    parsed = outcome(data)
 
-    assert found is None or isinstance(found, Request) or found in (400, 413, 431)
+    assert parsed is None or isinstance(parsed, Request) or parsed in (400, 413, 431)
 
 
 @given(NOISE, st.data())

@@ -72,8 +72,8 @@ def test_an_address_of_another_machine_is_refused_with_the_reason(text: str) -> 
 
 def noted(*times: float, peer: str = "10.0.0.1", agent: str = "Prometheus/3") -> Scrapers:
     scrapers = Scrapers()
-    for at in times:
-        scrapers.note(peer, agent, at)
+    for clock_seconds in times:
+        scrapers.note(peer, agent, clock_seconds)
     return scrapers
 
 

@@ -20,26 +20,26 @@ from exporter.exposition.negotiation import Format
 from exporter.web.endpoints import MetricsEndpoint
 
 LIMIT = {"memory_bytes": 256 << 20}
-WHOLE = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 def test_many_long_names_leave_no_memory_behind() -> None:
     with Child(series=50, **LIMIT) as child:
         fetch(child.port)
-        before = child.command()["resident"]
+        initial_bytes = child.command()["resident"]
         statuses = set()
         for number in range(400):
             names = "&".join(f"name[]=*{number}x{index}{'[a-z]*' * 20}" for index in range(90))
             statuses.add(fetch(child.port, f"/metrics?{names}").status)
-        small = {fetch(child.port, f"/metrics?name[]=x{number}*").status for number in range(400)}
-        after = child.command()["resident"]
+        small_statuses = {fetch(child.port, f"/metrics?name[]=x{number}*").status for number in range(400)}
+        final_bytes = child.command()["resident"]
 
-    assert statuses | small == {200}
-    assert after < before + (8 << 20)
+    assert statuses | small_statuses == {200}
+    assert final_bytes < initial_bytes + (8 << 20)
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "selected"),
     [
         ("collect[]=cpu", "unknown parameter 'collect[]'; name[]="),
         ("name=x", "unknown parameter 'name'"),
@@ -47,12 +47,12 @@ def test_many_long_names_leave_no_memory_behind() -> None:
         ("name[]=" + "x" * 201, "of 200 characters"),
     ],
 )
-def test_an_unknown_or_oversized_query_is_refused_with_the_valid_ones(query: str, found: str) -> None:
+def test_an_unknown_or_oversized_query_is_refused_with_the_valid_ones(query: str, selected: str) -> None:
     with serving() as server:
         reply = fetch(port_of(server), f"/metrics?{query}")
 
     assert reply.status == 400
-    assert found in reply.body.decode()
+    assert selected in reply.body.decode()
 
 
 def test_a_request_that_matches_no_family_is_not_counted_as_a_scrape() -> None:
@@ -75,20 +75,20 @@ def test_clients_that_do_not_read_use_bounded_memory_that_is_released(tmp_path: 
     limits = {"write_seconds": 60, "render_seconds": 30}
     with Child(series=60_000, limits=limits, **options, **LIMIT) as child:
         fetch(child.port, context=context)
-        before = child.command()["resident"]
+        initial_bytes = child.command()["resident"]
         peaks: list[float] = []
-        after: list[float] = []
+        resident_bytes: list[float] = []
         for _ in range(3):
-            with Crowd(child.port, 40 if tls else 120, WHOLE, receive_bytes=4096, context=context):
+            with Crowd(child.port, 40 if tls else 120, REQUEST, receive_bytes=4096, context=context):
                 scrapes(child.port, 1, context=context)
                 peaks.append(child.command()["resident"])
             wait_until(lambda: child.command()["exporter_http_connections{writing}"] == 0)
-            after.append(child.command()["resident"])
+            resident_bytes.append(child.command()["resident"])
 
-    assert max(peaks) < before + (96 << 20)
+    assert max(peaks) < initial_bytes + (96 << 20)
     # The allocator keeps a varying amount of free memory between rounds.
-    assert after[-1] < max(peaks) + (8 << 20)
-    assert after[-1] < before + (64 << 20)
+    assert resident_bytes[-1] < max(peaks) + (8 << 20)
+    assert resident_bytes[-1] < initial_bytes + (64 << 20)
 
 
 def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path) -> None:
@@ -105,25 +105,25 @@ def test_silent_tls_connections_do_not_grow_memory_round_by_round(tmp_path: Path
 
 
 def test_unique_names_with_tiny_timeouts_leave_no_queue() -> None:
-    made: list[frozenset[str]] = []
+    rendered: list[frozenset[str]] = []
 
     def render_slowly(_form: Format, names: frozenset[str]) -> bytes:
-        made.append(names)
+        rendered.append(names)
         time.sleep(0.05)
         return b"up 1\n"
 
-    def ask(number: int) -> int:
+    def request(number: int) -> int:
         headers = {"X-Prometheus-Scrape-Timeout-Seconds": "0.02"}
         return fetch(port, f"/metrics?name[]=x{number}", headers=headers).status
 
     with serving(MetricsEndpoint(render_slowly)) as server, ThreadPoolExecutor(16) as askers:
         port = port_of(server)
-        statuses = set(askers.map(ask, range(320)))
-        asked = len(made)
-        after = fetch(port, "/metrics?name[]=y")
-        whole = fetch(port)
+        statuses = set(askers.map(request, range(320)))
+        render_count = len(rendered)
+        later_response = fetch(port, "/metrics?name[]=y")
+        full_response = fetch(port)
 
     assert statuses <= {200, 503}
-    assert (after.status, whole.status) == (200, 200)
-    assert after.seconds < 2
-    assert asked < 200  # not the 320 renders without a waiting client
+    assert (later_response.status, full_response.status) == (200, 200)
+    assert later_response.seconds < 2
+    assert render_count < 200  # not the 320 renders without a waiting client

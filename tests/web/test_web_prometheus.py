@@ -22,8 +22,8 @@ PROTECTED = """\
 
 def peers(child: Child) -> set[int]:
     """The ports from which the server is being talked to."""
-    found = psutil.Process(child.pid).net_connections("tcp")
-    return {entry.raddr.port for entry in found if entry.raddr and entry.laddr.port == child.port}
+    connections = psutil.Process(child.pid).net_connections("tcp")
+    return {entry.raddr.port for entry in connections if entry.raddr and entry.laddr.port == child.port}
 
 
 @needs_prometheus
@@ -35,19 +35,19 @@ def test_prometheus_finds_every_scrape_good_and_keeps_one_connection(tmp_path: P
     client = authority.authority.issue_cert("prometheus")
     client.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "client.pem"))
     seen: dict[str, set[int]] = {"plain": set(), "protected": set()}
-    with Child() as plain, Child(web_config=str(config)) as protected:
-        more = PROTECTED.format(directory=tmp_path, port=protected.port)
-        targets = {"plain": f"127.0.0.1:{plain.port}"}
+    with Child() as unprotected, Child(web_config=str(config)) as protected:
+        scrape_config = PROTECTED.format(directory=tmp_path, port=protected.port)
+        targets = {"plain": f"127.0.0.1:{unprotected.port}"}
 
-        def enough() -> bool:
-            for name, child in (("plain", plain), ("protected", protected)):
+        def has_both_jobs() -> bool:
+            for name, child in (("plain", unprotected), ("protected", protected)):
                 seen[name] |= peers(child)
             return all(
                 (prometheus.value(f'count_over_time(up{{job="{job}"}}[1m])') or 0) >= 8 for job in seen
             )
 
-        with Prometheus(tmp_path / "prometheus", targets, more=more) as prometheus:
-            wait_until(enough, 40)
+        with Prometheus(tmp_path / "prometheus", targets, more=scrape_config) as prometheus:
+            wait_until(has_both_jobs, 40)
 
             for job, ports in seen.items():
                 assert prometheus.value(f'min_over_time(up{{job="{job}"}}[1m])') == 1

@@ -112,7 +112,7 @@ def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
     assert {reply.headers["content-security-policy"] for reply in replies} == {"own"}
 
 
-QUICK = Limits(file_check_seconds=0.05)
+FREQUENT_CHECKS = Limits(file_check_seconds=0.05)
 
 
 @pytest.fixture
@@ -150,14 +150,14 @@ def test_plain_http_on_the_tls_port_gets_an_error(authority: Authority) -> None:
 
 
 def test_a_session_below_the_minimum_version_is_refused(authority: Authority) -> None:
-    old = authority.client()
-    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    old_client = authority.client()
+    old_client.maximum_version = ssl.TLSVersion.TLSv1_2
     with serving(web_config=authority.config("  min_version: TLS13\n")) as server:
-        new = fetch(port_of(server), context=authority.client())
+        new_response = fetch(port_of(server), context=authority.client())
         with pytest.raises(ssl.SSLError):
-            fetch(port_of(server), context=old)
+            fetch(port_of(server), context=old_client)
 
-    assert new.status == 200
+    assert new_response.status == 200
 
 
 def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) -> None:
@@ -166,10 +166,10 @@ def test_only_the_configured_cipher_suites_are_negotiated(authority: Authority) 
     with serving(web_config=authority.config(suites)) as server:
         peer = socket.create_connection(("127.0.0.1", port_of(server)), timeout=5)
         with client.wrap_socket(peer, server_hostname="127.0.0.1") as wrapped:
-            found = wrapped.cipher()
+            cipher = wrapped.cipher()
 
-    assert found is not None
-    assert found[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
+    assert cipher is not None
+    assert cipher[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
 
 ALWAYS = ("RequireAndVerifyClientCert", "RequireAnyClientCert", "RequireClientCert")
@@ -185,7 +185,7 @@ def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, 
     config = authority.config(f"  client_auth_type: {kind}\n  client_ca_file: ca.pem\n")
     with serving(web_config=config) as server:
         port = port_of(server)
-        known = fetch(port, context=authority.client("client"))
+        accepted = fetch(port, context=authority.client("client"))
         with pytest.raises(OSError):
             fetch(port, context=foreign)
         if kind in ALWAYS:
@@ -194,7 +194,7 @@ def test_client_certificates_are_verified(authority: Authority, tmp_path: Path, 
         else:
             assert fetch(port, context=authority.client()).status == 200
 
-    assert known.status == 200
+    assert accepted.status == 200
 
 
 def test_a_client_certificate_needs_an_allowed_alternative_name(authority: Authority) -> None:
@@ -229,33 +229,33 @@ def test_a_certificate_that_does_not_match_its_key_is_refused_at_the_start(autho
 
 
 def test_a_new_certificate_is_used_for_new_connections(authority: Authority) -> None:
-    old = authority.issue()
-    with serving(web_config=authority.config(), limits=QUICK) as server:
-        before = certificate_of(port_of(server), authority.client())
-        new = authority.issue()
-        wait_until(lambda: certificate_of(port_of(server), authority.client()) == new)
-        after = reloaded(server)
+    old_certificate = authority.issue()
+    with serving(web_config=authority.config(), limits=FREQUENT_CHECKS) as server:
+        initial_certificate = certificate_of(port_of(server), authority.client())
+        new_certificate = authority.issue()
+        wait_until(lambda: certificate_of(port_of(server), authority.client()) == new_certificate)
+        reload_response = reloaded(server)
 
-    assert (before, after) == (old, 1)
+    assert (initial_certificate, reload_response) == (old_certificate, 1)
 
 
 def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = authority.config()
-    with serving(web_config=config, limits=QUICK) as server, caplog.at_level(logging.ERROR):
+    with serving(web_config=config, limits=FREQUENT_CHECKS) as server, caplog.at_level(logging.ERROR):
         port = port_of(server)
         config.write_text("tls_server_config: {cert_fil: cert.pem}\n")
         statuses = []
         for _ in range(5):
             statuses.append(fetch(port, context=authority.client()).status)
             time.sleep(0.1)
-        broken = reloaded(server)
+        reload_response = reloaded(server)
         authority.config()
         wait_until(lambda: fetch(port, context=authority.client()).status == 200 and reloaded(server))
 
     assert statuses == [200] * 5
-    assert not broken
+    assert not reload_response
     assert (len(caplog.records), "cert_fil" in caplog.text) == (1, True)
 
 
@@ -263,28 +263,28 @@ def test_a_broken_new_file_keeps_the_old_settings_and_is_logged_once(
 def test_a_changed_file_cannot_disable_protection(authority: Authority, text: str | None) -> None:
     lines = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
     config = authority.config(lines)
-    with serving(web_config=config, limits=QUICK) as server:
+    with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
         port = port_of(server)
         if text is None:
             config.unlink()
         else:
             config.write_text(text)
         time.sleep(0.1)
-        known = fetch(port, context=authority.client("c")).status
+        accepted_status = fetch(port, context=authority.client("c")).status
         wait_until(lambda: not reloaded(server))
         with pytest.raises(OSError):
             fetch(port, context=authority.client())
-        plain = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        plaintext_response = exchange(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
 
-    assert known == 200
-    assert b"this port speaks HTTPS" in plain
+    assert accepted_status == 200
+    assert b"this port speaks HTTPS" in plaintext_response
 
 
 def test_a_hanging_share_delays_once_by_half_a_second(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = authority.config()
-    with serving(web_config=config, limits=QUICK) as server:
+    with serving(web_config=config, limits=FREQUENT_CHECKS) as server:
         fetch(port_of(server), context=authority.client())
         config.unlink()
         os.mkfifo(config)  # opening it would wait for a writer
