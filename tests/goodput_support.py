@@ -12,7 +12,7 @@ from exporter.recording.values import END_REASONS, Ending, StatReading, Training
 
 
 @dataclass
-class PaperJob:
+class SimulatedJob:
     """Simulated readings of a process, with the field names of `TrainingReading`."""
 
     facts: dict[str, str] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class PaperJob:
         )
 
 
-def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> PaperJob:
+def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts: str) -> SimulatedJob:
     """Job before its training loop."""
-    job = PaperJob(facts=dict(facts))
+    job = SimulatedJob(facts=dict(facts))
     job.spend("init", init)
     if load:
         job.spend("checkpoint_load", load)
@@ -92,46 +92,49 @@ def a_job(first_step: int = 0, *, init: float = 4.0, load: float = 0.0, **facts:
     return job
 
 
-def of(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
+def training_value(page: Page, name: str, run: str = "r", **labels: str) -> float | None:
     """The value of a family of a run."""
     value = page.get(f"training_{name}", run=run, **labels)
     return value if value is None else round(value, 6)
 
 
-def badput(page: Page, run: str = "r") -> dict[str, float]:
+def badput_seconds(page: Page, run: str = "r") -> dict[str, float]:
     """Seconds lost, by cause."""
-    causes = {cause: of(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
+    causes = {cause: training_value(page, "badput_seconds_total", run, cause=cause) for cause in CAUSES}
     return {cause: seconds for cause, seconds in causes.items() if seconds}
 
 
-def reasons(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
+def counts_by_reason(page: Page, family: str = "interruptions", run: str = "r") -> dict[str, float]:
     """Interruptions, or restarts, by reason."""
-    counts = {reason: of(page, f"{family}_total", run, reason=reason) for reason in END_REASONS}
+    counts = {reason: training_value(page, f"{family}_total", run, reason=reason) for reason in END_REASONS}
     return {reason: count for reason, count in counts.items() if count}
 
 
 def check_identity(page: Page, run: str = "r") -> None:
     """The parts are the wall."""
-    parts = [of(page, "productive_seconds_total", run), of(page, "uncommitted_seconds", run)]
-    parts += badput(page, run).values()
-    wall = of(page, "wall_seconds_total", run)
+    parts = [
+        training_value(page, "productive_seconds_total", run),
+        training_value(page, "uncommitted_seconds", run),
+    ]
+    parts += badput_seconds(page, run).values()
+    wall = training_value(page, "wall_seconds_total", run)
     assert wall == pytest.approx(sum(part or 0.0 for part in parts), abs=1e-4)
 
 
-class Watched:
+class MonitoredJob:
     """A job on paper in the feed of a sidecar; both clocks move together."""
 
     def __init__(
         self,
         sidecar: Sidecar,
-        job: PaperJob | None = None,
+        job: SimulatedJob | None = None,
         *,
         run: str = "r",
         rank: int = 0,
         pid: int | None = None,
     ) -> None:
         self.sidecar = sidecar
-        self.job = job or PaperJob()
+        self.job = job or SimulatedJob()
         sidecar.clock.advance(0.5)
         self.process = a_process(run=run, rank=rank, started=sidecar.clock.wall)
         self.pid = pid
@@ -139,7 +142,7 @@ class Watched:
 
     def write(
         self, *stats: StatReading, final: bool = False, ending: Ending | None = None, age_seconds: float = 0.5
-    ) -> Watched:
+    ) -> MonitoredJob:
         """Set the clock to the time of the job, and write its feed."""
         written, clock = self.process.started + self.job.seconds, self.sidecar.clock
         clock.advance(max(0.0, written - clock.wall))

@@ -23,23 +23,26 @@ VOID = {"meta", "link", "path", "rect"}
 Rows = dict[str, list[tuple[dict[str, str], float | Distribution]]]
 
 
-def of(value: float | Distribution, **labels: str) -> list[tuple[dict[str, str], float | Distribution]]:
+def run_sample(
+    value: float | Distribution, **labels: str
+) -> list[tuple[dict[str, str], float | Distribution]]:
     """Return a sample of the run "night"."""
     return [({"run": "night", **labels}, value)]
 
 
 JOB: Rows = {
-    "training_feed_alive": of(1.0, rank="0") + of(1.0, rank="1"),
-    "training_feed_last_update_timestamp_seconds": of(NOW - 1, rank="0") + of(NOW - 2, rank="1"),
-    "training_phase_active": of(1.0, rank="0", phase="forward"),
-    "training_last_progress_timestamp_seconds": of(NOW - 3, rank="0"),
-    "training_run_info": of(1.0, model="llama"),
-    "training_step": of(250.0),
-    "training_step_target": of(1000.0),
-    "training_loss": of(2.5, mode="train"),
-    "training_wall_seconds_total": of(1000.0),
-    "training_productive_seconds_total": of(900.0),
-    "training_badput_seconds_total": of(60.0, cause="data_stall"),
+    "training_feed_alive": run_sample(1.0, rank="0") + run_sample(1.0, rank="1"),
+    "training_feed_last_update_timestamp_seconds": run_sample(NOW - 1, rank="0")
+    + run_sample(NOW - 2, rank="1"),
+    "training_phase_active": run_sample(1.0, rank="0", phase="forward"),
+    "training_last_progress_timestamp_seconds": run_sample(NOW - 3, rank="0"),
+    "training_run_info": run_sample(1.0, model="llama"),
+    "training_step": run_sample(250.0),
+    "training_step_target": run_sample(1000.0),
+    "training_loss": run_sample(2.5, mode="train"),
+    "training_wall_seconds_total": run_sample(1000.0),
+    "training_productive_seconds_total": run_sample(900.0),
+    "training_badput_seconds_total": run_sample(60.0, cause="data_stall"),
 }
 """A run of two ranks."""
 
@@ -79,7 +82,7 @@ class Document(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-def families(rows: Rows) -> list[Metric]:
+def families_of(rows: Rows) -> list[Metric]:
     made = []
     for name, samples in rows.items():
         kind: FamilyType = "histogram" if isinstance(samples[0][1], Distribution) else "gauge"
@@ -89,29 +92,31 @@ def families(rows: Rows) -> list[Metric]:
     return made
 
 
-def noted(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
+def history_of(ticks: int, rows: Callable[[int], Rows], every: float = 5.0) -> History:
     """Return a history with a point for each tick; the last point is as old as `every`."""
     times = iter(NOW - every * (ticks - tick) for tick in range(ticks))
     history = History(seconds=5, clock=lambda: next(times))
     for tick in range(ticks):
-        history.note(every * tick, Readings(families(rows(tick))))
+        history.note(every * tick, Readings(families_of(rows(tick))))
     return history
 
 
-def steps(count: int, seconds: float) -> Rows:
-    return {"training_step_duration_seconds": of(Distribution(count, seconds), mode="train")}
+def step_durations(count: int, seconds: float) -> Rows:
+    return {"training_step_duration_seconds": run_sample(Distribution(count, seconds), mode="train")}
 
 
-def about(**changes: Any) -> About:
+def server_facts(**changes: Any) -> About:
     return replace(About("1.2.3", "node7", NOW - 90, NOW, "/dev/shm/x"), **changes)
 
 
-def status(**changes: Any) -> CollectorStatus:
+def collector_status(**changes: Any) -> CollectorStatus:
     return replace(CollectorStatus("cpu", True, "", "", 1.0, 1.0, 0.001, 5.0, 4.0, False, ()), **changes)
 
 
-def page(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> Document:
-    status_view = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+def status_page(
+    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
+) -> Document:
+    status_view = view(server_facts(**changes), Readings(families_of(rows)), past or History(), collectors)
     return Document(render(status_view, Onsets()))
 
 
@@ -123,10 +128,12 @@ def concerns_of(
     **changes: Any,
 ) -> list[Concern]:
     """Return what needs attention."""
-    status_view = view(about(**changes), Readings(families(rows)), past or History(), collectors)
+    status_view = view(server_facts(**changes), Readings(families_of(rows)), past or History(), collectors)
     return concerns(findings(status_view), onsets or Onsets(), status_view.about.now)
 
 
-def texts(rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any) -> list[str]:
+def concern_texts(
+    rows: Rows, *collectors: CollectorStatus, past: History | None = None, **changes: Any
+) -> list[str]:
     """Return what needs attention, as sentences."""
     return [concern.text for concern in concerns_of(rows, *collectors, past=past, **changes)]

@@ -82,7 +82,7 @@ class SimulatedTraining:
         """Return all series published at a given time, with or without gauges."""
         readings = self.publish(until)
         return {
-            key_of(reading): content(reading)
+            key_of(reading): series_content(reading)
             for reading in readings
             if gauges or reading.definition.kind != "gauge"
         }
@@ -98,7 +98,7 @@ def key_of(reading: StatReading) -> Key:
     return reading.definition.name, reading.definition.labels
 
 
-def content(reading: StatReading) -> Any:
+def series_content(reading: StatReading) -> Any:
     """Return a gauge's value, a counter's total, or a histogram's count, sum and buckets."""
     if reading.definition.kind == "gauge":
         return reading.value
@@ -119,12 +119,12 @@ def published() -> dict[Key, Any]:
     }
 
 
-def of(name: str, **labels: str) -> Any:
+def published_value(name: str, **labels: str) -> Any:
     """Return a published value; None if absent."""
     return published().get((name, tuple(sorted(labels.items()))))
 
 
-def labelled(name: str) -> dict[Any, Any]:
+def values_by_label(name: str) -> dict[Any, Any]:
     """Return the nonzero values of a family by the value of its label, or by label values sorted by name."""
     found = {labels: value for (family, labels), value in published().items() if family == name and value}
     return {
@@ -133,9 +133,9 @@ def labelled(name: str) -> dict[Any, Any]:
     }
 
 
-def misuses() -> dict[tuple[str, str], float]:
+def misuse_counts() -> dict[tuple[str, str], float]:
     """Return the misuse so far, by call and rule."""
-    return labelled("training.misuse")
+    return values_by_label("training.misuse")
 
 
 def train(steps: int = 1, seconds: float = 0.0) -> None:

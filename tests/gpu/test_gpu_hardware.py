@@ -78,21 +78,21 @@ def watched(request: pytest.FixtureRequest) -> Watched:
     return hardware() if request.param == "hardware" else replayed(request.param)
 
 
-def test_every_pass_is_sound(watched: Watched) -> None:
-    assert len(watched.passes) > 20
-    for _, families in watched.passes:
+def test_every_pass_is_sound(monitored: Watched) -> None:
+    assert len(monitored.passes) > 20
+    for _, families in monitored.passes:
         assert_sound(families)
 
 
-def test_every_card_answers(watched: Watched) -> None:
-    assert set(values(watched.last, "gpu_up").values()) == {1.0}
+def test_every_card_answers(monitored: Watched) -> None:
+    assert set(values(monitored.last, "gpu_up").values()) == {1.0}
     for name in ("gpu_info", "gpu_power_watts", "gpu_temperature_celsius", "gpu_clock_hertz"):
-        assert values(watched.last, name), name
+        assert values(monitored.last, name), name
 
 
-def test_no_counter_falls(watched: Watched) -> None:
+def test_no_counter_falls(monitored: Watched) -> None:
     compared = 0
-    for (_, before), (_, after) in itertools.pairwise(watched.passes):
+    for (_, before), (_, after) in itertools.pairwise(monitored.passes):
         for family in before:
             if family.type != "counter":
                 continue
@@ -104,8 +104,8 @@ def test_no_counter_falls(watched: Watched) -> None:
     assert compared > 100
 
 
-def test_throttle_counters_are_nanoseconds(watched: Watched) -> None:
-    (begin, first), (end, last) = watched.passes[0], watched.passes[-1]
+def test_throttle_counters_are_nanoseconds(monitored: Watched) -> None:
+    (begin, first), (end, last) = monitored.passes[0], monitored.passes[-1]
     before = values(first, "gpu_clocks_event_seconds_total")
     after = values(last, "gpu_clocks_event_seconds_total")
 
@@ -114,27 +114,27 @@ def test_throttle_counters_are_nanoseconds(watched: Watched) -> None:
         assert number - before.get(labels, number) <= 1.1 * (end - begin), labels
 
 
-def test_energy_agrees_with_power(watched: Watched) -> None:
+def test_energy_agrees_with_power(monitored: Watched) -> None:
     compared = 0
-    for energy in watched.energies:
+    for energy in monitored.energies:
         if energy.joules and energy.power_joules:
             compared += 1
             ratio = energy.joules / energy.power_joules
             print(f"GPU {energy.index}: energy counter / integrated power = {ratio:.3f}")
             assert 0.5 < ratio < 1.5
-    assert compared == len(watched.energies)
+    assert compared == len(monitored.energies)
 
 
-def test_no_reading_is_garbage_and_no_counter_jumps(watched: Watched) -> None:
-    errors = values(watched.last, "exporter_nvml_errors_total")
-    resets = values(watched.last, "exporter_nvml_resets_total")
+def test_no_reading_is_garbage_and_no_counter_jumps(monitored: Watched) -> None:
+    errors = values(monitored.last, "exporter_nvml_errors_total")
+    resets = values(monitored.last, "exporter_nvml_resets_total")
 
     assert not [labels for labels in errors if labels[1] == "garbage"]
     assert set(resets.values()) == {0}
 
 
-def test_a_pass_is_cheap(watched: Watched) -> None:
-    (begin, first), (end, last) = watched.passes[len(watched.passes) // 2], watched.passes[-1]
+def test_a_pass_is_cheap(monitored: Watched) -> None:
+    (begin, first), (end, last) = monitored.passes[len(monitored.passes) // 2], monitored.passes[-1]
     seconds = values(last, "exporter_nvml_call_seconds_total")
     grown = sum(seconds.values()) - sum(values(first, "exporter_nvml_call_seconds_total").values())
     memory = values(last, "exporter_nvml_child_resident_memory_bytes")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from goodput_support import PaperJob, Watched, a_job, of, reasons
+from goodput_support import MonitoredJob, SimulatedJob, a_job, counts_by_reason, training_value
 from ledger_support import Page, Sidecar, a_definition, a_process, a_reading
 
 from exporter.feed.runs import End
@@ -22,13 +22,13 @@ def sidecar(tmp_path: Path) -> Sidecar:
     return Sidecar(tmp_path)
 
 
-def trained(sidecar: Sidecar, *, started: float = 0.0) -> Watched:
-    job: PaperJob = a_job()
+def trained(sidecar: Sidecar, *, start_seconds: float = 0.0) -> MonitoredJob:
+    job: SimulatedJob = a_job()
     job.train(5)
-    watched = Watched(sidecar, job)
-    watched.process = watched.process.replace(launch=LAUNCH)
-    watched.see()
-    return watched
+    monitored = MonitoredJob(sidecar, job)
+    monitored.process = monitored.process.replace(launch=LAUNCH)
+    monitored.see()
+    return monitored
 
 
 def state(page: Page) -> str:
@@ -44,15 +44,15 @@ def an_end(sidecar: Sidecar, status: int) -> End:
 
 
 def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> None:
-    watched = trained(sidecar)
+    monitored = trained(sidecar)
     evidence(sidecar, launches=[LAUNCH])
-    watched.write(final=True)
-    pages = [watched.die(1.0), sidecar.after(50.0)]
+    monitored.write(final=True)
+    pages = [monitored.die(1.0), sidecar.after(50.0)]
 
     assert [state(page) for page in pages] == ["ending", "ending"]
-    assert [of(page, "productive_seconds_total") for page in pages] == [0, 0]
-    assert [of(page, "uncommitted_seconds") for page in pages] == [5, 5]
-    assert [reasons(page) for page in pages] == [{}, {}]
+    assert [training_value(page, "productive_seconds_total") for page in pages] == [0, 0]
+    assert [training_value(page, "uncommitted_seconds") for page in pages] == [5, 5]
+    assert [counts_by_reason(page) for page in pages] == [{}, {}]
 
 
 @pytest.mark.parametrize(
@@ -62,46 +62,46 @@ def test_nothing_is_committed_until_the_launch_has_ended(sidecar: Sidecar) -> No
 def test_the_exit_status_of_the_launch_decides_for_any_run_name(
     sidecar: Sidecar, status: int, final: bool, expected: str, productive: float
 ) -> None:
-    watched = trained(sidecar)
+    monitored = trained(sidecar)
     evidence(sidecar, launches=[LAUNCH])
-    watched.write(final=final)
-    watched.die(5.0)
+    monitored.write(final=final)
+    monitored.die(5.0)
     evidence(sidecar, an_end(sidecar, status))
     page = sidecar.after(1.0)
 
     assert state(page) == expected
-    assert of(page, "productive_seconds_total") == productive
-    assert bool(reasons(page)) == (productive == 0)
+    assert training_value(page, "productive_seconds_total") == productive
+    assert bool(counts_by_reason(page)) == (productive == 0)
 
 
 def test_a_launch_that_fails_hours_later_leaves_the_run_finished(sidecar: Sidecar) -> None:
-    watched = trained(sidecar)
+    monitored = trained(sidecar)
     evidence(sidecar, launches=[LAUNCH])
-    watched.write(final=True)
-    watched.die(1.0)
+    monitored.write(final=True)
+    monitored.die(1.0)
     decided = sidecar.after(61.0)
     sidecar.clock.advance(600.0)
     evidence(sidecar, an_end(sidecar, 1))
     later = sidecar.after(1.0)
 
     assert [state(decided), state(later)] == ["finished", "finished"]
-    assert of(later, "productive_seconds_total") == 5
+    assert training_value(later, "productive_seconds_total") == 5
 
 
-def an_evaluation(sidecar: Sidecar) -> Watched:
+def an_evaluation(sidecar: Sidecar) -> MonitoredJob:
     """A later process of the same launch that validates and does not train."""
-    watched = Watched(sidecar, PaperJob())
-    watched.process = watched.process.replace(launch=LAUNCH)
-    watched.job.spend("validation", 10.0)
-    watched.see()
-    return watched
+    monitored = MonitoredJob(sidecar, SimulatedJob())
+    monitored.process = monitored.process.replace(launch=LAUNCH)
+    monitored.job.spend("validation", 10.0)
+    monitored.see()
+    return monitored
 
 
 def test_an_evaluation_after_the_training_changes_neither_its_state_nor_its_account(sidecar: Sidecar) -> None:
-    watched = trained(sidecar)
+    monitored = trained(sidecar)
     evidence(sidecar, launches=[LAUNCH])
-    watched.write(final=True)
-    watched.die(1.0)
+    monitored.write(final=True)
+    monitored.die(1.0)
     evaluation = an_evaluation(sidecar)
     pages = [sidecar.after(1.0), sidecar.after(61.0)]
     evaluation.job.spend("validation", 100.0)
@@ -111,14 +111,16 @@ def test_an_evaluation_after_the_training_changes_neither_its_state_nor_its_acco
     pages += [evaluation.die(1.0), sidecar.after(70.0)]
 
     assert [state(page) for page in pages] == ["ending", *["finished"] * 4]
-    assert {(of(page, "attempt"), of(page, "wall_seconds_total")) for page in pages[1:]} == {(1, 9)}
-    assert (of(pages[-1], "productive_seconds_total"), reasons(pages[-1])) == (5, {})
+    assert {
+        (training_value(page, "attempt"), training_value(page, "wall_seconds_total")) for page in pages[1:]
+    } == {(1, 9)}
+    assert (training_value(pages[-1], "productive_seconds_total"), counts_by_reason(pages[-1])) == (5, {})
 
 
 def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> None:
-    watched = trained(sidecar)
+    monitored = trained(sidecar)
     evidence(sidecar, launches=[LAUNCH])
-    watched.kill()
+    monitored.kill()
     sidecar.after(61.0)
     follower = an_evaluation(sidecar)
     follower.job.begin_loop(0)
@@ -126,7 +128,7 @@ def test_a_process_that_follows_a_failed_training_starts(sidecar: Sidecar) -> No
     page = follower.see()
 
     assert state(page) == "running"
-    assert of(page, "attempt") == 2
+    assert training_value(page, "attempt") == 2
 
 
 def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> None:
@@ -136,24 +138,24 @@ def test_a_process_that_torchrun_restarts_did_not_complete(sidecar: Sidecar) -> 
     first.write(final=True)
     first.kill()
     sidecar.after(10.0)
-    second = Watched(sidecar, a_job())
+    second = MonitoredJob(sidecar, a_job())
     page = second.see()
 
-    assert reasons(page) == {"exit": 1}
-    assert of(page, "productive_seconds_total") == 0
+    assert counts_by_reason(page) == {"exit": 1}
+    assert training_value(page, "productive_seconds_total") == 0
 
 
 def test_an_ended_run_keeps_its_wall_time_and_its_position_and_no_last_values(sidecar: Sidecar) -> None:
-    watched = trained(sidecar)
+    monitored = trained(sidecar)
     gauges = [
         a_reading(replace(a_definition(name, labels=labels), kind="gauge", aggregations=frozenset()), [7.0])
         for name, labels in (("training.step", ()), ("training.loss", (("mode", "train"),)))
     ]
-    watched.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
-    pages = [watched.die(4.0), *(sidecar.after(100.0) for _ in range(3))]
+    monitored.write(*[gauge.replace(value=7.0) for gauge in gauges], final=True)
+    pages = [monitored.die(4.0), *(sidecar.after(100.0) for _ in range(3))]
     sidecar.restart()
     pages.append(sidecar.after(1.0))
 
-    assert {of(page, "wall_seconds_total") for page in pages} == {9}
+    assert {training_value(page, "wall_seconds_total") for page in pages} == {9}
     assert {page.get("training_step", run="r") for page in pages} == {7}
     assert all("training_loss" not in page.families for page in pages)

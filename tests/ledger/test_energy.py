@@ -111,21 +111,21 @@ class Node(EnergyNode):
         return MachineUse(self.clock.monotonic, runs, self.busy, 4, 1000) if self.visible else None
 
     def gpu_use(self) -> list[GpuProcessUse]:
-        ours = [
+        job_uses = [
             (pid, uuid, run.gpu_bytes, ratio)
             for pid, run in enumerate(self.runs.values(), 1)
             for uuid, ratio in run.gpus.items()
         ]
-        theirs = [(4711, uuid, 1 << 30, ratio) for uuid, ratio in self.strangers.items()]
+        stranger_uses = [(4711, uuid, 1 << 30, ratio) for uuid, ratio in self.strangers.items()]
         return [
             GpuProcessUse(pid, uuid[-1], uuid, size, {} if ratio is None else {"sm": ratio})
-            for pid, uuid, size, ratio in (*ours, *theirs)
+            for pid, uuid, size, ratio in (*job_uses, *stranger_uses)
         ]
 
 
-def looked(directory: Path, **how: Any) -> Node:
+def looked(directory: Path, **options: Any) -> Node:
     """Machine after a first pass of the ledger without any use."""
-    node = Node(directory, **how)
+    node = Node(directory, **options)
     node.collect()
     return node
 
@@ -169,11 +169,11 @@ def test_a_shared_gpu_is_divided_by_known_use_and_foreign_use_is_unattributed(
     node = Node(tmp_path, watts={"GPU-a": 100.0}, runs=runs)
     node.strangers = {} if stranger is None else {"GPU-a": stranger}
     node.collect()
-    found = node.after(10.0).all(ENERGY)
+    joules_by_series = node.after(10.0).all(ENERGY)
 
-    assert {(dict(of)["method"], dict(of)["run"]): joules for of, joules in found.items()} == pytest.approx(
-        expected
-    )
+    assert {
+        (dict(labels)["method"], dict(labels)["run"]): joules for labels, joules in joules_by_series.items()
+    } == pytest.approx(expected)
 
 
 def test_cpu_energy_is_divided_by_work_and_idle_power_by_allowed_cpus(tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_a_changed_carbon_file_applies_to_later_energy_only(tmp_path: Path) -> N
 
     assert page.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1e-4)
     assert later.get("training_carbon_grams_total", run="r", component="cpu") == pytest.approx(500 * 1.1e-4)
-    since = later.get("training_carbon_intensity_last_update_timestamp_seconds", source="file")
-    assert since == START + 7
+    timestamp = later.get("training_carbon_intensity_last_update_timestamp_seconds", source="file")
+    assert timestamp == START + 7
 
 
 def test_a_broken_carbon_file_keeps_the_last_value_and_is_logged(tmp_path: Path) -> None:
@@ -261,16 +261,16 @@ def test_a_broken_carbon_file_keeps_the_last_value_and_is_logged(tmp_path: Path)
     os.utime(file, (START - 5, START - 5))
     node = looked(tmp_path, options=EnergyOptions(carbon_intensity_file=file), runs={"r": Run()})
     file.write_text("three hundred\n")
-    broken = node.after(5.0)
+    failed_page = node.after(5.0)
     problems = node.collected.problems
     file.write_text("36\n")
     os.utime(file, (START, START))
-    mended = node.after(5.0)
+    recovered_page = node.after(5.0)
 
     name = "training_carbon_intensity_grams_per_joule"
-    assert broken.get(name, source="file") == pytest.approx(1e-4)
+    assert failed_page.get(name, source="file") == pytest.approx(1e-4)
     assert [reason for reason, _ in problems] == ["carbon_file"]
-    assert mended.get(name, source="file") == pytest.approx(1e-5)
+    assert recovered_page.get(name, source="file") == pytest.approx(1e-5)
     assert node.collected.problems == []
 
 
@@ -305,16 +305,16 @@ def test_counters_continue_after_a_restart_and_the_gap_belongs_to_surviving_runs
     tmp_path: Path,
 ) -> None:
     node = looked(tmp_path, options=PRICED, runs={"old": Run(cpus=4.0)})
-    before = node.after(100.0)
+    initial_page = node.after(100.0)
     node.work_for(30.0)
     node.runs["new"] = Run(cpus=0.0)
     node.restart()
     born = node.collect()
-    after = node.after(10.0)
+    later_page = node.after(10.0)
 
-    assert [cpu_energy(page, "old") for page in (before, born, after)] == [10_000, 10_000, 14_000]
-    assert [cpu_energy(page, "new") for page in (born, after)] == [0, 0]
-    carbon = after.get("training_carbon_grams_total", run="old", component="cpu")
+    assert [cpu_energy(page, "old") for page in (initial_page, born, later_page)] == [10_000, 10_000, 14_000]
+    assert [cpu_energy(page, "new") for page in (born, later_page)] == [0, 0]
+    carbon = later_page.get("training_carbon_grams_total", run="old", component="cpu")
     assert carbon == pytest.approx(14_000.0 * 1.5 * 1e-4)
 
 
@@ -323,11 +323,11 @@ def test_a_run_that_returns_after_days_continues_without_the_energy_in_between(t
     node.after(10.0)
     run = node.runs.pop("r")
     lingering = node.after(100.0)
-    gone = [node.after(100.0) for _ in range(10)][-1]
+    final_page = [node.after(100.0) for _ in range(10)][-1]
     node.runs["r"] = run
     node.after(5.0)
 
-    assert [cpu_energy(lingering), cpu_energy(gone), cpu_energy(node.after(5.0))] == [1000, None, 1500]
+    assert [cpu_energy(lingering), cpu_energy(final_page), cpu_energy(node.after(5.0))] == [1000, None, 1500]
 
 
 def test_unsaved_totals_are_suppressed_and_not_lost(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ def test_measured_and_missing_sources_are_reported(tmp_path: Path) -> None:
 
     assert page.get("exporter_energy_crosscheck", device="GPU-a") == pytest.approx(0.8)
     assert page.get("exporter_energy_crosscheck", device="package0") is None
-    what = {"component": "gpu", "device": "GPU-a", "source": "nvml_counter", "name": "NVIDIA H100"}
-    assert page.get("exporter_energy_source_info", measured="true", **what) == 1
+    labels = {"component": "gpu", "device": "GPU-a", "source": "nvml_counter", "name": "NVIDIA H100"}
+    assert page.get("exporter_energy_source_info", measured="true", **labels) == 1
 
 
 def test_a_restarted_counter_loses_no_energy_of_the_run(tmp_path: Path) -> None:
@@ -428,30 +428,30 @@ def test_no_counter_decreases(tmp_path: Path, happenings: list[tuple[str, float]
     directory.mkdir()
     watts = {"package0": 90.0, "GPU-a": 300.0}
     node = Node(directory, options=PRICED, watts=watts, runs={"r": Run(gpus={"GPU-a": 0.5})})
-    before: dict[tuple[object, ...], float] = {}
-    for what, amount in happenings:
+    previous: dict[tuple[object, ...], float] = {}
+    for event, amount in happenings:
         node.unread.clear()
-        node.visible = what != "blind"
-        if what == "restart":
+        node.visible = event != "blind"
+        if event == "restart":
             node.work_for(amount)
             node.restart()
-        elif what == "boot":
+        elif event == "boot":
             node.boot, node.clock.monotonic, node.joules = f"boot{amount}", 10.0, {}
             node.restart()
-        elif what == "fall":
+        elif event == "fall":
             node.joules["GPU-a"] = amount
-        elif what == "jump":
+        elif event == "jump":
             node.joules["package0"] = amount * 1e6
-        elif what == "come":
+        elif event == "come":
             node.runs[f"r{int(amount) % 3}"] = Run(gpus={"GPU-a": 0.1})
-        elif what == "go":
+        elif event == "go":
             node.runs.pop(f"r{int(amount) % 3}", None)
-        elif what == "unread":
+        elif event == "unread":
             node.unread.add("package0")
-        elif what == "step back":
+        elif event == "step back":
             node.clock.wall -= amount * 100
-        after = counters(node.after(5.0))
+        current = counters(node.after(5.0))
 
-        for name, value in after.items():
-            assert value >= before.get(name, 0.0)
-        before.update(after)
+        for name, value in current.items():
+            assert value >= previous.get(name, 0.0)
+        previous.update(current)

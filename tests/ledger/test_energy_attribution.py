@@ -31,9 +31,9 @@ WATTS = 500.0
 Lives = Mapping[int, ProcessLife]
 
 
-def history(until: float) -> list[EnergyPoint]:
+def history(end: float) -> list[EnergyPoint]:
     """Return a point each second at constant power."""
-    return [EnergyPoint(float(at), WATTS * at) for at in range(int(until) + 1)]
+    return [EnergyPoint(float(second), WATTS * second) for second in range(int(end) + 1)]
 
 
 def listing(at: float, *pids: int) -> GpuListing:
@@ -48,26 +48,26 @@ def divided(
     runs: Mapping[int, str] | None = None,
     reported: Sequence[ReportedProcess] = (),
 ) -> Division:
-    known = {**(lives or {}), **{entry.life.pid: entry.life for entry in reported}}
-    return gpu.divide(history(at), lists, known, lambda pid: (runs or {}).get(pid, ""), reported=reported)
+    all_lives = {**(lives or {}), **{entry.life.pid: entry.life for entry in reported}}
+    return gpu.divide(history(at), lists, all_lives, lambda pid: (runs or {}).get(pid, ""), reported=reported)
 
 
-def new() -> GpuAttribution:
+def new_attribution() -> GpuAttribution:
     return GpuAttribution(EnergyPoint(0.0, 0.0))
 
 
-def played(
-    lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, until: float
+def attributed(
+    lists: Sequence[GpuListing], lives: Lives, runs: Mapping[int, str], *, end: float
 ) -> list[GpuSlice]:
     """Divide after each list, and at the end."""
-    gpu, found = new(), list[GpuSlice]()
+    gpu, slices = new_attribution(), list[GpuSlice]()
     for entry in lists:
-        ended = {
+        ended_lives = {
             pid: life if life.ended and life.ended <= entry.at else ProcessLife(pid, life.began)
             for pid, life in lives.items()
         }
-        found += divided(gpu, entry.at, [entry], ended, runs).slices
-    return found + divided(gpu, until, [], lives, runs).slices
+        slices += divided(gpu, entry.at, [entry], ended_lives, runs).slices
+    return slices + divided(gpu, end, [], lives, runs).slices
 
 
 def reported(
@@ -82,142 +82,149 @@ def reported(
     return ReportedProcess(ProcessLife(pid, began, ended), used=used, named=named, listable=listable)
 
 
-def joules(found: Sequence[GpuSlice], run: str) -> float:
-    return sum(entry.joules for entry in found if entry.run == run)
+def joules(slices: Sequence[GpuSlice], run: str) -> float:
+    return sum(entry.joules for entry in slices if entry.run == run)
 
 
 @pytest.mark.parametrize("ended", [13.4, 14.9, 26.1])
 def test_a_run_has_the_energy_of_its_whole_life(ended: float) -> None:
-    lists = [listing(at, *([7] if 3.2 < at < ended else [])) for at in range(2, 30, 2)]
-    found = played(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, until=30)
+    lists = [listing(second, *([7] if 3.2 < second < ended else [])) for second in range(2, 30, 2)]
+    slices = attributed(lists, {7: ProcessLife(7, 3.2, ended)}, {7: "a"}, end=30)
 
-    assert joules(found, "a") == pytest.approx(WATTS * (ended - 3.2))
-    assert {entry.method for entry in found} == {"exclusive"}
+    assert joules(slices, "a") == pytest.approx(WATTS * (ended - 3.2))
+    assert {entry.method for entry in slices} == {"exclusive"}
 
 
 def test_an_ended_run_gets_its_share_without_another_process_list() -> None:
-    found = played([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, until=16)
+    slices = attributed([listing(2), listing(4, 7)], {7: ProcessLife(7, 3.0, 15.5)}, {7: "a"}, end=16)
 
-    assert joules(found, "a") == pytest.approx(WATTS * 12.5)
+    assert joules(slices, "a") == pytest.approx(WATTS * 12.5)
 
 
 def test_two_runs_share_a_card_while_both_are_on_it() -> None:
-    lists = [listing(at, *([7] if at < 20 else []), *([8] if at > 10 else [])) for at in range(2, 32, 2)]
+    lists = [
+        listing(second, *([7] if second < 20 else []), *([8] if second > 10 else []))
+        for second in range(2, 32, 2)
+    ]
     lives = {7: ProcessLife(7, 0.0, 20.0), 8: ProcessLife(8, 10.0)}
-    found = played(lists, lives, {7: "a", 8: "b"}, until=30)
+    slices = attributed(lists, lives, {7: "a", 8: "b"}, end=30)
 
-    assert joules(found, "a") == pytest.approx(WATTS * (10 + 5))
-    assert joules(found, "b") == pytest.approx(WATTS * (5 + 10))
-    assert {entry.method for entry in found} == {"exclusive", "sm_share"}
+    assert joules(slices, "a") == pytest.approx(WATTS * (10 + 5))
+    assert joules(slices, "b") == pytest.approx(WATTS * (5 + 10))
+    assert {entry.method for entry in slices} == {"exclusive", "sm_share"}
 
 
 def test_a_process_whose_run_is_known_later_has_its_energy_from_the_start() -> None:
-    gpu, runs = new(), dict[int, str]()
-    found = list[GpuSlice]()
-    for at in range(2, 22, 2):
-        if at == 12:
+    gpu, runs = new_attribution(), dict[int, str]()
+    slices = list[GpuSlice]()
+    for second in range(2, 22, 2):
+        if second == 12:
             runs[7] = "a"
-        found += divided(gpu, at, [listing(at, 7)], {7: ProcessLife(7, 1.0)}, runs).slices
+        slices += divided(gpu, second, [listing(second, 7)], {7: ProcessLife(7, 1.0)}, runs).slices
 
-    assert joules(found, "a") == pytest.approx(WATTS * 19)
+    assert joules(slices, "a") == pytest.approx(WATTS * 19)
 
 
 def test_a_process_gets_no_energy_from_before_its_arrival_on_the_card() -> None:
     lists = [listing(2), listing(4), listing(6, 7), listing(8, 7)]
-    found = played(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, until=8)
+    slices = attributed(lists, {7: ProcessLife(7, 0.0)}, {7: "a"}, end=8)
 
-    assert joules(found, "a") == pytest.approx(WATTS * 4)
+    assert joules(slices, "a") == pytest.approx(WATTS * 4)
 
 
 def test_a_process_that_was_listed_between_two_divisions_has_its_energy() -> None:
     lists = [listing(1), listing(2), listing(3, 7), listing(4), listing(5)]
-    found = divided(new(), 5, lists, {7: ProcessLife(7, 2.4, 3.6)}, {7: "a"})
+    division = divided(new_attribution(), 5, lists, {7: ProcessLife(7, 2.4, 3.6)}, {7: "a"})
 
-    assert joules(found.slices, "a") == pytest.approx(WATTS * 1.2)
+    assert joules(division.slices, "a") == pytest.approx(WATTS * 1.2)
 
 
 def test_a_process_that_the_driver_lists_again_keeps_its_earlier_energy() -> None:
     lists = [listing(1, 7), listing(2), listing(3), listing(4, 7), listing(5, 7)]
-    found = divided(new(), 5, lists, {7: ProcessLife(7, 0.0)}, {7: "a"})
+    division = divided(new_attribution(), 5, lists, {7: ProcessLife(7, 0.0)}, {7: "a"})
 
-    assert joules(found.slices, "a") == pytest.approx(WATTS * (2 + 2))
+    assert joules(division.slices, "a") == pytest.approx(WATTS * (2 + 2))
 
 
 def test_a_process_that_ended_before_it_was_listed_has_the_energy_of_the_gpu_in_the_feed() -> None:
-    gpu = new()
-    before = divided(gpu, 5, [listing(1), listing(2), listing(3), listing(4), listing(5)])
-    found = divided(gpu, 6, [listing(6)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
-    again = divided(gpu, 7, [listing(7)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
+    gpu = new_attribution()
+    first = divided(gpu, 5, [listing(1), listing(2), listing(3), listing(4), listing(5)])
+    second = divided(gpu, 6, [listing(6)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
+    third = divided(gpu, 7, [listing(7)], runs={7: "a"}, reported=[reported(2.1, 2.9)])
 
-    assert not before.slices
-    assert joules(found.slices, "a") == pytest.approx(WATTS * 0.8)
-    assert found.gaps == again.gaps == {}
-    assert not again.slices
+    assert not first.slices
+    assert joules(second.slices, "a") == pytest.approx(WATTS * 0.8)
+    assert second.gaps == third.gaps == {}
+    assert not third.slices
 
 
 def test_a_process_in_the_feed_has_nothing_that_another_process_was_given() -> None:
-    lists = [listing(at, *([8] if at >= 3 else [])) for at in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    found = divided(new(), 5, lists, {8: ProcessLife(8, 2.5)}, {7: "a", 8: "b"}, [reported(2.1, 2.9)]).slices
+    lists = [listing(second, *([8] if second >= 3 else [])) for second in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    slices = divided(
+        new_attribution(), 5, lists, {8: ProcessLife(8, 2.5)}, {7: "a", 8: "b"}, [reported(2.1, 2.9)]
+    ).slices
 
-    assert joules(found, "a") == pytest.approx(WATTS * 0.4)
-    assert joules(found, "b") == pytest.approx(WATTS * 2.5)
+    assert joules(slices, "a") == pytest.approx(WATTS * 0.4)
+    assert joules(slices, "b") == pytest.approx(WATTS * 2.5)
 
 
 @pytest.mark.parametrize("used", [True, False])
 def test_energy_before_the_last_list_without_the_process_is_not_the_process_s(used: bool) -> None:
-    lists = [listing(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)]
-    found = divided(new(), 5, lists, runs={7: "a"}, reported=[reported(1.5, 3.9, used=used)])
+    lists = [listing(second) for second in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    division = divided(new_attribution(), 5, lists, runs={7: "a"}, reported=[reported(1.5, 3.9, used=used)])
 
-    assert joules(found.slices, "a") == pytest.approx(WATTS * 0.9 if used else 0.0)
-    assert found.gaps == ({} if used else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
+    assert joules(division.slices, "a") == pytest.approx(WATTS * 0.9 if used else 0.0)
+    assert division.gaps == ({} if used else {NOT_LISTED: pytest.approx(WATTS * 0.9)})
 
 
 def test_the_energy_of_a_process_without_a_known_gpu_is_a_gap() -> None:
-    lists = [listing(at) for at in (1.0, 2.0, 3.0)]
-    found = divided(new(), 3, lists, runs={7: "a"}, reported=[reported(1.1, 1.9, used=False, named=False)])
+    lists = [listing(second) for second in (1.0, 2.0, 3.0)]
+    division = divided(
+        new_attribution(), 3, lists, runs={7: "a"}, reported=[reported(1.1, 1.9, used=False, named=False)]
+    )
 
-    assert not found.slices
-    assert found.gaps == {NOT_LISTED: pytest.approx(WATTS * 0.8)}
+    assert not division.slices
+    assert division.gaps == {NOT_LISTED: pytest.approx(WATTS * 0.8)}
 
 
 def test_a_process_of_another_pid_namespace_holds_the_gpu_in_the_feed() -> None:
-    gpu, found = new(), list[GpuSlice]()
-    for at in range(1, 13):
-        life = reported(3.0, 11.5 if at > 11 else None, pid=-1, listable=False)
-        received = [life] if at > 6 else []
-        listed = [listing(at, *([4242] if 3 < at < 12 else []))]  # by the pid of the host
-        found += divided(gpu, at, listed, runs={-1: "a"}, reported=received).slices
-    found += divided(gpu, 14, [listing(14)], runs={-1: "a"}).slices
+    gpu, slices = new_attribution(), list[GpuSlice]()
+    for second in range(1, 13):
+        life = reported(3.0, 11.5 if second > 11 else None, pid=-1, listable=False)
+        received = [life] if second > 6 else []
+        listings = [listing(second, *([4242] if 3 < second < 12 else []))]  # by the pid of the host
+        slices += divided(gpu, second, listings, runs={-1: "a"}, reported=received).slices
+    slices += divided(gpu, 14, [listing(14)], runs={-1: "a"}).slices
 
-    assert joules(found, "a") == pytest.approx(WATTS * 8.5)
+    assert joules(slices, "a") == pytest.approx(WATTS * 8.5)
 
 
 def test_without_lists_a_process_holds_the_gpu_in_the_feed() -> None:
-    gpu, found = new(), list[GpuSlice]()
-    for at in range(1, 100):
-        ended = 90.5 if at > 90.5 else None
-        life = [reported(2.5, ended)] if at > 4 else []
-        found += divided(gpu, at, runs={7: "a"}, reported=life).slices
+    gpu, slices = new_attribution(), list[GpuSlice]()
+    for second in range(1, 100):
+        ended = 90.5 if second > 90.5 else None
+        life = [reported(2.5, ended)] if second > 4 else []
+        slices += divided(gpu, second, runs={7: "a"}, reported=life).slices
 
-    assert joules(found, "a") == pytest.approx(WATTS * 88)
+    assert joules(slices, "a") == pytest.approx(WATTS * 88)
 
 
 def test_energy_of_two_runs_without_utilization_and_memory_is_a_gap() -> None:
     uses = tuple(GpuProcessUse(pid, "0", "GPU-a") for pid in (7, 8))
-    lists = [GpuListing("GPU-a", at, uses) for at in (1.0, 2.0)]
+    lists = [GpuListing("GPU-a", second, uses) for second in (1.0, 2.0)]
     lives = {pid: ProcessLife(pid, 0.0) for pid in (7, 8)}
-    found = divided(new(), 2, lists, lives, {7: "a", 8: "b"})
+    division = divided(new_attribution(), 2, lists, lives, {7: "a", 8: "b"})
 
-    assert not found.slices
-    assert found.gaps == {SHARE_UNKNOWN: pytest.approx(WATTS * 2)}
+    assert not division.slices
+    assert division.gaps == {SHARE_UNKNOWN: pytest.approx(WATTS * 2)}
 
 
 def test_energy_since_the_last_division_is_complete_after_a_long_pause() -> None:
-    gpu, lives, runs = new(), {7: ProcessLife(7, 0.0)}, {7: "a"}
+    gpu, lives, runs = new_attribution(), {7: ProcessLife(7, 0.0)}, {7: "a"}
     divided(gpu, 10, [listing(10, 7)], lives, runs)
-    found = gpu.divide(history(100)[50:], [listing(100, 7)], lives, lambda _pid: "a")
+    division = gpu.divide(history(100)[50:], [listing(100, 7)], lives, lambda _pid: "a")
 
-    assert joules(found.slices, "a") == pytest.approx(WATTS * 90)
+    assert joules(division.slices, "a") == pytest.approx(WATTS * 90)
 
 
 def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() -> None:
@@ -233,14 +240,14 @@ def test_a_process_that_the_driver_lists_on_one_card_leaves_no_gap_on_another() 
     identity = ProcessIdentity("ab" * 16, 7, 1.1, "a", 0)
     job = [JobProcess(identity, alive=False, gpus=GpuUse(("0",)), ended=4.9)]
     lists = [*(listing(at, 7) for at in (2.0, 3.0, 4.0)), listing(5.0)]
-    others = [GpuListing("GPU-b", entry.at, ()) for entry in lists]
-    seen = GpuSnapshot(
+    other_lists = [GpuListing("GPU-b", entry.at, ()) for entry in lists]
+    snapshot = GpuSnapshot(
         job,
-        listings=[*lists, *others],
+        listings=[*lists, *other_lists],
         lives={7: ProcessLife(7, 1.0, 4.9)},
         uuids={0: "GPU-b", 1: "GPU-a"},
     )
-    parts = list(GpuDivision().divide(cards, seen, wall=5.0, now=5.0))
+    parts = list(GpuDivision().divide(cards, snapshot, wall=5.0, now=5.0))
 
     assert joules([part.slice for part in parts], "a") == pytest.approx(WATTS * 3.9)
     assert [card.gaps for card in cards] == [{}, {}]

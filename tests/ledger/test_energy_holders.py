@@ -52,28 +52,29 @@ def test_a_process_that_was_seen_after_its_exit_only_has_its_pid_by_the_start() 
     job = [process("0", started=90.0, ended=91.0)]
     holders = GpuHolders()
     holders.update(job, None, WorkUse(), lives, wall=WALL, now=NOW)
-    (found,) = holders.reported(job, UUIDS, now=NOW)[UUIDS[0]]
+    (holder,) = holders.reported(job, UUIDS, now=NOW)[UUIDS[0]]
 
     assert holders.run_of(7) == "a"
-    assert found.life == lives[7]
+    assert holder.life == lives[7]
 
 
 def test_another_process_of_the_same_pid_is_not_the_process() -> None:
     lives = {7: ProcessLife(7, 95.0)}
-    (found,) = reported(process("0", started=90.0, ended=91.0), lives=lives)[UUIDS[0]]
+    (holder,) = reported(process("0", started=90.0, ended=91.0), lives=lives)[UUIDS[0]]
 
-    assert found.life.pid < 0
-    assert (found.life.began, found.life.ended) == (90.0, 91.0)
+    assert holder.life.pid < 0
+    assert (holder.life.began, holder.life.ended) == (90.0, 91.0)
 
 
 def test_a_running_process_without_a_pid_is_in_no_list() -> None:
-    (found,) = reported(process("0"))[UUIDS[0]]
+    (holder,) = reported(process("0"))[UUIDS[0]]
 
-    assert not found.listable
+    assert not holder.listable
 
 
 @pytest.mark.parametrize(
-    "without", [process("0", used=False), process("0", rank=None), process("0", started=20.0, ended=30.0)]
+    "process_without_gpu",
+    [process("0", used=False), process("0", rank=None), process("0", started=20.0, ended=30.0)],
 )
-def test_a_process_that_uses_no_gpu_is_not_reported(without: JobProcess) -> None:
-    assert reported(without) == {}
+def test_a_process_that_uses_no_gpu_is_not_reported(process_without_gpu: JobProcess) -> None:
+    assert reported(process_without_gpu) == {}

@@ -52,10 +52,10 @@ class Node(EnergyNode):
         """Run one pass of every collector; return the joules of the run by component."""
         self.clock.wall, self.clock.monotonic = self.wall, self.machine.now
         self.rapl.collect()
-        found: Counter[str] = Counter()
+        joules_by_run: Counter[str] = Counter()
         for labels, joules in self.collect().all("training_energy_joules_total").items():
-            found[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things
-        return dict(found)
+            joules_by_run[dict(labels)["component"]] += joules  # type: ignore[assignment]  # joules, not a number of things
+        return dict(joules_by_run)
 
 
 @pytest.mark.timeout(60)
@@ -78,16 +78,16 @@ def test_an_hour_of_wraps_gaps_and_restarts_stays_within_a_quarter_of_a_percent(
         if number % 31 == 10:  # the registers cannot be read for once
             for key in EPYC:
                 machine.register(key).write_text("N/A\n")
-        counted = node.joules()
-        drawn = {
+        measured_joules = node.joules()
+        true_joules = {
             "cpu": sum(joules for key, joules in machine.joules.items() if key in EPYC),
             "dram": machine.joules["intel-rapl:0:0"],
         }
         if number == 1:
-            counted_before, drawn_before = counted, drawn
+            counted_before, drawn_before = measured_joules, true_joules
 
     assert (restarts, gaps) == (8, 7)
     assert node.cpu_wraps + node.wraps() > 20  # the ledger attributes energy drawn without a sidecar
-    for component, joules in drawn.items():
-        found = counted[component] - counted_before[component]
-        assert found == pytest.approx(joules - drawn_before[component], rel=0.0025), component
+    for component, joules in true_joules.items():
+        counted_joules = measured_joules[component] - counted_before[component]
+        assert counted_joules == pytest.approx(joules - drawn_before[component], rel=0.0025), component

@@ -49,11 +49,11 @@ class Job:
     """A process that trains on a GPU."""
 
     def __init__(
-        self, tmp_path: Path, run: str, seconds: float, rank: int = 0, code: str = JOB, **more: str
+        self, tmp_path: Path, run: str, seconds: float, rank: int = 0, code: str = JOB, **variables: str
     ) -> None:
         self.run, self.began = run, time.monotonic()
         identity = {"EXPORTER_RUN": run, "RANK": str(rank)}
-        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity, **more)
+        env = environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), **identity, **variables)
         self.process = subprocess.Popen([sys.executable, "-c", code, str(seconds)], env=env)
         self._ended = 0.0
         self._waiter = threading.Thread(target=self._wait)
@@ -91,13 +91,13 @@ def passes(running: Sidecar | Contained) -> str:
 
 def settled(running: Sidecar | Contained, run: str) -> float:
     """Return the energy of a run that has ended, once four passes in a row have not changed it."""
-    found, same, last = -1.0, 0, ""
+    last_joules, same, last_passes = -1.0, 0, ""
     while same < 4:
-        wait_until(lambda: passes(running) != last)  # noqa: B023  # called at once
-        last = passes(running)
-        now = joules(running, "training_energy_joules_total", run)
-        found, same = now, same + 1 if now == found else 0
-    return found
+        wait_until(lambda: passes(running) != last_passes)  # noqa: B023  # called at once
+        last_passes = passes(running)
+        current_joules = joules(running, "training_energy_joules_total", run)
+        last_joules, same = current_joules, same + 1 if current_joules == last_joules else 0
+    return last_joules
 
 
 def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
@@ -138,11 +138,11 @@ def test_a_run_has_the_energy_of_its_whole_life(
         if killed:
             time.sleep(13)
         seconds = job.kill() if killed else job.wait()
-        found = settled(running, "a")
-        other = running.sample('training_wasted_energy_joules_total{run="a",cause="other"}')
+        run_joules = settled(running, "a")
+        other_joules = running.sample('training_wasted_energy_joules_total{run="a",cause="other"}')
 
-    assert found == pytest.approx(WATTS * seconds, rel=0.02)
-    assert killed or (other or 0.0) < 0.02 * found
+    assert run_joules == pytest.approx(WATTS * seconds, rel=0.02)
+    assert killed or (other_joules or 0.0) < 0.02 * run_joules
 
 
 def test_two_runs_share_a_card_and_one_has_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +154,11 @@ def test_two_runs_share_a_card_and_one_has_two(tmp_path: Path, monkeypatch: pyte
             (first.process.pid, 0), (second.process.pid, 0), (wide.process.pid, 1), (wide.process.pid, 2)
         )
         lives = [job.wait() for job in (first, second, wide)]
-        found = [settled(running, run) for run in ("a", "b", "c")]
+        run_joules = [settled(running, run) for run in ("a", "b", "c")]
 
-    assert found[0] + found[1] == pytest.approx(WATTS * max(lives[:2]), rel=0.03)
-    assert found[0] == pytest.approx(found[1], rel=0.05)
-    assert found[2] == pytest.approx(2 * WATTS * lives[2], rel=0.02)
+    assert run_joules[0] + run_joules[1] == pytest.approx(WATTS * max(lives[:2]), rel=0.03)
+    assert run_joules[0] == pytest.approx(run_joules[1], rel=0.05)
+    assert run_joules[2] == pytest.approx(2 * WATTS * lives[2], rel=0.02)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -166,7 +166,7 @@ def test_a_run_on_eight_cards_has_their_energy_also_over_a_restart_of_the_sideca
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, restarted: bool
 ) -> None:
     fake = prepared(tmp_path, monkeypatch, count=8)
-    away = 0.0
+    downtime_seconds = 0.0
     with ExitStack() as sidecars:
         running = sidecars.enter_context(sidecar(tmp_path, flags(tmp_path)))
         wait_until(lambda: running.page.count("gpu_energy_joules_total{") == 8)
@@ -179,15 +179,17 @@ def test_a_run_on_eight_cards_has_their_energy_also_over_a_restart_of_the_sideca
             running.end(signal.SIGKILL)
             running = sidecars.enter_context(sidecar(tmp_path, flags(tmp_path)))
             wait_until(lambda: running.page.count("gpu_energy_joules_total{") == 8)
-            away = time.monotonic() - start
+            downtime_seconds = time.monotonic() - start
             time.sleep(12)
         for rank in ranks:
             rank.process.kill()
         lives = [rank.wait() for rank in ranks]
-        found = settled(running, "a")
+        run_joules = settled(running, "a")
 
     # A process that the driver lists late has the GPU from the last list without the process.
-    assert WATTS * (sum(lives) - 8 * (away + late)) * 0.98 <= found <= WATTS * sum(lives) * 1.02
+    assert (
+        WATTS * (sum(lives) - 8 * (downtime_seconds + late)) * 0.98 <= run_joules <= WATTS * sum(lives) * 1.02
+    )
 
 
 def test_an_attempt_of_two_seconds_has_its_energy_and_its_cause_before_the_next_attempt(
@@ -202,10 +204,10 @@ def test_an_attempt_of_two_seconds_has_its_energy_and_its_cause_before_the_next_
         second = Job(tmp_path, "a", 10)
         hold(fake, [second])
         seconds += second.wait()
-        found = settled(running, "a")
+        run_joules = settled(running, "a")
         cause = joules(running, "training_wasted_energy_joules_total", "a", 'cause="checkpoint_load"')
 
-    assert found == pytest.approx(WATTS * seconds, rel=0.05)
+    assert run_joules == pytest.approx(WATTS * seconds, rel=0.05)
     assert cause == pytest.approx(WATTS * 1.5, rel=0.1)
 
 
@@ -219,10 +221,10 @@ def test_without_a_list_of_processes_a_run_has_the_energy_of_the_card_in_its_fee
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
         job = Job(tmp_path, "a", 4.0, code=CRASH, CUDA_VISIBLE_DEVICES=CARD)
         seconds = job.wait()
-        found = settled(running, "a")
+        run_joules = settled(running, "a")
         load = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
 
-    assert WATTS * 4.0 <= found <= WATTS * seconds * 1.02
+    assert WATTS * 4.0 <= run_joules <= WATTS * seconds * 1.02
     assert load == pytest.approx(WATTS * 4.0, rel=0.1)
 
 
@@ -237,9 +239,9 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_card_of_a_run_in_its_feed(
         job = Job(tmp_path, "a", 12, CUDA_VISIBLE_DEVICES="1")
         fake.hold((job.process.pid, 1))  # a number of another namespace
         seconds = job.wait()
-        found = settled(running, "a")
+        run_joules = settled(running, "a")
 
-    assert WATTS * 12 <= found <= WATTS * seconds * 1.02
+    assert WATTS * 12 <= run_joules <= WATTS * seconds * 1.02
 
 
 def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
@@ -254,11 +256,11 @@ def test_the_energy_of_an_attempt_without_a_known_card_is_a_gap(
         job = Job(tmp_path, "a", 0.2, code=CRASH)
         seconds = job.wait()
         wait_until(lambda: running.sample(f'{gap}reason="process_not_listed"}}') is not None)
-        found = running.sample(f'{gap}reason="process_not_listed"}}') or 0.0
-        given = joules(running, "training_energy_joules_total", "a")
+        gap_seconds = running.sample(f'{gap}reason="process_not_listed"}}') or 0.0
+        run_joules = joules(running, "training_energy_joules_total", "a")
 
-    assert 0 < found <= WATTS * seconds
-    assert given == 0
+    assert 0 < gap_seconds <= WATTS * seconds
+    assert run_joules == 0
 
 
 def test_a_restart_of_the_sidecar_costs_a_run_only_the_seconds_without_it(
@@ -270,16 +272,16 @@ def test_a_restart_of_the_sidecar_costs_a_run_only_the_seconds_without_it(
         job = Job(tmp_path, "a", 60)
         hold(fake, [job])
         time.sleep(14)
-        away = time.monotonic()
+        downtime_seconds = time.monotonic()
         running.end(signal.SIGKILL)
     with sidecar(tmp_path, flags(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        away = time.monotonic() - away
+        downtime_seconds = time.monotonic() - downtime_seconds
         time.sleep(12)
         seconds = job.kill()
-        found = settled(running, "a")
+        run_joules = settled(running, "a")
 
-    assert WATTS * (seconds - away) * 0.98 <= found <= WATTS * seconds * 1.02
+    assert WATTS * (seconds - downtime_seconds) * 0.98 <= run_joules <= WATTS * seconds * 1.02
 
 
 def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
@@ -289,13 +291,13 @@ def test_idle_power_is_right_at_a_steady_draw_and_after_one_damaged_reading(
     start = steady(fake, Load(watts=300.0))
     with sidecar(tmp_path, flags(tmp_path, "interval: 1s")) as running:
         wait_until(lambda: idle(running, "before_start"))
-        before = idle(running, "before_start")
+        initial_idle = idle(running, "before_start")
         now = time.time()
         fake.fail(f"nvmlDeviceGetTotalEnergyConsumption -1 0 {now} {now + 1.0} 0 2")  # a third of the counter
         time.sleep(6)
         fake.play((start - 1000.0, Load(watts=300.0)), (time.time(), Load(watts=700.0)))
         wait_until(lambda: idle(running, "min_seen"))
-        after = [idle(running, method) for method in ("before_start", "min_seen")]
+        final_idle = [idle(running, method) for method in ("before_start", "min_seen")]
 
-    assert before == pytest.approx(300.0, rel=0.1)
-    assert after == pytest.approx([300.0, 300.0], rel=0.1)
+    assert initial_idle == pytest.approx(300.0, rel=0.1)
+    assert final_idle == pytest.approx([300.0, 300.0], rel=0.1)

@@ -112,9 +112,9 @@ def test_a_foreign_owner_lock_is_reported(shared: Path, caplog: pytest.LogCaptur
 
 def test_entries_of_any_user_are_trusted_where_others_cannot_write(shared: Path) -> None:
     occupy(shared / "ledger", directory=True)
-    before = foreign_uid(str(shared / "ledger"))
+    initial_uid = foreign_uid(str(shared / "ledger"))
     os.seteuid(0)
     shared.chmod(0o755)
     os.seteuid(65534)
 
-    assert (before, foreign_uid(str(shared / "ledger"))) == (ATTACKER, None)
+    assert (initial_uid, foreign_uid(str(shared / "ledger"))) == (ATTACKER, None)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from goodput_support import Watched, a_job, badput, check_identity, of, reasons
+from goodput_support import (
+    MonitoredJob,
+    a_job,
+    badput_seconds,
+    check_identity,
+    counts_by_reason,
+    training_value,
+)
 from ledger_support import Sidecar
 from places import PROJECT
 
@@ -22,7 +29,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
 @pytest.fixture
 def killed_at_100(sidecar: Sidecar) -> None:
     """Saved at 90, killed at 100, half a second into the next step and a quarter second after the last flush."""
-    first = Watched(sidecar, a_job())
+    first = MonitoredJob(sidecar, a_job())
     first.job.train(90)
     first.job.save(2.0)
     first.job.train(10)
@@ -34,14 +41,14 @@ def killed_at_100(sidecar: Sidecar) -> None:
 
 @pytest.mark.usefixtures("killed_at_100")
 def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None:
-    again = Watched(sidecar, a_job(50))
-    again.job.train(50)
-    again.job.save(1.0)
-    page = again.see()
+    restarted = MonitoredJob(sidecar, a_job(50))
+    restarted.job.train(50)
+    restarted.job.save(1.0)
+    page = restarted.see()
 
-    assert of(page, "lost_steps_total") == 10 + 40
-    assert of(page, "productive_seconds_total") == 90 + 10
-    assert badput(page)["lost_progress"] == 0.75 + 10 + 40
+    assert training_value(page, "lost_steps_total") == 10 + 40
+    assert training_value(page, "productive_seconds_total") == 90 + 10
+    assert badput_seconds(page)["lost_progress"] == 0.75 + 10 + 40
     check_identity(page)
 
 
@@ -49,43 +56,52 @@ def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None
 def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_latest_save(
     sidecar: Sidecar,
 ) -> None:
-    again = Watched(sidecar, a_job(0, load=1.0))
-    again.job.train(10)
-    again.job.save(1.0)
-    page = again.see()
+    restarted = MonitoredJob(sidecar, a_job(0, load=1.0))
+    restarted.job.train(10)
+    restarted.job.save(1.0)
+    page = restarted.see()
 
-    assert [of(page, "lost_steps_total"), of(page, "productive_seconds_total")] == [10, 100]
+    assert [training_value(page, "lost_steps_total"), training_value(page, "productive_seconds_total")] == [
+        10,
+        100,
+    ]
 
 
 @pytest.mark.usefixtures("killed_at_100")
 def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
-    again = Watched(sidecar, a_job(0))
-    again.job.inferred_loop = True
-    again.job.train(3)
-    warm_up = again.see()
-    again.job.begin_loop(90)
-    again.job.inferred_loop, again.job.first_step = False, 90
+    restarted = MonitoredJob(sidecar, a_job(0))
+    restarted.job.inferred_loop = True
+    restarted.job.train(3)
+    warm_up = restarted.see()
+    restarted.job.begin_loop(90)
+    restarted.job.inferred_loop, restarted.job.first_step = False, 90
 
-    assert [of(warm_up, "lost_steps_total"), of(again.see(), "lost_steps_total")] == [0, 10]
+    assert [
+        training_value(warm_up, "lost_steps_total"),
+        training_value(restarted.see(), "lost_steps_total"),
+    ] == [0, 10]
 
 
 @pytest.mark.parametrize("tag", ["", "s"], ids=["by-run", "by-tag"])
 def test_after_a_normal_end_the_next_launch_is_another_task_without_a_session_tag(
     sidecar: Sidecar, tag: str
 ) -> None:
-    first = Watched(sidecar, a_job(session_tag=tag))
+    first = MonitoredJob(sidecar, a_job(session_tag=tag))
     first.job.train(10)
     first.finish()
     sidecar.clock.advance(DAY)
-    again = Watched(sidecar, a_job(10 if tag else 0, session_tag=tag))
-    again.job.train(10)
-    again.job.save(0.0)
-    page = again.see()
+    restarted = MonitoredJob(sidecar, a_job(10 if tag else 0, session_tag=tag))
+    restarted.job.train(10)
+    restarted.job.save(0.0)
+    page = restarted.see()
 
-    assert of(page, "attempt") == (2 if tag else 1)
-    assert [of(page, "productive_seconds_total"), of(page, "lost_steps_total")] == [20, 0]
-    assert badput(page) == ({"init": 8, "downtime": DAY + 4.5} if tag else {"init": 8})
-    assert reasons(page, "restarts") == ({"exit": 1} if tag else {})
+    assert training_value(page, "attempt") == (2 if tag else 1)
+    assert [training_value(page, "productive_seconds_total"), training_value(page, "lost_steps_total")] == [
+        20,
+        0,
+    ]
+    assert badput_seconds(page) == ({"init": 8, "downtime": DAY + 4.5} if tag else {"init": 8})
+    assert counts_by_reason(page, "restarts") == ({"exit": 1} if tag else {})
 
 
 @pytest.mark.parametrize(("first_step", "load", "same"), [(0, 0.0, False), (0, 1.0, True), (90, 0.0, True)])
@@ -94,29 +110,29 @@ def test_a_training_from_step_zero_long_after_a_crash_is_another_task(
     sidecar: Sidecar, first_step: int, load: float, same: bool
 ) -> None:
     sidecar.clock.advance(DAY)
-    page = Watched(sidecar, a_job(first_step, load=load)).see()
+    page = MonitoredJob(sidecar, a_job(first_step, load=load)).see()
 
-    assert badput(page).get("downtime", 0.0) == (DAY + 4.5 if same else 0)
-    assert of(page, "attempt") == (2 if same else 1)
-    assert of(page, "lost_steps_total") == (10 if same else 0)
-    assert of(page, "uncommitted_seconds") == 0
+    assert badput_seconds(page).get("downtime", 0.0) == (DAY + 4.5 if same else 0)
+    assert training_value(page, "attempt") == (2 if same else 1)
+    assert training_value(page, "lost_steps_total") == (10 if same else 0)
+    assert training_value(page, "uncommitted_seconds") == 0
 
 
-@pytest.mark.parametrize(("held", "cause"), [(400.0, "hang"), (200.0, "lost_progress")])
+@pytest.mark.parametrize(("held_seconds", "cause"), [(400.0, "hang"), (200.0, "lost_progress")])
 def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
-    sidecar: Sidecar, held: float, cause: str
+    sidecar: Sidecar, held_seconds: float, cause: str
 ) -> None:
-    watched = Watched(sidecar, a_job())
-    watched.job.train(3)
-    watched.job.hold(held)
+    monitored = MonitoredJob(sidecar, a_job())
+    monitored.job.train(3)
+    monitored.job.hold(held_seconds)
 
-    assert of(watched.see(), "uncommitted_seconds") == 3 + held
-    assert badput(watched.die()) == {"init": 4, cause: held}
+    assert training_value(monitored.see(), "uncommitted_seconds") == 3 + held_seconds
+    assert badput_seconds(monitored.die()) == {"init": 4, cause: held_seconds}
 
 
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
     text = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
-    first = Watched(sidecar, a_job(init=20.0))
+    first = MonitoredJob(sidecar, a_job(init=20.0))
     for length in (30, 30, 30, 10):
         first.job.train(length, 1.5, data=0.5)
         first.job.save(6.0) if length == 30 else None
@@ -124,24 +140,27 @@ def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> No
     first.see()
     killed = first.die()
     sidecar.clock.advance(55.5)  # a minute after the end
-    second = Watched(sidecar, a_job(90, init=20.0))
+    second = MonitoredJob(sidecar, a_job(90, init=20.0))
     second.job.train(30, 1.5, data=0.5)
     second.job.save(6.0)
     page = second.finish()
 
     names = ("productive_seconds_total", "wall_seconds_total", "lost_steps_total")
-    assert [of(killed, name) for name in ("uncommitted_seconds", "wall_seconds_total")] == [15, 238.5]
-    assert [of(page, name) for name in names] == [180, 384.5, 10]
-    assert [of(page, "attempt"), of(page, "attempt_steps")] == [2, 30]
-    assert reasons(killed) == reasons(page, "restarts") == {"signal": 1}
+    assert [training_value(killed, name) for name in ("uncommitted_seconds", "wall_seconds_total")] == [
+        15,
+        238.5,
+    ]
+    assert [training_value(page, name) for name in names] == [180, 384.5, 10]
+    assert [training_value(page, "attempt"), training_value(page, "attempt_steps")] == [2, 30]
+    assert counts_by_reason(killed) == counts_by_reason(page, "restarts") == {"signal": 1}
     check_identity(page)
-    assert badput(page) == {
+    assert badput_seconds(page) == {
         "init": 40,
         "lost_progress": 15.5,
         "data_stall": 65,
         "checkpoint_save": 24,
         "downtime": 60,
     }
-    for words in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
-        assert words in text
+    for excerpt in ("**productive 180**", "lost_progress 15.5", "**wall 384.5**", "was 15 and wall 238.5"):
+        assert excerpt in text
     assert all(f"| `{cause}` |" in text for cause in CAUSES)

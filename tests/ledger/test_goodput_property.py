@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from goodput_support import PaperJob, Watched, a_job, check_identity
+from goodput_support import MonitoredJob, SimulatedJob, a_job, check_identity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_support import Page, Sidecar
@@ -35,7 +35,7 @@ class Story:
         self.sidecar = Sidecar(directory)
         self.ends: list[End] = []
         self.launches = {LAUNCH}
-        self.process: Watched | None = None
+        self.process: MonitoredJob | None = None
         self.counted: Mapping[int, float] = {}
         self.states: list[str] = []
         self._give_evidence()
@@ -51,7 +51,7 @@ class Story:
         if action == "begin" and process is None:
             self._begin(a_job(first_step=number))
         elif action == "evaluate" and process is None:
-            self._begin(PaperJob())
+            self._begin(SimulatedJob())
             self._job.spend("validation", float(number))
         elif action == "launch ends" and process is None and self.launches:
             self.launches = set()
@@ -75,12 +75,12 @@ class Story:
         self._see(float(number))
 
     @property
-    def _job(self) -> PaperJob:
+    def _job(self) -> SimulatedJob:
         assert self.process is not None
         return self.process.job
 
-    def _begin(self, job: PaperJob) -> None:
-        self.process = Watched(self.sidecar, job)
+    def _begin(self, job: SimulatedJob) -> None:
+        self.process = MonitoredJob(self.sidecar, job)
         self.process.process = self.process.process.replace(launch=LAUNCH)
 
     def _see(self, seconds: float) -> None:
@@ -94,14 +94,14 @@ class Story:
             check_identity(page)
 
     def _check_counters(self, page: Page) -> None:
-        found = {
+        published = {
             place: value
             for place, (name, labels) in enumerate(COUNTERS)
             if (value := page.get(f"training_{name}", run="r", **labels)) is not None
         }
-        for place, value in found.items():
+        for place, value in published.items():
             assert value >= self.counted.get(place, 0.0) - 1e-6, COUNTERS[place]
-        self.counted = {**self.counted, **found}
+        self.counted = {**self.counted, **published}
 
 
 ACTIONS = st.tuples(
@@ -141,6 +141,6 @@ def test_a_finished_training_stays_finished_whatever_follows_without_training(
         for action, number in actions:
             story.play(action, number)
 
-    ended = [state for state in story.states if state in ENDED_STATES]
-    assert set(ended) == {"finished"}
-    assert story.states[story.states.index("finished") :] == ended
+    ended_states = [state for state in story.states if state in ENDED_STATES]
+    assert set(ended_states) == {"finished"}
+    assert story.states[story.states.index("finished") :] == ended_states

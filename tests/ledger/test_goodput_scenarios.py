@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from goodput_support import check_identity, of
+from goodput_support import check_identity, training_value
 from ledger_support import Page
 from places import TESTS
 from prometheus_client.parser import text_string_to_metric_families
@@ -58,8 +58,8 @@ def page(running: Sidecar) -> Page:
     return Page(list(text_string_to_metric_families(running.ask("/metrics")[1])))
 
 
-def wait_for(running: Sidecar, holds: Callable[[Page], bool]) -> None:
-    wait_until(lambda: holds(page(running)))
+def wait_for(running: Sidecar, condition: Callable[[Page], bool]) -> None:
+    wait_until(lambda: condition(page(running)))
 
 
 @contextlib.contextmanager
@@ -82,8 +82,8 @@ def completed(tmp_path: Path, steps: int, *arguments: str, run: str = "job-1") -
         assert process.returncode == 0
 
 
-def killed(tmp_path: Path, steps: int, at: int, *arguments: str, run: str = "job-1") -> None:
-    with job(tmp_path, steps, f"--pause-at={at}", *arguments, run=run) as process:
+def killed(tmp_path: Path, steps: int, killed_step: int, *arguments: str, run: str = "job-1") -> None:
+    with job(tmp_path, steps, f"--pause-at={killed_step}", *arguments, run=run) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "paused\n"
         process.send_signal(signal.SIGKILL)
@@ -118,27 +118,27 @@ def test_scenarios_1_to_3_two_trainings_from_the_beginning_are_two_sessions(
 ) -> None:
     with sidecar(tmp_path, *flags) as running:
         completed(tmp_path, 40, "--session=a", "--from-nothing")
-        wait_for(running, lambda found: of(found, "attempt_steps", "job-1") == 40)
-        first = page(running)
+        wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
+        first_page = page(running)
         middle = len(steps_of(tmp_path))
         completed(
             tmp_path, 40, "--session=b", "--from-nothing", f"--perf={perf}", f"--world-size={world_size}"
         )
-        wait_for(running, lambda found: info(found, "job-1").get("session_tag") == "b")
-        wait_for(running, lambda found: of(found, "attempt_steps", "job-1") == 40)
-        wait_for(running, lambda found: of(found, "uncommitted_seconds", "job-1") == 0)
+        wait_for(running, lambda scraped: info(scraped, "job-1").get("session_tag") == "b")
+        wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", "job-1") == 40)
+        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
         second = page(running)
 
     steps = steps_of(tmp_path)
-    assert info(first, "job-1")["perf_tag"] == "perf"
+    assert info(first_page, "job-1")["perf_tag"] == "perf"
     assert [info(second, "job-1")[name] for name in ("perf_tag", "world_size")] == [perf, world_size]
-    for found, mine in ((first, steps[:middle]), (second, steps[middle:])):
-        assert of(found, "attempt", "job-1") == 1
-        assert of(found, "lost_steps_total", "job-1") == 0
+    for found, own_steps in ((first_page, steps[:middle]), (second, steps[middle:])):
+        assert training_value(found, "attempt", "job-1") == 1
+        assert training_value(found, "lost_steps_total", "job-1") == 0
         assert total(found, "restarts_total", "job-1") == 0
         assert total(found, "interruptions_total", "job-1") == 0
-        assert of(found, "productive_seconds_total", "job-1") == close(seconds_of(mine))
-        assert of(found, "badput_seconds_total", "job-1", cause="downtime") == 0
+        assert training_value(found, "productive_seconds_total", "job-1") == close(seconds_of(own_steps))
+        assert training_value(found, "badput_seconds_total", "job-1", cause="downtime") == 0
         check_identity(found, "job-1")
 
 
@@ -153,27 +153,29 @@ def test_scenarios_4_and_5_a_training_that_fails_and_resumes_is_one_session(
     """Fails at step 100, resumes from 90, possibly under a new scheduler job, and ends at 120."""
     with sidecar(tmp_path, *flags) as running:
         killed(tmp_path, 120, 98, "--session=s", "--save-every=30")
-        wait_for(running, lambda found: total(found, "interruptions_total", "job-1") == 1)
+        wait_for(running, lambda scraped: total(scraped, "interruptions_total", "job-1") == 1)
         failed = page(running)
     # The sidecar is also killed, and a new sidecar continues.
     with sidecar(tmp_path, *flags) as running:
         completed(tmp_path, 120, "--session=s", "--save-every=30", f"--perf={perf}", run=second_run)
-        wait_for(running, lambda found: of(found, "attempt_steps", second_run) == 30)
-        wait_for(running, lambda found: of(found, "uncommitted_seconds", second_run) == 0)
+        wait_for(running, lambda scraped: training_value(scraped, "attempt_steps", second_run) == 30)
+        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", second_run) == 0)
         resumed = page(running)
 
     steps = steps_of(tmp_path)
     first = [step for step in steps if step.process == steps[0].process]
     second = [step for step in steps if step.process != steps[0].process]
     assert [step.number for step in second] == list(range(90, 120))
-    assert of(failed, "productive_seconds_total", "job-1") == close(seconds_of(first[:90]))
-    assert of(failed, "uncommitted_seconds", "job-1") == close(seconds_of(first[90:]))
-    assert of(resumed, "lost_steps_total", second_run) == 8
-    assert of(resumed, "badput_seconds_total", second_run, cause="lost_progress") == close(
+    assert training_value(failed, "productive_seconds_total", "job-1") == close(seconds_of(first[:90]))
+    assert training_value(failed, "uncommitted_seconds", "job-1") == close(seconds_of(first[90:]))
+    assert training_value(resumed, "lost_steps_total", second_run) == 8
+    assert training_value(resumed, "badput_seconds_total", second_run, cause="lost_progress") == close(
         seconds_of(first[90:])
     )
-    assert of(resumed, "productive_seconds_total", second_run) == close(seconds_of(first[:90] + second))
-    assert of(resumed, "attempt", second_run) == 2
+    assert training_value(resumed, "productive_seconds_total", second_run) == close(
+        seconds_of(first[:90] + second)
+    )
+    assert training_value(resumed, "attempt", second_run) == 2
     assert total(resumed, "restarts_total", second_run) == 1
     assert total(resumed, "interruptions_total", second_run) == 1
     assert info(resumed, second_run)["perf_tag"] == perf
@@ -190,11 +192,11 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(sidecar(tmp_path, *flags))
         for attempt in range(4):
-            begun = len(steps_of(tmp_path)) if attempt else 0
+            started_steps = len(steps_of(tmp_path)) if attempt else 0
             with job(tmp_path, 150, "--session=s", "--save-every=20") as process:
                 if attempt < 3:
                     # The job has written to the feed by then, however slow its start.
-                    wait_until(lambda begun=begun: has_steps(tmp_path, begun + 1))  # type: ignore[misc]
+                    wait_until(lambda started_steps=started_steps: has_steps(tmp_path, started_steps + 1))  # type: ignore[misc]
                     time.sleep(chance.uniform(0.4, 1.2))
                     process.kill()
                     kills += 1
@@ -202,26 +204,30 @@ def test_killing_job_and_sidecar_at_any_instant_loses_no_count(tmp_path: Path, f
                     running.process.kill()
                     running = stack.enter_context(sidecar(tmp_path, *flags))
                 process.communicate(timeout=60 * PATIENCE)
-            wait_for(running, lambda found: of(found, "uncommitted_seconds", "job-1") is not None)
+            wait_for(
+                running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") is not None
+            )
             marks.append(page(running))
-        wait_for(running, lambda found: of(found, "uncommitted_seconds", "job-1") == 0)
+        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-1") == 0)
         marks.append(page(running))
 
     steps = steps_of(tmp_path)
     repeated = len(steps) - len({step.number for step in steps})
-    last = marks[-1]
-    lost = of(last, "lost_steps_total", "job-1")
-    assert lost is not None
+    final_page = marks[-1]
+    lost_steps = training_value(final_page, "lost_steps_total", "job-1")
+    assert lost_steps is not None
     # A killed process loses its unflushed values: a fifth of a second, twenty steps.
-    assert repeated - 25 * kills <= lost <= repeated
-    lost_seconds = of(last, "badput_seconds_total", "job-1", cause="lost_progress")
+    assert repeated - 25 * kills <= lost_steps <= repeated
+    lost_seconds = training_value(final_page, "badput_seconds_total", "job-1", cause="lost_progress")
     assert lost_seconds is not None
-    productive = of(last, "productive_seconds_total", "job-1")
+    productive = training_value(final_page, "productive_seconds_total", "job-1")
     assert productive == pytest.approx(seconds_of(steps) - repeated * seconds_of(steps) / len(steps), rel=0.2)
-    for before, after in pairwise(marks):
-        check_identity(after, "job-1")
+    for earlier, later in pairwise(marks):
+        check_identity(later, "job-1")
         for name in ("wall_seconds_total", "productive_seconds_total", "lost_steps_total"):
-            assert (of(after, name, "job-1") or 0.0) >= (of(before, name, "job-1") or 0.0)
+            assert (training_value(later, name, "job-1") or 0.0) >= (
+                training_value(earlier, name, "job-1") or 0.0
+            )
 
 
 def test_a_session_continues_on_another_node_while_the_first_sidecar_lives(
@@ -230,19 +236,21 @@ def test_a_session_continues_on_another_node_while_the_first_sidecar_lives(
     """Two nodes with a sidecar each, that share a directory of state."""
     for name in ("a", "b", "a/job", "b/job"):
         (tmp_path / name).mkdir()
-    with sidecar(tmp_path / "a", *flags) as here, sidecar(tmp_path / "b", *flags) as there:
+    with sidecar(tmp_path / "a", *flags) as first_sidecar, sidecar(tmp_path / "b", *flags) as second_sidecar:
         killed(tmp_path / "a", 120, 98, "--session=s", "--save-every=30")
-        wait_for(here, lambda found: total(found, "interruptions_total", "job-1") == 1)
+        wait_for(first_sidecar, lambda scraped: total(scraped, "interruptions_total", "job-1") == 1)
         (tmp_path / "a" / "job" / "saved").rename(tmp_path / "b" / "job" / "saved")
         completed(tmp_path / "b", 120, "--session=s", "--save-every=30", run="job-2")
-        wait_for(there, lambda found: of(found, "uncommitted_seconds", "job-2") == 0)
-        resumed = page(there)
+        wait_for(second_sidecar, lambda scraped: training_value(scraped, "uncommitted_seconds", "job-2") == 0)
+        resumed = page(second_sidecar)
 
-    first, second = steps_of(tmp_path / "a"), steps_of(tmp_path / "b")
-    assert [step.number for step in second] == list(range(90, 120))
-    assert of(resumed, "attempt", "job-2") == 2
-    assert of(resumed, "lost_steps_total", "job-2") == 8
-    assert of(resumed, "productive_seconds_total", "job-2") == close(seconds_of(first[:90] + second))
+    first_steps, second_steps = steps_of(tmp_path / "a"), steps_of(tmp_path / "b")
+    assert [step.number for step in second_steps] == list(range(90, 120))
+    assert training_value(resumed, "attempt", "job-2") == 2
+    assert training_value(resumed, "lost_steps_total", "job-2") == 8
+    assert training_value(resumed, "productive_seconds_total", "job-2") == close(
+        seconds_of(first_steps[:90] + second_steps)
+    )
     check_identity(resumed, "job-2")
 
 
@@ -269,19 +277,20 @@ def test_the_energy_of_a_run_is_the_sum_over_phases_and_over_outcomes_of_work(
     with sidecar(tmp_path, *flags) as running:
         killed(tmp_path, 400, 150, "--session=s", "--save-every=100")
         completed(tmp_path, 400, "--session=s", "--save-every=100")
-        wait_for(running, lambda found: of(found, "uncommitted_seconds", run) == 0)
+        wait_for(running, lambda scraped: training_value(scraped, "uncommitted_seconds", run) == 0)
         wait_for(
-            running, lambda found: abs(total(found, "energy_joules_total", run) - placed(found, run)) < 1e-6
+            running,
+            lambda scraped: abs(total(scraped, "energy_joules_total", run) - placed(scraped, run)) < 1e-6,
         )
-        found = page(running)
+        final_page = page(running)
 
-    assert total(found, "phase_energy_joules_total", run) == pytest.approx(placed(found, run))
-    assert (of(found, "productive_energy_joules_total", run) or 0.0) > 0
+    assert total(final_page, "phase_energy_joules_total", run) == pytest.approx(placed(final_page, run))
+    assert (training_value(final_page, "productive_energy_joules_total", run) or 0.0) > 0
     for cause in ("lost_progress", "init"):
-        assert (of(found, "wasted_energy_joules_total", run, cause=cause) or 0.0) > 0
+        assert (training_value(final_page, "wasted_energy_joules_total", run, cause=cause) or 0.0) > 0
 
 
-def placed(found: Page, run: str) -> float:
+def placed(scraped: Page, run: str) -> float:
     """Energy with a known outcome."""
-    productive = of(found, "productive_energy_joules_total", run) or 0.0
-    return productive + total(found, "wasted_energy_joules_total", run)
+    productive = training_value(scraped, "productive_energy_joules_total", run) or 0.0
+    return productive + total(scraped, "wasted_energy_joules_total", run)

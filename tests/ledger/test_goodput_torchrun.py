@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goodput_support import check_identity, of, reasons
+from goodput_support import check_identity, counts_by_reason, training_value
 from serve_support import environment, sidecar
 from test_goodput_scenarios import page as page_of
 from test_goodput_scenarios import wait_for
@@ -107,43 +107,49 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
         )
         assert completed.returncode == 0, completed.stderr
         name = "training_uncommitted_seconds"
-        wait_for(running, lambda found: [round(value, 6) for value in found.all(name).values()] == [0])
+        wait_for(running, lambda scraped: [round(value, 6) for value in scraped.all(name).values()] == [0])
         page = page_of(running)
 
     lines = [json.loads(line) for line in (tmp_path / "log-0").read_text().splitlines()]
 
-    def said(what: str, attempt: int) -> list[Any]:
-        return [line for line in lines if (line["what"], line["attempt"]) == (what, attempt)]
+    def job_records(kind: str, attempt: int) -> list[Any]:
+        return [line for line in lines if (line["what"], line["attempt"]) == (kind, attempt)]
 
-    steps = [{record["step"]: record["seconds"] for record in said("step", attempt)} for attempt in range(3)]
+    steps = [
+        {record["step"]: record["seconds"] for record in job_records("step", attempt)} for attempt in range(3)
+    ]
     assert [list(step) for step in steps] == [[*range(25)], [*range(20, 37)], [*range(30, 50)]]
     unfinished = sum(line["seconds"] for line in lines if line["what"] == "failed")
     saved = ((0, range(20)), (1, range(20, 30)), (2, range(30, 50)))
-    productive = sum(steps[attempt][step] for attempt, done in saved for step in done)
-    lost = sum(sum(step.values()) for step in steps) - productive + unfinished
+    productive = sum(steps[attempt][step] for attempt, saved_steps in saved for step in saved_steps)
+    lost_seconds = sum(sum(step.values()) for step in steps) - productive + unfinished
 
     ((((_, run),), _),) = page.all("training_attempt").items()  # one run, although unnamed
     assert run.startswith("train-")
-    assert of(page, "attempt", run) == 3
-    assert of(page, "attempt_steps", run) == 20
-    assert of(page, "lost_steps_total", run) == 5 + 7
-    assert of(page, "productive_seconds_total", run) == pytest.approx(productive, rel=0.1, abs=0.1)
+    assert training_value(page, "attempt", run) == 3
+    assert training_value(page, "attempt_steps", run) == 20
+    assert training_value(page, "lost_steps_total", run) == 5 + 7
+    assert training_value(page, "productive_seconds_total", run) == pytest.approx(
+        productive, rel=0.1, abs=0.1
+    )
     # The sidecar dates a death at its detection, which is later on a busy machine.
-    lost_progress = of(page, "badput_seconds_total", run, cause="lost_progress")
-    assert 0.9 * lost - 0.2 < lost_progress < 1.1 * lost + 0.2 * PATIENCE
+    lost_progress = training_value(page, "badput_seconds_total", run, cause="lost_progress")
+    assert 0.9 * lost_seconds - 0.2 < lost_progress < 1.1 * lost_seconds + 0.2 * PATIENCE
     starts = [line["start"] for line in lines if line["what"] == "begin"]
-    ends = [said(what, attempt)[-1]["at"] for attempt, what in enumerate(("failed", "killed", "end"))]
-    wall, away = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
-    preparing = sum(said("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3))
-    lost_time = {cause: of(page, "badput_seconds_total", run, cause=cause) or 0.0 for cause in CAUSES}
+    ends = [job_records(kind, attempt)[-1]["at"] for attempt, kind in enumerate(("failed", "killed", "end"))]
+    wall, downtime = ends[2] - starts[0], (starts[1] - ends[0]) + (starts[2] - ends[1])
+    preparing = sum(job_records("loop", attempt)[-1]["at"] - starts[attempt] for attempt in range(3))
+    lost_time = {
+        cause: training_value(page, "badput_seconds_total", run, cause=cause) or 0.0 for cause in CAUSES
+    }
 
-    assert of(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)
+    assert training_value(page, "wall_seconds_total", run) == pytest.approx(wall, abs=0.5)
     # The time between the last flush and the end of a process is unknown to the exporter.
-    assert lost_time["downtime"] == pytest.approx(away, abs=0.8)
+    assert lost_time["downtime"] == pytest.approx(downtime, abs=0.8)
     assert lost_time["init"] + lost_time["checkpoint_load"] == pytest.approx(preparing, abs=0.5)
     assert lost_time["checkpoint_save"] > 0
     assert [lost_time["hang"], lost_time["validation"], lost_time["data_stall"]] == [0, 0, 0]
-    assert [reasons(page, "restarts", run), reasons(page, "interruptions", run)] == [
+    assert [counts_by_reason(page, "restarts", run), counts_by_reason(page, "interruptions", run)] == [
         {"signal": 2},
         {"signal": 2},
     ]

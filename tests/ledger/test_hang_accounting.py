@@ -100,7 +100,7 @@ events = st.one_of(
 @given(st.lists(events, max_size=30))
 def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(story: Sequence[tuple[str, float]]) -> None:
     books = Books()
-    before = books.counters()
+    previous = books.counters()
     for event, seconds in [("work", 5.0), ("end", 0.0), *story]:
         if event == "work":
             books.work(seconds)
@@ -109,8 +109,8 @@ def test_wall_time_is_the_sum_and_no_counter_decreases_over_hangs(story: Sequenc
         else:
             books.end_step(failed=event == "fail")
         books.check()
-        after = books.counters()
-        assert all(new >= old - 1e-9 for old, new in zip(before, after, strict=True))
-        before = after
+        current = books.counters()
+        assert all(later >= earlier - 1e-9 for earlier, later in zip(previous, current, strict=True))
+        previous = current
     books.goodput.end(books.now, "signal", completed=False, hang=RULE)
     books.check()

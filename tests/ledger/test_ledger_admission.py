@@ -132,8 +132,8 @@ def test_reserved_names_are_refused_for_every_process(sidecar: Sidecar, definiti
 
     assert dropped(page, 0) == 1
     assert page.count("good", run="r", rank="0") == 1
-    own = {name for name in page.families if name.startswith("good")}
-    assert page.families.keys() - own <= {spec.name for spec in sidecar.collector.specs}
+    admitted = {name for name in page.families if name.startswith("good")}
+    assert page.families.keys() - admitted <= {spec.name for spec in sidecar.collector.specs}
 
 
 # Ownership of the training families -------------------------------------
@@ -154,7 +154,7 @@ def definition_of(spec: FamilySpec) -> StatDefinition:
     )
 
 
-def everything(process: ProcessIdentity, value: float) -> Snapshot:
+def complete_snapshot(process: ProcessIdentity, value: float) -> Snapshot:
     readings = []
     for spec in TRAINING_FAMILIES.values():
         reading = a_reading(definition_of(spec), [value])
@@ -164,7 +164,7 @@ def everything(process: ProcessIdentity, value: float) -> Snapshot:
 
 def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> None:
     for rank in (3, 0, 1):
-        sidecar.feed.put(everything(a_process(rank=rank), 1.0 + rank))
+        sidecar.feed.put(complete_snapshot(a_process(rank=rank), 1.0 + rank))
     page = sidecar.collect()
 
     for spec in TRAINING_FAMILIES.values():
@@ -178,9 +178,9 @@ def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> No
 
 
 def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: Sidecar) -> None:
-    sidecar.feed.put(everything(a_process(), 1.0))
+    sidecar.feed.put(complete_snapshot(a_process(), 1.0))
     sidecar.collect()
-    sidecar.feed.put(everything(a_process(), 2.0))
+    sidecar.feed.put(complete_snapshot(a_process(), 2.0))
     page = sidecar.after(1)
 
     assert page.get("training_loss", run="r", mode="x") == 1.0

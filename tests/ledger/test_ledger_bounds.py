@@ -11,7 +11,7 @@ from collections.abc import Sized
 from pathlib import Path
 
 import pytest
-from goodput_support import Watched
+from goodput_support import MonitoredJob
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
 from waiting import PATIENCE
 
@@ -27,13 +27,13 @@ RANK_0 = {"run": "r", "rank": "0"}
 
 def lives(sidecar: Sidecar, run: str, stat: str) -> None:
     """Short run with a uniquely named Stat, observed every second."""
-    watched = Watched(sidecar, run=run)
-    watched.job.begin_loop(0)
-    watched.job.train()
-    watched.write(a_reading(a_definition(stat), [1.0]))
+    monitored = MonitoredJob(sidecar, run=run)
+    monitored.job.begin_loop(0)
+    monitored.job.train()
+    monitored.write(a_reading(a_definition(stat), [1.0]))
     sidecar.collect()
-    watched.write(final=True)
-    watched.die()
+    monitored.write(final=True)
+    monitored.die()
     sidecar.clock.advance(600.0)
 
 
@@ -100,15 +100,15 @@ def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, cut:
         sidecar.record(a_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
     files = {path.name.split("_")[2][0]: path for path in (tmp_path / "ledger").glob("rank*.ledger")}
-    whole = files["1"].read_bytes()
-    files["0"].write_bytes(whole[: len(whole) - cut])
+    content = files["1"].read_bytes()
+    files["0"].write_bytes(content[: len(content) - cut])
     sidecar.restart()
     page = sidecar.after(1.0)
 
     assert page.count("loss", **RANK_0) is None
     assert page.count("loss", run="r", rank="1") == 4
     assert a_rank_that_begins_again(sidecar) == 1
-    assert (sidecar.state.damaged, files["1"].read_bytes()) == (1, whole)
+    assert (sidecar.state.damaged, files["1"].read_bytes()) == (1, content)
 
 
 def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:

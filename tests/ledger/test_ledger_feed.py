@@ -41,9 +41,11 @@ def flood(child: Child, seconds: float) -> int:
     assert child.process.stdout is not None
     child.process.stdin.write("flood\n")
     child.process.stdin.flush()
-    first = [child.process.stdout.readline() for _ in range(2)]
+    first_lines = [child.process.stdout.readline() for _ in range(2)]
     time.sleep(seconds)
-    return [int(line) for line in [*first, *child.kill().split("\n")[:-1]] if line.strip().isdigit()][-1]
+    return [int(line) for line in [*first_lines, *child.kill().split("\n")[:-1]] if line.strip().isdigit()][
+        -1
+    ]
 
 
 def test_totals_of_a_killed_process_are_saved_and_its_files_removed(tmp_path: Path) -> None:
@@ -101,11 +103,11 @@ def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     tmp_path: Path,
 ) -> None:
     published: list[int] = []
-    said, lives = 0, 8
+    written, lives = 0, 8
     for life in range(lives):
         with sidecar_process(tmp_path) as sidecar:
             with training_process(tmp_path) as child:
-                said += flood(child, 0.3)
+                written += flood(child, 0.3)
             time.sleep(0.01 * life)
             sidecar.kill()
             published += [int(line) for line in sidecar.communicate()[0].splitlines() if line.isdigit()]
@@ -118,7 +120,7 @@ def test_killing_ranks_and_sidecar_at_any_instant_loses_nothing(
     # Each process can have written one more sample before its report.
     assert final is not None
     assert final == page.count("train_stat49", **RANK_0)
-    assert max(said, published[-1]) <= final <= said + lives
+    assert max(written, published[-1]) <= final <= written + lives
     assert not list((tmp_path / "ledger").glob("*.damaged-*"))
 
 
@@ -136,25 +138,25 @@ def test_a_second_sidecar_only_reads_until_the_first_is_killed(tmp_path: Path) -
 
 
 def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_path: Path) -> None:
-    here, there, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
-    for directory in (here, there, shared):
+    first_directory, second_directory, shared = tmp_path / "here", tmp_path / "there", tmp_path / "shared"
+    for directory in (first_directory, second_directory, shared):
         directory.mkdir()
-    sidecar = a_sidecar(here, shared)
+    sidecar = a_sidecar(first_directory, shared)
     with (
-        sidecar_process(there, shared) as other,
-        training_process(there) as before,
-        training_process(here) as after,
+        sidecar_process(second_directory, shared) as other_sidecar,
+        training_process(second_directory) as first_process,
+        training_process(first_directory) as second_process,
     ):
-        before.tell("publish")
-        assert line_of(other) == "1\n"
-        after.tell("publish")
+        first_process.tell("publish")
+        assert line_of(other_sidecar) == "1\n"
+        second_process.tell("publish")
         collected = sidecar.collect()
         assert "another sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
         page = Page(collected)
         assert page.count("train_stat0", **RANK_0) is None
         assert page.get("training_feed_alive", **RANK_0) == 1
-        before.tell("finish")
-        before.kill()
+        first_process.tell("finish")
+        first_process.kill()
         while page.count("train_stat0", **RANK_0) is None:
             page = look(sidecar)
 

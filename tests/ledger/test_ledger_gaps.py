@@ -37,7 +37,7 @@ def sidecar(tmp_path: Path) -> Sidecar:
 EVERYTHING = {MEAN, SAMPLES, LAST, TOTAL}
 
 
-def shown(page: Page) -> set[str]:
+def published_series(page: Page) -> set[str]:
     return {name for name in EVERYTHING if page.get(name, **RANK_0) is not None}
 
 
@@ -49,7 +49,7 @@ def test_a_window_without_samples_is_no_data(sidecar: Sidecar, window: WindowRea
     sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=window)))
     page = sidecar.collect()
 
-    assert shown(page) == EVERYTHING - {MEAN}
+    assert published_series(page) == EVERYTHING - {MEAN}
     assert page.get(SAMPLES, **RANK_0) == 0
 
 
@@ -61,14 +61,14 @@ def test_totals_of_dead_ranks_linger_and_return_with_a_restart(
     sidecar.collect()
     sidecar.feed.kill(process)
 
-    assert shown(sidecar.after(1)) == TOTALS_ONLY
+    assert published_series(sidecar.after(1)) == TOTALS_ONLY
     sidecar.clock.wall += 86_400
-    assert shown(sidecar.after(899)) == TOTALS_ONLY
+    assert published_series(sidecar.after(899)) == TOTALS_ONLY
     sidecar.clock.wall -= 2 * 86_400
-    gone = sidecar.after(2)
-    assert shown(gone) == set()
-    assert gone.get("training_feed_alive", **RANK_0) is None
-    assert gone.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
+    gap_page = sidecar.after(2)
+    assert published_series(gap_page) == set()
+    assert gap_page.get("training_feed_alive", **RANK_0) is None
+    assert gap_page.get("training_feed_dropped_total", reason="nan", **RANK_0) is None
     sidecar.feed.put(a_snapshot(a_process(started=START + 2000), a_reading(STEP, [0.25])))
     assert sidecar.after(1000).get(TOTAL, **RANK_0) == 2
 
@@ -77,16 +77,16 @@ def test_a_stopped_process_has_an_age_and_no_windows(sidecar: Sidecar) -> None:
     process = a_process()
     snapshot = a_snapshot(process, a_reading(STEP, [0.25], window=WINDOW), written=START + 1)
     sidecar.feed.put(snapshot, age_seconds=9.9)
-    assert shown(sidecar.collect()) == EVERYTHING
+    assert published_series(sidecar.collect()) == EVERYTHING
     sidecar.feed.put(snapshot, age_seconds=10.1)
 
     page = sidecar.after(1)
 
-    assert shown(page) == TOTALS_ONLY
+    assert published_series(page) == TOTALS_ONLY
     assert page.get("training_feed_last_update_timestamp_seconds", **RANK_0) == START + 1
     assert page.get("training_feed_alive", **RANK_0) == 1
     sidecar.feed.put(snapshot.replace(sequence=2), age_seconds=0.0)
-    assert shown(sidecar.after(1)) == EVERYTHING
+    assert published_series(sidecar.after(1)) == EVERYTHING
 
 
 def test_windows_of_a_process_that_cannot_write_end_at_once(sidecar: Sidecar) -> None:
@@ -94,21 +94,21 @@ def test_windows_of_a_process_that_cannot_write_end_at_once(sidecar: Sidecar) ->
     sidecar.feed.put(a_snapshot(process, a_reading(STEP, [0.25, 0.75], window=WINDOW)))
     sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], outdated=True)
 
-    assert shown(sidecar.collect()) == TOTALS_ONLY
+    assert published_series(sidecar.collect()) == TOTALS_ONLY
 
 
 def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: Sidecar) -> None:
     snapshot = a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW))
     sidecar.feed.put(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
 
-    assert shown(sidecar.collect()) == EVERYTHING
+    assert published_series(sidecar.collect()) == EVERYTHING
 
 
 def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None:
     sidecar.feed.put(a_snapshot(a_process(), a_reading(STEP, [0.25], window=WINDOW)))
 
-    assert shown(sidecar.after(68)) == EVERYTHING
-    assert shown(sidecar.after(3)) == TOTALS_ONLY
+    assert published_series(sidecar.after(68)) == EVERYTHING
+    assert published_series(sidecar.after(3)) == TOTALS_ONLY
 
 
 def test_a_live_file_that_becomes_unreadable_keeps_its_place_temporarily(sidecar: Sidecar) -> None:

@@ -38,10 +38,10 @@ class MortalFeed(MemoryFeed):
     def remove(self, process_id: str) -> bool:
         if self.dies_at == "before remove":
             raise Killed
-        done = super().remove(process_id)
+        removed = super().remove(process_id)
         if self.dies_at == "after remove":
             raise Killed
-        return done
+        return removed
 
 
 @dataclass
@@ -136,22 +136,22 @@ class Ledger(RuleBasedStateMachine):
             self.saved()
             self.check(page)
 
-    @rule(when=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
-    def die_in_the_middle(self, when: str) -> None:
+    @rule(moment=st.sampled_from(["before save", "after save", "before remove", "after remove"]))
+    def die_in_the_middle(self, moment: str) -> None:
         state, saves = self.sidecar.state, 0
         real = state.save
 
         def save(key: tuple[str, ...], content: bytes) -> None:
             nonlocal saves
-            if when == "before save":
+            if moment == "before save":
                 raise Killed
             real(key, content)
             saves += 1
-            if when == "after save":
+            if moment == "after save":
                 raise Killed
 
         state.save = save  # type: ignore[method-assign]  # the death comes between the file and the ledger
-        self.feed.dies_at = when
+        self.feed.dies_at = moment
         present = set(self.feed.files)
         self.sidecar.clock.advance(1.0)
         try:
@@ -160,12 +160,12 @@ class Ledger(RuleBasedStateMachine):
             page = None
         self.feed.dies_at = ""
         self.looked_at(present)
-        if "remove" in when and not self.broken:
+        if "remove" in moment and not self.broken:
             self.saved()
         if page is not None:
             self.check_that_nothing_fell(page)
         self.start_anew()
-        if when == "after save" and not self.broken:
+        if moment == "after save" and not self.broken:
             self.take_a_look()  # one rank was saved and one was not: determine which
 
     @rule()
@@ -210,13 +210,13 @@ class Ledger(RuleBasedStateMachine):
             assert self.total(page, "loss_count", rank) == len(expected)
             assert abs(self.total(page, "loss_sum", rank) - sum(expected)) < 1e-6
             for bound in LOSS.buckets:
-                found = self.total(page, "loss_bucket", rank, le=str(bound))
-                assert found == sum(sample <= bound for sample in expected)
+                bucket_count = self.total(page, "loss_bucket", rank, le=str(bound))
+                assert bucket_count == sum(sample <= bound for sample in expected)
 
     def total(self, page: Page, name: str, rank: int, **labels: str) -> float:
         """Over all workers of a rank."""
         expected = {("rank", str(rank)), *labels.items()}
-        return sum(value for found, value in page.all(name).items() if expected <= set(found))
+        return sum(value for labels, value in page.all(name).items() if expected <= set(labels))
 
     def check_that_nothing_fell(self, page: Page) -> None:
         for name, family in page.families.items():

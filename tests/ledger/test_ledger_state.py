@@ -19,7 +19,9 @@ from exporter.ledger.state.files import file_name
 from exporter.ledger.state.store import StateStore
 
 KEY = ("rank", "run", "0", "", "")
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few_examples = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def the_same(content: bytes) -> bytes:
     return content
 
 
-@quick
+@few_examples
 @given(st.lists(st.text(max_size=300), min_size=2, max_size=4))
 def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
     name = file_name(tuple(parts))
@@ -48,25 +50,25 @@ def test_any_run_name_becomes_a_short_plain_file_name(parts: list[str]) -> None:
     assert not name.startswith(".")
 
 
-@quick
+@few_examples
 @given(data=st.data())
 def test_a_damaged_byte_is_detected_and_the_file_moved_aside(tmp_path: Path, data: st.DataObject) -> None:
     store = StateStore(tmp_path)
     path = saved(store, b'{"some": "content", "of": 17}')
-    good = path.read_bytes()
-    place = data.draw(st.integers(0, len(good) - 1))
-    byte = data.draw(st.integers(0, 255).filter(lambda value: value != good[place]))
-    bad = good[:place] + bytes([byte]) + good[place + 1 :]
-    path.write_bytes(bad)
-    before = store.damaged
+    content = path.read_bytes()
+    place = data.draw(st.integers(0, len(content) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != content[place]))
+    damaged = content[:place] + bytes([byte]) + content[place + 1 :]
+    path.write_bytes(damaged)
+    initial_count = store.damaged
     loaded = store.load(KEY, the_same)
 
     # Blanks around the header's words are no damage.
     assert loaded in {None, b'{"some": "content", "of": 17}'}
-    assert store.damaged - before == (loaded is None)
+    assert store.damaged - initial_count == (loaded is None)
     if loaded is None:
         assert not path.exists()
-        assert bad in [file.read_bytes() for file in path.parent.glob("*.damaged-*")]
+        assert damaged in [file.read_bytes() for file in path.parent.glob("*.damaged-*")]
     store.close()
 
 
@@ -77,8 +79,8 @@ def test_a_file_of_a_later_version_is_moved_aside_and_logged(
     later = path.read_bytes().replace(b"ledger 3", b"ledger 4", 1)
     path.write_bytes(later)
     assert store.load(KEY, the_same) is None
-    (aside,) = path.parent.glob("*.damaged-*")
-    assert aside.read_bytes() == later
+    (preserved,) = path.parent.glob("*.damaged-*")
+    assert preserved.read_bytes() == later
     assert "format version 4" in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
@@ -108,13 +110,13 @@ def test_a_linked_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_records_saved_recently_by_this_store_are_recent(tmp_path: Path) -> None:
-    ours, theirs = StateStore(tmp_path, sidecar="here"), StateStore(tmp_path, sidecar="there")
-    old = saved(ours, key=("rank", "old", "0", "", ""))
+    own_store, other_store = StateStore(tmp_path, sidecar="here"), StateStore(tmp_path, sidecar="there")
+    old = saved(own_store, key=("rank", "old", "0", "", ""))
     os.utime(old, (0, 0))
-    saved(ours, key=("rank", "ours", "0", "", ""))
-    saved(theirs, key=("rank", "theirs", "0", "", ""))
+    saved(own_store, key=("rank", "ours", "0", "", ""))
+    saved(other_store, key=("rank", "theirs", "0", "", ""))
 
-    assert list(ours.recent("rank", 60.0)) == [("rank", "ours", "0", "", "")]
+    assert list(own_store.recent("rank", 60.0)) == [("rank", "ours", "0", "", "")]
 
 
 def test_cleanup_removes_records_unused_for_a_long_time(store: StateStore) -> None:
@@ -151,19 +153,19 @@ def writer(directory: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.timeout(60)
 def test_a_repeatedly_killed_sidecar_loses_no_save(tmp_path: Path) -> None:
-    last = 0
+    last_saved = 0
     for round_ in range(12):
         child = writer(tmp_path)
         assert child.stdout is not None
-        first = int(child.stdout.readline())
+        first_saved = int(child.stdout.readline())
         time.sleep(0.003 * round_)
         child.kill()
-        said = child.communicate()[0].split()
+        output_lines = child.communicate()[0].split()
 
-        assert first >= last, "a completed save was lost"
-        last = int(said[-1]) if said and said[-1].isdigit() else first
+        assert first_saved >= last_saved, "a completed save was lost"
+        last_saved = int(output_lines[-1]) if output_lines and output_lines[-1].isdigit() else first_saved
     store = StateStore(tmp_path)
-    assert (store.load(KEY, int) or 0) >= last > 12
+    assert (store.load(KEY, int) or 0) >= last_saved > 12
     assert not list(store.directory.glob("*.damaged-*"))
 
 
@@ -180,10 +182,10 @@ def test_claims_survive_a_removed_lock_file(store: StateStore, tmp_path: Path) -
 
 
 def test_a_full_tmpfs_fails_the_save_and_keeps_the_last_one(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    with mounted(small, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
-        store = StateStore(small)
+    small_filesystem = tmp_path / "small"
+    small_filesystem.mkdir()
+    with mounted(small_filesystem, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+        store = StateStore(small_filesystem)
         path = saved(store, b"x" * 20_000)
 
         with pytest.raises(StateError, match="No space left"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from goodput_support import Watched, a_job, of
+from goodput_support import MonitoredJob, a_job, training_value
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import START, Sidecar, a_definition, a_process, a_reading, a_snapshot
@@ -49,14 +49,14 @@ def test_a_process_that_returns_after_its_totals_were_sealed_is_refused_and_logg
 def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sidecar) -> None:
     sidecar.record(a_process(), 5)
     sidecar.collect()
-    kept = dict(sidecar.feed.files)
+    feed_files = dict(sidecar.feed.files)
     sidecar.feed.files.clear()
     missed = sidecar.after(1)
-    sidecar.feed.files.update(kept)
-    back = sidecar.after(1)
-    sidecar.feed.files |= {f"again {process_id}": entry for process_id, entry in kept.items()}
+    sidecar.feed.files.update(feed_files)
+    later_page = sidecar.after(1)
+    sidecar.feed.files |= {f"again {process_id}": entry for process_id, entry in feed_files.items()}
 
-    for page in (missed, back, sidecar.after(1)):
+    for page in (missed, later_page, sidecar.after(1)):
         assert page.get("training_feed_alive", **RANK_0) == 1
         assert page.count("loss", **RANK_0) == 5
 
@@ -91,16 +91,18 @@ def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
 def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
     fine, coarse = a_definition(buckets=(1.0, 2.0)), a_definition(buckets=(5.0,))
     lives = [(fine, [1.5, 9.0]), (coarse, [4.0]), (coarse, [4.0, 6.0]), (fine, [0.5])]
-    seen = []
+    buckets = []
     for life, (definition, samples) in enumerate(lives):
         process = a_process(started=START + life)
         sidecar.feed.put(a_snapshot(process, a_reading(definition, samples)))
         sidecar.after(1)
         sidecar.restart()
-        seen.append({dict(of)["le"]: value for of, value in sidecar.after(1).all("loss_bucket").items()})
+        buckets.append(
+            {dict(labels)["le"]: value for labels, value in sidecar.after(1).all("loss_bucket").items()}
+        )
         sidecar.feed.kill(process)
 
-    assert seen == [
+    assert buckets == [
         {"1.0": 0, "2.0": 1, "+Inf": 2},
         {"5.0": 1, "+Inf": 1},
         {"5.0": 2, "+Inf": 3},
@@ -112,15 +114,15 @@ def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
 def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
-    def without(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
+    def encoded_without_exponential(slots: Mapping[int, WorkerSlot], taken: Mapping[str, None]) -> bytes:
         saved = json.loads(
             encode_rank(slots, taken),
-            object_hook=lambda of: {k: v for k, v in of.items() if k != "exponential"},
+            object_hook=lambda mapping: {k: v for k, v in mapping.items() if k != "exponential"},
         )
         return json.dumps(saved).encode()
 
     if writer != "this version":
-        monkeypatch.setattr(ranks, "encode_rank", without)
+        monkeypatch.setattr(ranks, "encode_rank", encoded_without_exponential)
     for life in (1, 2):
         reading = a_reading(a_definition(buckets=(1.0,)), [0.5, 0.7 * life])
         reading = reading.replace(exponential={-8: 1, 3 * life: 1})
@@ -128,10 +130,12 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
         sidecar.after(1)
         sidecar.restart()
     page = sidecar.after(1)
-    (whole,) = [sample for sample in page.families["loss"].samples if isinstance(sample, DistributionSample)]
+    (distribution,) = [
+        sample for sample in page.families["loss"].samples if isinstance(sample, DistributionSample)
+    ]
 
     assert page.count("loss", **RANK_0) == 4
-    assert whole.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
+    assert distribution.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
 
 
 def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> None:
@@ -148,21 +152,21 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="nan") == 4
     assert page.get("training_stat_rejected_samples_total", **RANK_0, stat="loss", reason="overflow") == 6
     reasons = {"nan": 4, "overflow": 6, "write_failed": 8, "infinite": None, "capture": 2}
-    found = {reason: page.get("training_feed_dropped_total", **RANK_0, reason=reason) for reason in reasons}
-    assert found == reasons
+    dropped = {reason: page.get("training_feed_dropped_total", **RANK_0, reason=reason) for reason in reasons}
+    assert dropped == reasons
     of_events = {"type": "ckpt", "severity": "info", **RANK_0}
     assert page.get("training_events_total", **of_events) == 9
     assert page.get("training_event_last_timestamp_seconds", **of_events) == 10.0
 
 
 def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
-    watched = Watched(sidecar, a_job(session_tag="s"))
-    watched.job.train(3)
-    watched.write(a_reading(LOSS, [2.0] * 3))
+    monitored = MonitoredJob(sidecar, a_job(session_tag="s"))
+    monitored.job.train(3)
+    monitored.write(a_reading(LOSS, [2.0] * 3))
     sidecar.collect()
     sidecar.break_state()
-    watched.job.train()
-    watched.write(a_reading(LOSS, [2.0] * 4)).kill()
+    monitored.job.train()
+    monitored.write(a_reading(LOSS, [2.0] * 4)).kill()
     collected = sidecar.collector.collect()
     page = sidecar.collect()
 
@@ -174,28 +178,28 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
     assert page.get("loss_last_sample_timestamp_seconds", **RANK_0) == START
     assert page.get("exporter_ledger_suppressed_ranks") == 1
     assert (page.get("exporter_ledger_state_errors_total", reason="failed") or 0) > 0
-    assert watched.process.id in sidecar.feed.files, "its totals exist only here"
+    assert monitored.process.id in sidecar.feed.files, "its totals exist only here"
     sidecar.mend_state()
-    mended = sidecar.after(4)
-    assert [mended.count("loss", **RANK_0), of(mended, "uncommitted_seconds")] == [4, 4]
+    recovered = sidecar.after(4)
+    assert [recovered.count("loss", **RANK_0), training_value(recovered, "uncommitted_seconds")] == [4, 4]
     assert sidecar.feed.files == {}
 
 
 def test_unchanged_state_is_not_written_again(sidecar: Sidecar) -> None:
     sidecar.record(a_process(), 3)
     sidecar.collect()
-    written = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}
+    inodes = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}
     sidecar.after(1)
     sidecar.after(1)
 
-    assert {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()} == written
+    assert {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()} == inodes
 
 
 pairs = st.tuples(st.sampled_from("abc"), st.sampled_from(["info", "error"]))
 by_pair = st.dictionaries(pairs, st.integers(1, 9))
 delivered = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 9))
 readings = st.builds(
-    lambda counts, when, *others: EventsReading(counts, dict.fromkeys(counts, when), *others),
+    lambda counts, timestamp, *others: EventsReading(counts, dict.fromkeys(counts, timestamp), *others),
     *(by_pair, st.floats(0, 9), by_pair, delivered, by_pair),
 )
 

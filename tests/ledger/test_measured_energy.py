@@ -27,18 +27,18 @@ QUALITY = "training_phase_energy_quality_ratio"
 
 def test_phases_have_the_power_of_the_card_and_sum_to_its_counter(tmp_path: Path) -> None:
     page = Node(tmp_path).play()
-    measured = joules(page, FAMILY, method="power_samples")
+    measured_joules = joules(page, FAMILY, method="power_samples")
     seconds = dict.fromkeys(PHASE_OF, 0.0)
     for name, begin, end in TRACE["marks"]:
         seconds[name] += end - begin
-    power = {name: measured[phase] / seconds[name] for name, phase in PHASE_OF.items()}
+    power = {name: measured_joules[phase] / seconds[name] for name, phase in PHASE_OF.items()}
 
     # Power of the longest phases: matrix product 750 to 800 W, copy 400 to 420 W, idle 130 W.
     assert 745 < power["gemm_400ms"] < 800
     assert 750 < power["gemm_100ms"] < 800
     assert 395 < power["copy_100ms"] < 425
     assert 130 < power["idle_long"] < 140
-    assert sum(measured.values()) == pytest.approx(counter_at(END) - counter_at(BEGIN), rel=0.003)
+    assert sum(measured_joules.values()) == pytest.approx(counter_at(END) - counter_at(BEGIN), rel=0.003)
     assert sum(joules(page, FAMILY).values()) == pytest.approx(energy_of(page), abs=1e-6)
     # Phases that are too short are marked.
     quality = joules(page, QUALITY)
@@ -94,9 +94,9 @@ class Paper(EnergyNode):
         now = self.clock.monotonic
         edges = [*(float(second) for second in range(100, int(now) + 1)), now]
         intervals = [
-            PhaseInterval(began, until, "data_loading" if int(began) % 2 else "forward")
-            for began, until in itertools.pairwise(edges)
-            if until > began
+            PhaseInterval(begin, end, "data_loading" if int(begin) % 2 else "forward")
+            for begin, end in itertools.pairwise(edges)
+            if end > begin
         ]
         self.received = tuple(intervals[-30:])
         self.phases = {}
@@ -104,9 +104,9 @@ class Paper(EnergyNode):
             self.phases[interval.phase] = self.phases.get(interval.phase, 0.0) + interval.end - interval.begin
 
 
-def looked(directory: Path, **how: Any) -> Paper:
+def looked(directory: Path, **options: Any) -> Paper:
     """Card after passes of the sidecar at the start and after four seconds."""
-    paper = Paper(directory, **how)
+    paper = Paper(directory, **options)
     paper.collect()
     paper.after(4.0)
     return paper
@@ -115,15 +115,15 @@ def looked(directory: Path, **how: Any) -> Paper:
 def test_energy_after_the_last_known_phase_waits_for_the_next_snapshot(tmp_path: Path) -> None:
     paper = looked(tmp_path)
     paper.after(4.0)
-    before = paper.after(1.0, flush=False)
-    after = paper.after(0.02)
+    incomplete_page = paper.after(1.0, flush=False)
+    complete_page = paper.after(0.02)
 
-    assert energy_of(before) == pytest.approx(3200.0)
-    assert joules(before, FAMILY, method="power_samples") == pytest.approx(
+    assert energy_of(incomplete_page) == pytest.approx(3200.0)
+    assert joules(incomplete_page, FAMILY, method="power_samples") == pytest.approx(
         {"forward": 1400.0, "data_loading": 200.0, "unattributed": 0.0}
     )
-    assert energy_of(after) == pytest.approx(3902.0)
-    assert joules(after, FAMILY, method="power_samples")["forward"] == pytest.approx(2100.0)
+    assert energy_of(complete_page) == pytest.approx(3902.0)
+    assert joules(complete_page, FAMILY, method="power_samples")["forward"] == pytest.approx(2100.0)
 
 
 def test_waiting_for_phases_of_a_silent_job_is_bounded(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ happenings = st.lists(
 def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, float]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         paper = Paper(Path(directory))
-        before: Mapping[str, float] = {}
-        drawn: list[float] = []
+        previous: Mapping[str, float] = {}
+        true_joules: list[float] = []
         for what, seconds in [("", 1.0), *story, ("", 30.0), ("", 0.1)]:
             paper.has_samples = what != "idle"
             if what == "kill":
@@ -172,13 +172,15 @@ def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, f
             if what == "clock":
                 paper.wall_offset += 100.0
             page = paper.after(seconds, flush=what != "mute")
-            drawn.append(paper.joules)
-            found = joules(page, FAMILY)
-            assert sum(found.values()) == pytest.approx(energy_of(page), abs=1e-6)
-            assert all(found[phase] >= value - 1e-9 for phase, value in before.items())
-            before = found
+            true_joules.append(paper.joules)
+            published = joules(page, FAMILY)
+            assert sum(published.values()) == pytest.approx(energy_of(page), abs=1e-6)
+            assert all(published[phase] >= value - 1e-9 for phase, value in previous.items())
+            previous = published
 
-    assert energy_of(page) == pytest.approx(drawn[-1] - drawn[0], abs=1e-3)  # all since the first look
+    assert energy_of(page) == pytest.approx(
+        true_joules[-1] - true_joules[0], abs=1e-3
+    )  # all since the first look
 
 
 # Phases in the feed ----------------------------------------------------------------------------------------
@@ -186,23 +188,28 @@ def test_phases_always_sum_to_the_energy_of_the_run(story: Sequence[tuple[str, f
 
 def test_overlapping_histories_of_snapshots_give_each_interval_once() -> None:
     job = SimulatedTraining(began=0.0)
-    known: tuple[PhaseInterval, ...] = ()
+    intervals: tuple[PhaseInterval, ...] = ()
     for second in range(20):
         job.block(MODEL_FORWARD, second + 0.25, second + 0.5)
         job.publish(second + 0.9)
-        known = extended(known, job.reading())
+        intervals = extended(intervals, job.reading())
 
-    spent = sum(interval.end - interval.begin for interval in known if interval.phase == "forward")
-    assert spent == pytest.approx(20 * 0.25, abs=1e-4)
-    assert all(one.end == pytest.approx(two.begin, abs=1e-5) for one, two in itertools.pairwise(known))
-    assert len(known) == 41
+    forward_seconds = sum(
+        interval.end - interval.begin for interval in intervals if interval.phase == "forward"
+    )
+    assert forward_seconds == pytest.approx(20 * 0.25, abs=1e-4)
+    assert all(
+        earlier.end == pytest.approx(later.begin, abs=1e-5)
+        for earlier, later in itertools.pairwise(intervals)
+    )
+    assert len(intervals) == 41
 
 
 def test_ranks_that_share_a_card_share_its_power() -> None:
     splitter = PowerSplitter()
     samples = [(0.02 * number, 500.0) for number in range(1, 101)]
-    for since, now in ((0, 1.0), (50, 2.0)):
-        splitter.read(lambda _after: {"GPU-a": samples[since : since + 50]}, wall=now, now=now)  # noqa: B023
+    for first_sample, now in ((0, 1.0), (50, 2.0)):
+        splitter.read(lambda _after: {"GPU-a": samples[first_sample : first_sample + 50]}, wall=now, now=now)  # noqa: B023
         split = splitter.split(
             "GPU-a",
             [

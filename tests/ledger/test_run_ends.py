@@ -59,23 +59,23 @@ def total(text: str, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^training_{name}\{{.*\}} (\S+)$", text, re.MULTILINE))
 
 
-def watched(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
+def observed_states(tmp_path: Path, command: list[str], final: str) -> tuple[set[str], str]:
     """Run a job to its final state; return every observed state, and the last page."""
     feed, port, seen = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
-    last = ""
+    last_page = ""
     with started(run_command(feed, command, "--run.linger=60s", port=port), feed) as run:
 
         def is_over() -> bool:
-            nonlocal last
-            found = page(port)
-            seen.update(states(found))
-            last = found or last
+            nonlocal last_page
+            exposition = page(port)
+            seen.update(states(exposition))
+            last_page = exposition or last_page
             return run.poll() is not None
 
         wait_until(is_over)
-    assert states(last) == [final]
-    return seen, last
+    assert states(last_page) == [final]
+    return seen, last_page
 
 
 @pytest.mark.parametrize("launcher", ["python", "bash", "torchrun", "torchrun with an id"])
@@ -90,21 +90,21 @@ def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
         "torchrun": [*TORCHRUN, "--standalone", *job],
         "torchrun with an id": [*TORCHRUN, *RENDEZVOUS, *job],
     }[launcher]
-    seen, last = watched(tmp_path, command, "failed")
+    states, last_page = observed_states(tmp_path, command, "failed")
 
-    assert not seen & {"finished", "lost"}
-    assert total(last, "productive_seconds_total") == 0
-    assert total(last, "uncommitted_seconds") == pytest.approx(float(account.read_text()), rel=0.2)
-    assert total(last, "interruptions_total") == 1
-    assert re.search(r'training_interruptions_total\{reason="exit".*\} 1', last)
-    assert re.search(r'training_run_outcome_info\{.*exit_status="3"', last)
+    assert not states & {"finished", "lost"}
+    assert total(last_page, "productive_seconds_total") == 0
+    assert total(last_page, "uncommitted_seconds") == pytest.approx(float(account.read_text()), rel=0.2)
+    assert total(last_page, "interruptions_total") == 1
+    assert re.search(r'training_interruptions_total\{reason="exit".*\} 1', last_page)
+    assert re.search(r'training_run_outcome_info\{.*exit_status="3"', last_page)
 
 
 def test_actors_that_a_successful_launcher_kills_have_finished(tmp_path: Path, script: Path) -> None:
     account = tmp_path / "account"
     launcher = [sys.executable, "-c", KILLS_ITS_ACTOR]
-    seen, last = watched(tmp_path, [*launcher, str(script), "-1", str(account)], "finished")
+    states, last_page = observed_states(tmp_path, [*launcher, str(script), "-1", str(account)], "finished")
 
-    assert not seen & {"failed", "lost"}
-    assert total(last, "interruptions_total") == 0
-    assert total(last, "productive_seconds_total") == pytest.approx(float(account.read_text()), rel=0.2)
+    assert not states & {"failed", "lost"}
+    assert total(last_page, "interruptions_total") == 0
+    assert total(last_page, "productive_seconds_total") == pytest.approx(float(account.read_text()), rel=0.2)

@@ -79,11 +79,12 @@ def page_with(
 
 def peaks_of(page: Page) -> dict[tuple[str, ...], float]:
     """By rank, data type, source and name."""
-    found = {
-        tuple(dict(of).values()): value for of, value in page.all("training_peak_flops_per_second").items()
+    peaks = {
+        tuple(dict(labels).values()): value
+        for labels, value in page.all("training_peak_flops_per_second").items()
     }
     # The labels are sorted by their names: dtype, name, rank, run, source.
-    return {(rank, dtype, source, name): value for (dtype, name, rank, _, source), value in found.items()}
+    return {(rank, dtype, source, name): value for (dtype, name, rank, _, source), value in peaks.items()}
 
 
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
@@ -132,11 +133,15 @@ def test_the_peak_follows_device_and_data_type_of_the_rank(tmp_path: Path) -> No
     }
 
 
-@pytest.mark.parametrize(("other", "known"), [(H100, 1), (L4, 0)])
-def test_without_process_lists_equal_devices_give_the_peak(tmp_path: Path, other: str, known: int) -> None:
-    gpus = (a_gpu("a", H100), a_gpu("b", other))
+@pytest.mark.parametrize(("other_device", "known_peaks"), [(H100, 1), (L4, 0)])
+def test_without_process_lists_equal_devices_give_the_peak(
+    tmp_path: Path, other_device: str, known_peaks: int
+) -> None:
+    gpus = (a_gpu("a", H100), a_gpu("b", other_device))
 
-    assert len(peaks_of(page_with(tmp_path, training(a_process(), precision="bf16"), gpus=gpus))) == known
+    assert (
+        len(peaks_of(page_with(tmp_path, training(a_process(), precision="bf16"), gpus=gpus))) == known_peaks
+    )
 
 
 def test_reported_peaks_override_configured_ones_and_the_table(tmp_path: Path) -> None:

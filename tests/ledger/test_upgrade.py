@@ -83,10 +83,10 @@ def test_the_state_without_a_cause_is_published(directory: Path) -> None:
     for path in directory.glob("ledger/goodput*"):
         file = read_state_file(path)
         assert b'"hang":0.0,' in file.content
-        without = file.content.replace(b'"hang":0.0,', b"").replace(b'"unknown":0', b'"newer":2')
+        content = file.content.replace(b'"hang":0.0,', b"").replace(b'"unknown":0', b'"newer":2')
         sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
         sidecar.state.claim(file.key)
-        sidecar.state.save(file.key, without)
+        sidecar.state.save(file.key, content)
         sidecar.state.close()
     sidecar = Sidecar(directory, clock=Clock(SAVED.wall + 1.0, SAVED.monotonic + 1.0))
     page: Page = [sidecar.after(1.0) for _ in range(6)][-1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from energy_support import SidecarNode, a_gpu
-from goodput_support import PaperJob, Watched, of
+from goodput_support import MonitoredJob, SimulatedJob, training_value
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_support import Page
@@ -23,12 +23,12 @@ from exporter.ledger.state.codec import dumps
 
 def account(
     productive: float = 0.0,
-    lost: float = 0.0,
+    lost_seconds: float = 0.0,
     hung: float = 0.0,
     uncommitted: float = 0.0,
     session: str = "s",
 ) -> WorkAccount:
-    return WorkAccount(session, productive, lost, hung, uncommitted, validates=False)
+    return WorkAccount(session, productive, lost_seconds, hung, uncommitted, validates=False)
 
 
 class Run:
@@ -39,8 +39,8 @@ class Run:
         self.phases: dict[str, float] = {}
         self.given = 0.0
 
-    def divide(self, joules: float, spent: Mapping[str, float]) -> None:
-        for phase, lasted in spent.items():
+    def divide(self, joules: float, spent_seconds: Mapping[str, float]) -> None:
+        for phase, lasted in spent_seconds.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + lasted
         self.energy.begin([ProcessWork("r", 0, "p", dict(self.phases), "GPU-a")])
         self.energy.use(a_gpu(1.0, 0.0), "exclusive", joules, 10.0, EnergyOptions())
@@ -53,12 +53,12 @@ class Run:
 
     def counters(self, name: str) -> dict[str, float]:
         """Values above zero, by their first label."""
-        found: dict[str, float] = {}
+        joules_by_cause: dict[str, float] = {}
         for sample in self.energy.samples():
             if sample.spec.name == name and sample.value:
                 label = (*sample.labels, "")[0]
-                found[label] = round(found.get(label, 0.0) + sample.value, 6)
-        return found
+                joules_by_cause[label] = round(joules_by_cause.get(label, 0.0) + sample.value, 6)
+        return joules_by_cause
 
     def wasted(self) -> dict[str, float]:
         return self.counters("training_wasted_energy_joules_total")
@@ -71,8 +71,8 @@ class Run:
         phases = self.counters("training_phase_energy_joules_total")
         pool = self.energy.record.pool
         assert sum(phases.values()) == pytest.approx(self.given, rel=1e-6, abs=1e-4)
-        whole = self.productive() + sum(self.wasted().values()) + pool
-        assert whole == pytest.approx(self.given, rel=1e-6, abs=1e-4)
+        total_joules = self.productive() + sum(self.wasted().values()) + pool
+        assert total_joules == pytest.approx(self.given, rel=1e-6, abs=1e-4)
 
 
 def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
@@ -80,10 +80,10 @@ def test_energy_of_work_is_pending_until_its_outcome_is_known() -> None:
     run.energy.apply_outcomes(account())
     run.divide(1000.0, {"forward": 10.0})
     run.energy.apply_outcomes(account(uncommitted=10.0))
-    before = run.productive()
-    run.energy.apply_outcomes(account(productive=6.0, lost=2.0, hung=1.0, uncommitted=1.0))
+    initial_joules = run.productive()
+    run.energy.apply_outcomes(account(productive=6.0, lost_seconds=2.0, hung=1.0, uncommitted=1.0))
 
-    assert [before, run.productive()] == [0, 600]
+    assert [initial_joules, run.productive()] == [0, 600]
     assert run.wasted() == {"lost_progress": 200, "hang": 100}
     run.check()
 
@@ -113,13 +113,13 @@ def test_without_an_energy_source_families_are_absent_and_with_one_they_start_at
     run = Run()
     run.energy.begin([ProcessWork("r", 0, "p", {"init": 1.0}, "GPU-a")])
     run.energy.apply_outcomes(account(productive=1.0))
-    run.energy.apply_outcomes(account(productive=2.0, lost=1.0, uncommitted=1.0))
-    without = list(run.energy.samples())
+    run.energy.apply_outcomes(account(productive=2.0, lost_seconds=1.0, uncommitted=1.0))
+    initial_samples = list(run.energy.samples())
     run.divide(0.0, {})
-    begun = {sample.labels for sample in run.energy.samples() if "wasted" in sample.spec.name}
+    wasted_series = {sample.labels for sample in run.energy.samples() if "wasted" in sample.spec.name}
 
-    assert without == []
-    assert begun == {(cause,) for cause in CAUSES}
+    assert initial_samples == []
+    assert wasted_series == {(cause,) for cause in CAUSES}
 
 
 amounts = st.floats(0, 1e6)
@@ -134,11 +134,11 @@ def test_both_sums_always_equal_the_energy_of_the_run(
     story: list[tuple[float, dict[str, float], tuple[float, float, float, float], bool]],
 ) -> None:
     run = Run()
-    done = (0.0, 0.0, 0.0)
-    for joules, spent, (productive, lost, hung, uncommitted), restarts in story:
-        run.divide(joules, spent)
-        done = (done[0] + productive, done[1] + lost, done[2] + hung)
-        run.energy.apply_outcomes(account(*done, uncommitted))
+    totals = (0.0, 0.0, 0.0)
+    for joules, spent_seconds, (productive, lost, hung, uncommitted), restarts in story:
+        run.divide(joules, spent_seconds)
+        totals = (totals[0] + productive, totals[1] + lost, totals[2] + hung)
+        run.energy.apply_outcomes(account(*totals, uncommitted))
         if restarts:
             run.restart()
         run.check()
@@ -150,10 +150,10 @@ class Machine(SidecarNode):
     def __init__(self, directory: Path, *, rank: int = 0) -> None:
         super().__init__(directory)
         self.joules = 0.0
-        self.watched = Watched(self.sidecar, rank=rank, pid=7)
+        self.watched = MonitoredJob(self.sidecar, rank=rank, pid=7)
 
     @property
-    def job(self) -> PaperJob:
+    def job(self) -> SimulatedJob:
         return self.watched.job
 
     def readings(self) -> Sequence[EnergyReading]:
@@ -161,16 +161,16 @@ class Machine(SidecarNode):
 
     def look(self, watts: float = 100.0) -> Page:
         """Let the clock be where the job is, and both look."""
-        before = self.clock.monotonic
+        start_seconds = self.clock.monotonic
         self.watched.write()
-        self.joules += watts * (self.clock.monotonic - before)
+        self.joules += watts * (self.clock.monotonic - start_seconds)
         self.sidecar.collect()
         return self.collect()
 
 
 def wasted(page: Page) -> dict[str, float]:
-    found = {cause: of(page, "wasted_energy_joules_total", cause=cause) for cause in CAUSES}
-    return {cause: joules for cause, joules in found.items() if joules}
+    wasted = {cause: training_value(page, "wasted_energy_joules_total", cause=cause) for cause in CAUSES}
+    return {cause: joules for cause, joules in wasted.items() if joules}
 
 
 def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> None:
@@ -185,10 +185,14 @@ def test_energy_becomes_productive_with_the_work_of_the_job(tmp_path: Path) -> N
     machine.look()
     job.save(5.0)
     page = machine.look()
-    in_work = of(page, "phase_energy_joules_total", phase="iteration", component="gpu", method="time_share")
+    in_work = training_value(
+        page, "phase_energy_joules_total", phase="iteration", component="gpu", method="time_share"
+    )
 
-    assert of(page, "energy_joules_total", component="gpu", method="exclusive") == 1000 + 2500 + 500
-    assert in_work == of(page, "productive_energy_joules_total") == 2000
+    assert (
+        training_value(page, "energy_joules_total", component="gpu", method="exclusive") == 1000 + 2500 + 500
+    )
+    assert in_work == training_value(page, "productive_energy_joules_total") == 2000
     assert wasted(page) == {"init": 1000, "data_stall": 500, "checkpoint_save": 500}
 
 
@@ -201,7 +205,7 @@ def test_a_node_without_rank_0_attributes_its_energy(tmp_path: Path) -> None:
     machine.look()
     machine.job.save(1.0)
 
-    assert of(machine.look(), "productive_energy_joules_total") == 1000
+    assert training_value(machine.look(), "productive_energy_joules_total") == 1000
     assert "training_productive_seconds_total" not in machine.sidecar.collect().families
 
 
@@ -217,11 +221,11 @@ def test_pending_energy_is_decided_by_the_next_run_of_the_session(
     machine.look()
     machine.watched.die()
     machine.run = "r2"
-    again = PaperJob(facts={"session_tag": "s"})
-    again.begin_loop(4)
-    machine.watched = Watched(machine.sidecar, again, run="r2", pid=7)
+    restarted = SimulatedJob(facts={"session_tag": "s"})
+    restarted.begin_loop(4)
+    machine.watched = MonitoredJob(machine.sidecar, restarted, run="r2", pid=7)
     machine.look(watts=0.0)
     page = machine.look(watts=0.0)
 
     assert wasted(page) == {"lost_progress": 600}
-    assert of(page, "productive_energy_joules_total") == 400
+    assert training_value(page, "productive_energy_joules_total") == 400

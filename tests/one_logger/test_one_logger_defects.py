@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from one_logger_support import KeepingExporter, configured, exported
-from training_support import latest_reading, misuses, of, train
+from training_support import latest_reading, misuse_counts, published_value, train
 
 from exporter import one_logger, training
 from exporter.one_logger.figures import CheckpointFigures
@@ -40,7 +40,7 @@ def test_d22_d23_every_block_returns_a_span_and_runs_its_body(known: str) -> Non
             bodies += 1
 
     assert bodies == len(blocks)
-    assert misuses() == {}
+    assert misuse_counts() == {}
 
 
 def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
@@ -56,7 +56,7 @@ def test_d28_saves_that_fail_or_are_never_confirmed_are_forgotten() -> None:
         training.on_save_checkpoint_success(1499)
 
     assert kept <= 1001
-    assert misuses() == {("on_save_checkpoint_success", "unknown_step"): 1}
+    assert misuse_counts() == {("on_save_checkpoint_success", "unknown_step"): 1}
 
 
 def test_a_block_ended_by_a_callback_is_one_step() -> None:
@@ -66,7 +66,7 @@ def test_a_block_ended_by_a_callback_is_one_step() -> None:
             training.on_training_single_iteration_end()
         train(1)
 
-    assert of("training.steps", mode="train") == 2
+    assert published_value("training.steps", mode="train") == 2
 
 
 def test_a_span_that_ends_also_ends_the_spans_entered_inside() -> None:
@@ -81,7 +81,7 @@ def test_a_span_that_ends_also_ends_the_spans_entered_inside() -> None:
         block.__exit__(None, None, None)
 
     assert exported(memory).names("stop") == ["inner", "outer", "training_loop", "application"]
-    assert misuses() == {("span('inner')", "not_open"): 1}
+    assert misuse_counts() == {("span('inner')", "not_open"): 1}
 
 
 def begun(memory: KeepingExporter, name: str) -> Any:
@@ -101,7 +101,7 @@ def test_d19_an_invalid_target_is_a_misuse_and_the_loop_is_exported_without_it(t
 
     loop = begun(memory, "training_loop")
     assert loop.attributes.to_json() == {"train_iterations_start": 0, "train_samples_start": 0}
-    assert sum(misuses().values()) == 2
+    assert sum(misuse_counts().values()) == 2
     assert len(exported(memory).attributes("training_metrics_update")) == 1
 
 
@@ -120,7 +120,7 @@ def test_a_target_is_exported_as_configured(target: float, told_: int, stated: s
     loop = begun(memory, "training_loop")
     attributes = loop.attributes.to_json()
     assert (attributes["train_iterations_target"], attributes["train_samples_target"]) == (told_, told_)
-    assert misuses() == {}
+    assert misuse_counts() == {}
 
 
 def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
@@ -137,7 +137,7 @@ def test_d19_throughput_leaves_out_a_target_of_no_end() -> None:
 
     loop = begun(memory, "training_loop")
     assert not {name for name in loop.attributes if name.endswith("target")}
-    assert misuses() == {}
+    assert misuse_counts() == {}
 
 
 def test_d18_disabled_saves_are_no_misuse_and_no_parent() -> None:
@@ -153,7 +153,7 @@ def test_d18_disabled_saves_are_no_misuse_and_no_parent() -> None:
         training.on_save_checkpoint_end()
     training.on_save_checkpoint_start(3)
 
-    assert misuses() == {}
+    assert misuse_counts() == {}
     assert begun(memory, "validation_loop").parent_span.name_str == "training_loop"
     assert exported(memory).names() == ["application", "training_loop", "validation_loop"]
 
@@ -184,7 +184,7 @@ def test_d41_families_have_samples_of_the_rank_and_events_those_of_the_job() -> 
 
     (update,) = exported(memory).attributes("training_metrics_update")
     assert update["num_train_samples"] == 320
-    assert of("training.samples", mode="train") == 80
+    assert published_value("training.samples", mode="train") == 80
 
 
 def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_not() -> None:
@@ -194,7 +194,10 @@ def test_a_short_standard_span_by_hand_is_its_phase_whether_it_is_exported_or_no
             with one_logger.timed_span(name) as span:
                 span.add_attribute("a", 1)
 
-    assert [of("training.phase_entries", phase=phase) for phase in ("forward", "backward")] == [1, 1]
+    assert [published_value("training.phase_entries", phase=phase) for phase in ("forward", "backward")] == [
+        1,
+        1,
+    ]
     assert not {"model_forward", "model_backward"} & set(exported(memory).names())
 
 
@@ -205,10 +208,10 @@ def test_d8_a_success_without_an_open_save_is_a_misuse_without_effect() -> None:
         with training.checkpoint_save(global_step=3):
             pass
         training.on_save_checkpoint_success(3)
-        assert misuses() == {}
+        assert misuse_counts() == {}
         for step in (3, 99, None):
             training.on_save_checkpoint_success(step)  # type: ignore[arg-type]  # bad input
-        assert sum(misuses().values()) == 3
+        assert sum(misuse_counts().values()) == 3
 
     (success,) = exported(memory).attributes("save_checkpoint_success")
     assert (success["save_checkpoint_success_count"], success["productive_train_iterations"]) == (1, 3)
@@ -239,4 +242,4 @@ def test_d20_a_first_iteration_of_no_length_is_counted() -> None:
     (update,) = exported(memory).attributes("training_metrics_update")
     assert update["num_iterations"] == 1
     assert update["total_iteration_time_sec"] == pytest.approx(0.0, abs=1e-3)
-    assert misuses() == {}
+    assert misuse_counts() == {}

@@ -6,7 +6,17 @@ import re
 
 import pytest
 from places import PROJECT
-from status_support import JOB, NOW, Rows, concerns_of, noted, of, page, status, texts
+from status_support import (
+    JOB,
+    NOW,
+    Rows,
+    collector_status,
+    concern_texts,
+    concerns_of,
+    history_of,
+    run_sample,
+    status_page,
+)
 
 from exporter.cli.endpoints import hang_of
 from exporter.collectors.job import OverdueRun
@@ -25,35 +35,37 @@ from exporter.status.view import Hang, StackFrame, StackGroup
 
 def progress(age: float, phase: str = "forward") -> Rows:
     return {
-        "training_last_progress_timestamp_seconds": of(NOW - age, rank="0"),
-        "training_phase_active": of(1.0, rank="0", phase=phase),
+        "training_last_progress_timestamp_seconds": run_sample(NOW - age, rank="0"),
+        "training_phase_active": run_sample(1.0, rank="0", phase=phase),
     }
 
 
 def died(state: str) -> Rows:
     return {
-        "training_run_state": of(0.0, state="running") + of(1.0, state=state),
-        "training_run_state_since_timestamp_seconds": of(NOW - 90),
-        "training_run_outcome_info": of(1.0, outcome=state, reason="killed by SIGKILL"),
+        "training_run_state": run_sample(0.0, state="running") + run_sample(1.0, state=state),
+        "training_run_state_since_timestamp_seconds": run_sample(NOW - 90),
+        "training_run_outcome_info": run_sample(1.0, outcome=state, reason="killed by SIGKILL"),
     }
 
 
 def saving(spent: float) -> Rows:
     return {
-        "training_phase_active": of(1.0, rank="0", phase="checkpoint_save_sync"),
-        "training_phase_active_since_timestamp_seconds": of(NOW - spent, rank="0"),
-        "training_checkpoint_duration_seconds": of(Distribution(5, 50.0), kind="sync", part="total"),
+        "training_phase_active": run_sample(1.0, rank="0", phase="checkpoint_save_sync"),
+        "training_phase_active_since_timestamp_seconds": run_sample(NOW - spent, rank="0"),
+        "training_checkpoint_duration_seconds": run_sample(Distribution(5, 50.0), kind="sync", part="total"),
     }
 
 
-ENDED: Rows = {"training_feed_alive": of(1.0, rank="0") + of(0.0, rank="1")}
+ENDED: Rows = {"training_feed_alive": run_sample(1.0, rank="0") + run_sample(0.0, rank="1")}
 # An agent without a rank waits for other nodes.
 ALL_ENDED: Rows = {
-    "training_feed_alive": of(0.0, rank="0") + of(0.0, rank="1") + of(1.0, role="agent"),
+    "training_feed_alive": run_sample(0.0, rank="0")
+    + run_sample(0.0, rank="1")
+    + run_sample(1.0, role="agent"),
 }
-SILENT: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="0")}
-LOST: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 600, rank="0")}
-SLOW: Rows = {"training_rank_compute_seconds": of(0.25, rank="0") + of(0.4, rank="1")}
+SILENT: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="0")}
+LOST: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 600, rank="0")}
+SLOW: Rows = {"training_rank_compute_seconds": run_sample(0.25, rank="0") + run_sample(0.4, rank="1")}
 SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 s. for 101 s"
 
 
@@ -70,12 +82,12 @@ SAVING = "Rank 0 of night is still saving a checkpoint; a save usually takes 10 
             died("lost"),
             ["Run night ended without a report: killed by SIGKILL; it has not restarted. for 90 s"],
         ),
-        (SLOW | {"training_rank_info": of(1.0, rank="1", label_stage="last")}, []),
+        (SLOW | {"training_rank_info": run_sample(1.0, rank="1", label_stage="last")}, []),
         (SLOW, ["Rank 1 of night slow: 0.4 s of own work per step, the fastest rank 0.25 s. since now"]),
         (saving(101.0), [SAVING]),
         (saving(99.0), []),
         (
-            {"training_rank_conflicts": of(1.0, rank="0")},
+            {"training_rank_conflicts": run_sample(1.0, rank="0")},
             ["A second process trains as rank 0 of night. since now"],
         ),
     ],
@@ -87,8 +99,8 @@ def test_a_problem_of_a_run_is_a_concern_with_a_time(rows: Rows, expected: list[
 
 
 HUNG: Rows = {
-    "training_run_state": of(1.0, state="hung"),
-    "training_run_state_since_timestamp_seconds": of(NOW - 900),
+    "training_run_state": run_sample(1.0, state="hung"),
+    "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
 }
 
 
@@ -105,8 +117,10 @@ def test_a_hang_is_explained_with_a_fold_of_the_stack_of_each_group() -> None:
     hang = Hang("Rank 0: read (data.py:40).", (StackGroup("Stack of rank 0: read", 0, frames),), 1200)
     rows = {**JOB, **progress(900), **HUNG}
 
-    assert texts(rows, hangs={"night": hang}) == ["Run night hangs at step 1,200. Rank 0: read (data.py:40)."]
-    document = page(rows, hangs={"night": hang})
+    assert concern_texts(rows, hangs={"night": hang}) == [
+        "Run night hangs at step 1,200. Rank 0: read (data.py:40)."
+    ]
+    document = status_page(rows, hangs={"night": hang})
     stack = "Stack of rank 0: read Main thread of rank 0, innermost call first"
     assert f"{stack} ShardReader.read data.py:40 <module> train.py:9" in document.words
     assert document.tags.count("li") == 2
@@ -127,23 +141,29 @@ def test_the_stack_of_a_group_is_the_one_of_its_first_rank_with_an_answer() -> N
 
 
 def test_many_ranks_in_the_same_trouble_are_one_concern() -> None:
-    ranks = {"training_feed_alive": [sample for n in range(64) for sample in of(float(n < 60), rank=str(n))]}
+    ranks = {
+        "training_feed_alive": [
+            sample for n in range(64) for sample in run_sample(float(n < 60), rank=str(n))
+        ]
+    }
 
-    assert texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
+    assert concern_texts(ranks) == ["Ranks 60-63 of night ended before the other ranks."]
 
 
 CARD = {"gpu": "3", "uuid": "GPU-3"}
 GPU_3: Rows = {
     "gpu_up": [(CARD, 1.0)],
-    "training_rank_info": of(1.0, rank="5", **CARD),
-    "training_feed_alive": of(1.0, rank="5"),
+    "training_rank_info": run_sample(1.0, rank="5", **CARD),
+    "training_feed_alive": run_sample(1.0, rank="5"),
 }
 
 
 @pytest.mark.parametrize("reasons", [("hw_thermal",), ("thermal",), ("thermal", "sw_thermal")])
 def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) -> None:
     name = "gpu_clocks_event_seconds_total"
-    history = noted(3, lambda tick: {name: [({**CARD, "reason": reason}, 4.0 * tick) for reason in reasons]})
+    history = history_of(
+        3, lambda tick: {name: [({**CARD, "reason": reason}, 4.0 * tick) for reason in reasons]}
+    )
     rows: Rows = {
         "gpu_up": [({"gpu": "0", "uuid": "GPU-0"}, 0.0), (CARD, 1.0)],
         "gpu_error_info": [({"gpu": "0", "uuid": "GPU-0", "reason": "gpu_is_lost"}, 1.0)],
@@ -152,7 +172,7 @@ def test_lost_missing_and_throttled_gpus_are_concerns(reasons: tuple[str, ...]) 
         "gpu_recovery_action": [(CARD, 1.0)],
     }
 
-    assert texts(rows, past=history) == [
+    assert concern_texts(rows, past=history) == [
         "GPU 0 does not answer (gpu_is_lost).",
         "Only 2 of 8 GPUs answer.",
         "The driver requests a recovery of GPU 3: reset the GPU.",
@@ -176,7 +196,7 @@ def test_an_xid_is_a_concern_with_card_rank_and_time(number: int, age: float, ur
 
 
 def test_an_xid_of_the_program_is_no_concern() -> None:
-    assert texts(GPU_3 | xid(13, 5)) == []
+    assert concern_texts(GPU_3 | xid(13, 5)) == []
 
 
 def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> None:
@@ -189,10 +209,10 @@ def test_a_lost_card_and_the_card_of_a_dead_rank_name_their_last_holder() -> Non
         "training_feed_alive": [({"run": "day", "rank": "0"}, 1.0)],
     }
 
-    shared: Rows = {"training_energy_share_ratio": of(0.5, component="gpu", device="GPU-3")}
-    assert texts(lost, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
-    assert texts(lost | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
-    assert texts(taken | xid(48, 5), past=history) == ["GPU 3 (rank 0 of day) reported Xid 48."]
+    shared: Rows = {"training_energy_share_ratio": run_sample(0.5, component="gpu", device="GPU-3")}
+    assert concern_texts(lost, past=history) == ["GPU 3 (last held by rank 5 of night) does not answer."]
+    assert concern_texts(lost | shared, past=history) == ["GPU 3 (rank 5 of night) does not answer."]
+    assert concern_texts(taken | xid(48, 5), past=history) == ["GPU 3 (rank 0 of day) reported Xid 48."]
 
 
 def test_the_xids_are_those_of_the_alerts() -> None:
@@ -208,43 +228,45 @@ def ecc(count: float) -> Rows:
 
 
 def test_uncorrected_memory_errors_are_urgent_for_an_hour_and_remain_a_concern() -> None:
-    history = noted(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
+    history = history_of(60, lambda minute: ecc(0.0 if minute < 30 else 2.0), every=60.0)
     text = "GPU 3 (rank 5 of night): 2 uncorrected ECC errors since the driver was loaded"
 
     (new,), (old,) = concerns_of(GPU_3 | ecc(2.0), past=history), concerns_of(GPU_3 | ecc(2.0))
     assert (new.text, new.urgent) == (f"{text}, the last 30 min ago.", True)
     assert (old.text, old.urgent, old.when) == (f"{text}.", False, "before the start of the exporter")
-    assert texts(GPU_3 | ecc(0.0)) == []
+    assert concern_texts(GPU_3 | ecc(0.0)) == []
 
 
 def nonfinite(minute: int) -> Rows:
-    counts: Rows = {"training_nonfinite_total": of(float(max(0, minute - 27)), kind="loss")}
+    counts: Rows = {"training_nonfinite_total": run_sample(float(max(0, minute - 27)), kind="loss")}
     return (
-        JOB | {"training_steps_total": of(minute, rank="0", mode="train")} | (counts if minute > 27 else {})
+        JOB
+        | {"training_steps_total": run_sample(minute, rank="0", mode="train")}
+        | (counts if minute > 27 else {})
     )
 
 
 def test_a_nan_of_twelve_minutes_ago_is_not_now_and_ends_with_the_run() -> None:
-    history = noted(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+    history = history_of(40, lambda minute: nonfinite(min(minute, 29)), every=60.0)
     (found,) = concerns_of(JOB, past=history)
 
     assert found.text == "2 losses of run night NaN or infinite, the last 11 min ago."
     assert found.when.startswith("12 min ago (")
     assert found.urgent
-    assert concerns_of(JOB | {"training_run_state": of(1.0, state="finished")}, past=history) == []
+    assert concerns_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, past=history) == []
 
 
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
-    history = noted(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
+    history = history_of(60, lambda minute: nonfinite(min(minute, 29)), every=60.0)
 
     assert [found.urgent for found in concerns_of(JOB, past=history)] == [False]
 
 
 def test_a_collector_that_fails_is_a_concern_with_its_reason() -> None:
-    failing = status(name="rapl", success=False, message="permission denied (energy_uj)")
+    failing = collector_status(name="rapl", success=False, message="permission denied (energy_uj)")
     rows: Rows = {"exporter_collector_success": [({"collector": "rapl"}, 0.0)]}
 
-    assert texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
+    assert concern_texts(rows, failing) == ["Collector rapl fails: permission denied (energy_uj)."]
 
 
 LOST_CARD = next(condition for condition in CONDITIONS if condition.alert == "GpuLost")
@@ -275,6 +297,6 @@ def test_a_condition_that_returns_begins_again() -> None:
 
 
 def test_a_concern_links_to_the_runbook_entry_of_its_alert() -> None:
-    document = page(GPU_3 | xid(48, 5))
+    document = status_page(GPU_3 | xid(48, 5))
 
     assert "/runbook#gpuxidcritical" in document.links

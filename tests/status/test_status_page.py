@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PROJECT
-from status_support import JOB, NOW, Document, Rows, families, noted, of, page, status, steps
+from status_support import (
+    JOB,
+    NOW,
+    Document,
+    Rows,
+    collector_status,
+    families_of,
+    history_of,
+    run_sample,
+    status_page,
+    step_durations,
+)
 
 from exporter.status.document import environment
 from exporter.status.elements import MOST_ROWS, plot
@@ -17,25 +28,25 @@ from exporter.status.numbers import duration, energy, number, size
 from exporter.status.readings import Readings
 from exporter.status.sections import MANY_RANKS
 
-PAST = noted(4, lambda tick: steps(10 * tick, 20.0 * tick))
+PAST = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick))
 UNSAVED: Rows = {
     **JOB,
-    "training_productive_seconds_total": of(0.0),
-    "training_uncommitted_seconds": of(850.0),
+    "training_productive_seconds_total": run_sample(0.0),
+    "training_uncommitted_seconds": run_sample(850.0),
 }
 IN_A_PHASE: Rows = {
     **JOB,
-    "training_feed_last_update_timestamp_seconds": of(NOW - 4, rank="0"),
-    "training_phase_active_since_timestamp_seconds": of(NOW - 4.05, rank="0"),
+    "training_feed_last_update_timestamp_seconds": run_sample(NOW - 4, rank="0"),
+    "training_phase_active_since_timestamp_seconds": run_sample(NOW - 4.05, rank="0"),
 }
 ON_A_GPU: Rows = {
     **JOB,
     "gpu_up": [({"gpu": str(rank), "uuid": f"GPU-{rank}"}, 1.0) for rank in range(2)],
-    "training_rank_info": of(1.0, rank="0", gpu="1", uuid="GPU-1"),
+    "training_rank_info": run_sample(1.0, rank="0", gpu="1", uuid="GPU-1"),
 }
 GAPS: Rows = {
-    "loss_window_samples": of(3.0, rank="0") + of(0.0, rank="1"),
-    "loss_window_mean": of(1.5, rank="0"),
+    "loss_window_samples": run_sample(3.0, rank="0") + run_sample(0.0, rank="1"),
+    "loss_window_mean": run_sample(1.5, rank="0"),
 }
 NO_JOB = (
     "1.2.3",
@@ -65,7 +76,7 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
         pytest.param({}, None, NO_JOB, (), id="no job"),
         pytest.param(JOB, PAST, PLACE, (), id="a run"),
         pytest.param(
-            {"training_feed_alive": of(1.0, rank="0")},
+            {"training_feed_alive": run_sample(1.0, rank="0")},
             None,
             ("night Ranks (1)",),
             ("loss", "goodput"),
@@ -74,14 +85,14 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
         pytest.param(IN_A_PHASE, None, ("forward 50 ms", "3.0 s ago"), ("worker",), id="a rank in a phase"),
         pytest.param(UNSAVED, PAST, (*NOTHING_SAVED, "steps per second 2"), (), id="before the first save"),
         pytest.param(
-            UNSAVED | {"training_checkpoint_last_success_timestamp_seconds": of(NOW - 5)},
+            UNSAVED | {"training_checkpoint_last_success_timestamp_seconds": run_sample(NOW - 5)},
             None,
             ("goodput, committed 0 %",),
             ("no save yet",),
             id="after the first save",
         ),
         pytest.param(
-            UNSAVED | {"training_run_state": of(1.0, state="hung")},
+            UNSAVED | {"training_run_state": run_sample(1.0, state="hung")},
             PAST,
             ("night hung",),
             ("steps per second", "if saved", "loss"),
@@ -100,16 +111,16 @@ NOTHING_SAVED = ("goodput, committed 0 % no save yet", "goodput, if saved 85 % i
 def test_the_page_shows_known_numbers_only(
     rows: Rows, past: History | None, shown: tuple[str, ...], not_shown: tuple[str, ...]
 ) -> None:
-    words = page(rows, past=past).words
+    words = status_page(rows, past=past).words
 
     assert [text for text in shown if text not in words] == []
     assert [text for text in not_shown if text in words] == []
 
 
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
-    ended = of(1.0, state="finished")
-    since = {"training_run_state_since_timestamp_seconds": of(NOW - 600)}
-    words = page(JOB | {"training_run_state": ended} | since, past=PAST).words
+    ended = run_sample(1.0, state="finished")
+    since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}
+    words = status_page(JOB | {"training_run_state": ended} | since, past=PAST).words
 
     assert "night finished 10 min ago" in words
     assert "goodput, committed 90 %" in words
@@ -117,21 +128,21 @@ def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
 
 
 def test_saves_without_a_time_are_saves() -> None:
-    rows = UNSAVED | {"training_checkpoints_total": of(14.0, kind="sync", result="ok")}
+    rows = UNSAVED | {"training_checkpoints_total": run_sample(14.0, kind="sync", result="ok")}
 
-    assert "no save yet" not in page(rows).words
+    assert "no save yet" not in status_page(rows).words
 
 
 def test_sums_of_a_run_on_several_nodes_are_labelled_as_those_of_this_node() -> None:
     def tokens(tick: int) -> Rows:
-        return {"training_tokens_total": of(500.0 * tick, rank="8", mode="train")}
+        return {"training_tokens_total": run_sample(500.0 * tick, rank="8", mode="train")}
 
     rows: Rows = {
-        "training_feed_alive": of(1.0, rank="8"),
-        "training_world_size": of(16.0),
-        "training_energy_joules_total": of(50.0),
+        "training_feed_alive": run_sample(1.0, rank="8"),
+        "training_world_size": run_sample(16.0),
+        "training_energy_joules_total": run_sample(50.0),
     }
-    words = page(rows, past=noted(3, tokens)).words
+    words = status_page(rows, past=history_of(3, tokens)).words
 
     assert "tokens per second (this node) 100 energy (this node) 50 J" in words
     assert "Rank 0 runs on a different node" in words
@@ -148,15 +159,15 @@ def test_the_cards_of_two_runs_name_rank_and_run() -> None:
         ],
     }
 
-    assert "0 0 of day up 1 0 of night up" in page(rows).words
+    assert "0 0 of day up 1 0 of night up" in status_page(rows).words
 
 
 def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
     def tokens(tick: int) -> Rows:
-        return {"training_tokens_total": of(500.0 * tick, rank="0", mode="train")}
+        return {"training_tokens_total": run_sample(500.0 * tick, rank="0", mode="train")}
 
-    silent: Rows = {"training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="1")}
-    words = page(JOB | silent, past=noted(3, tokens)).words
+    silent: Rows = {"training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="1")}
+    words = status_page(JOB | silent, past=history_of(3, tokens)).words
 
     assert "tokens per second (1 of 2 ranks) 100" in words
     assert "night 1 of 2 ranks report" in words
@@ -164,36 +175,38 @@ def test_a_rate_without_some_ranks_names_the_number_of_ranks() -> None:
 
 def test_a_node_without_rank_0_explains_its_part() -> None:
     rows: Rows = {
-        "training_feed_alive": of(1.0, rank="8") + of(1.0, rank="9"),
-        "training_world_size": of(16.0),
+        "training_feed_alive": run_sample(1.0, rank="8") + run_sample(1.0, rank="9"),
+        "training_world_size": run_sample(16.0),
     }
-    words = page(rows).words
+    words = status_page(rows).words
 
     assert "night 2 ranks alive" in words
     assert "This node has ranks 8-9 of 16. Rank 0 runs on a different node" in words
 
 
 def test_figure_and_plot_of_the_processors_agree() -> None:
-    history = noted(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
-    document = page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=history)
+    history = history_of(5, lambda _: {"host_cpu_utilization_ratio": [({}, 0.59)]})
+    document = status_page({"host_cpu_utilization_ratio": [({}, 1.0)]}, past=history)
 
     assert document.words.count("CPU 100 %") == 2
     assert "CPU 59 %" not in document.words
 
 
 def test_a_machine_without_a_gpu_shows_the_reason() -> None:
-    words = page({}, status(name="gpu", unsupported=("GPUs are not watched (library_not_found)",))).words
+    words = status_page(
+        {}, collector_status(name="gpu", unsupported=("GPUs are not watched (library_not_found)",))
+    ).words
 
     assert "GPUs No GPU. GPUs are not watched (library_not_found)" in words
 
 
 def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
     def phases(tick: int) -> Rows:
-        loading = of(1.0 * tick, rank="1", phase="data_loading")
-        return {"training_phase_seconds_total": of(3.0 * tick, rank="0", phase="forward") + loading}
+        loading = run_sample(1.0 * tick, rank="1", phase="data_loading")
+        return {"training_phase_seconds_total": run_sample(3.0 * tick, rank="0", phase="forward") + loading}
 
-    history = noted(4, lambda tick: phases(tick) | steps(10 * tick, 20.0 * tick))
-    words = page({**JOB, "training_run_state": of(1.0, state="running")}, past=history).words
+    history = history_of(4, lambda tick: phases(tick) | step_durations(10 * tick, 20.0 * tick))
+    words = status_page({**JOB, "training_run_state": run_sample(1.0, state="running")}, past=history).words
 
     assert "night running" in words
     assert "last minute of all ranks: forward 75 % data_loading 25 %" in words
@@ -202,7 +215,7 @@ def test_a_run_shows_state_and_phases_of_the_last_minute() -> None:
 
 def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
     moved = ("network_receive_bytes", "network_transmit_bytes", "disk_read_bytes")
-    history = noted(
+    history = history_of(
         3, lambda tick: {f"host_{name}_total": [({"device": "x"}, 2**20 * 5.0 * tick)] for name in moved}
     )
     mounts = [("/", 2.0**40, 2.0**39), ("/data", 2.0**40, 2.0**38), ("/tiny", 4096.0, 0.0)]
@@ -212,7 +225,7 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
         "host_shm_size_bytes": [({}, 2.0**30)],
         "host_shm_used_bytes": [({}, 2.0**28)],
     }
-    words = page(rows, past=history).words
+    words = status_page(rows, past=history).words
 
     assert "fullest disk, /data 75 % of 1 TiB" in words
     assert "shared memory used 25 % of 1 GiB" in words
@@ -220,8 +233,8 @@ def test_the_machine_shows_memory_disks_network_and_shared_memory() -> None:
 
 
 def test_failing_collectors_are_listed_first_with_the_reason() -> None:
-    failing = status(name="rapl", success=False, message="permission denied (energy_uj)")
-    document = page({}, status(unsupported=("no memory controllers",)), failing)
+    failing = collector_status(name="rapl", success=False, message="permission denied (energy_uj)")
+    document = status_page({}, collector_status(unsupported=("no memory controllers",)), failing)
 
     assert "permission denied (energy_uj)" in document.words
     assert document.words.index("rapl") < document.words.index("no memory controllers")
@@ -246,9 +259,9 @@ def test_foreign_text_is_escaped(text: str) -> None:
     rows["gpu_power_watts"] = [({"gpu": hostile, "uuid": hostile}, 500.0)]
     history = History(seconds=5, clock=lambda: NOW - 5)
     for tick in range(2):
-        history.note(5.0 * tick, Readings(families(rows)))
-    bad = status(name=hostile, success=False, message=hostile)
-    document = page(rows, bad, past=history, node=hostile, not_ready=hostile, feed_directory=hostile)
+        history.note(5.0 * tick, Readings(families_of(rows)))
+    bad = collector_status(name=hostile, success=False, message=hostile)
+    document = status_page(rows, bad, past=history, node=hostile, not_ready=hostile, feed_directory=hostile)
 
     assert (document.tags.count("script"), document.tags.count("figure")) == (2, 2)
     pages = ["/metrics", "/-/ready", "/-/healthy", "/config", "/runbook"]
@@ -262,7 +275,7 @@ def test_many_runs_are_shortened_to_a_bounded_number_of_rows() -> None:
     crowd: Rows = {
         "training_feed_alive": [({"run": "r", "rank": str(n)}, 1.0) for n in range(MOST_ROWS + 50)]
     }
-    document = page(crowd)
+    document = status_page(crowd)
 
     assert document.words.count(" alive ") == MANY_RANKS + MOST_ROWS
     assert f"and {50 - MANY_RANKS} more" in document.words
@@ -275,9 +288,9 @@ def test_slow_and_silent_ranks_are_listed_first() -> None:
         "training_rank_compute_seconds": [
             ({"run": "night", "rank": str(n)}, 0.5 if n == 47 else 0.2) for n in ranks
         ],
-        "training_feed_last_update_timestamp_seconds": of(NOW - 60, rank="33"),
+        "training_feed_last_update_timestamp_seconds": run_sample(NOW - 60, rank="33"),
     }
-    table = page(rows).words.split("Ranks (64)")[1]
+    table = status_page(rows).words.split("Ranks (64)")[1]
 
     assert re.findall(r"(\d+) (silent|slow|alive)", table)[:3] == [
         ("33", "silent"),
@@ -314,7 +327,7 @@ def test_history_has_gaps_where_a_counter_fell_or_was_missing() -> None:
             {} if tokens is None else {"training_tokens_total": [({"run": "r", "mode": "train"}, tokens)]}
         )
         now[0] = at
-        history.note(now[0], Readings(families(rows)))
+        history.note(now[0], Readings(families_of(rows)))
 
     assert history.rates("tokens", "r") == [
         *((NOW + 5, 10.0), (NOW + 10, None), (NOW + 15, None), (NOW + 20, None), (NOW + 25, 10.0))
@@ -326,7 +339,7 @@ def test_history_is_bounded_for_any_number_of_runs() -> None:
     for tick in range(700):
         runs = range(10 * tick, 10 * tick + 10)
         rows: Rows = {"training_loss": [({"run": str(run), "mode": "train"}, 1.0) for run in runs]}
-        history.note(5.0 * tick, Readings(families(rows)))
+        history.note(5.0 * tick, Readings(families_of(rows)))
 
     assert [value for _, value in history.levels("loss", "6999")][-2:] == [None, 1.0]
     assert history.levels("loss", "6300") == []

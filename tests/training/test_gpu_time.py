@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from training_support import fresh_recorder, labelled, of, published, train
+from training_support import fresh_recorder, published, published_value, train, values_by_label
 
 from exporter import training
 from exporter.bridges.loop import Level, LoopTracker
@@ -146,7 +146,7 @@ def test_phases_of_the_main_thread_have_device_time_instead_of_host_time(
 
     timed = found["training.gpu_timed_steps", ()]
     assert timed >= 5
-    per_step = {phase: seconds / timed for phase, seconds in labelled("training.phase_gpu").items()}
+    per_step = {phase: seconds / timed for phase, seconds in values_by_label("training.phase_gpu").items()}
     assert per_step["forward"] == pytest.approx(0.020, rel=0.1)
     assert per_step["backward"] == pytest.approx(0.040, rel=0.1)
     assert per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
@@ -173,11 +173,11 @@ def test_pending_device_events_are_read_later_without_waiting(device: Device) ->
     before = finish(device).get(("training.gpu_timed_steps", ()), 0)
     a_step(device, data=0.0)
     a_step(device, data=0.0)
-    early = of("training.gpu_timed_steps") - before
+    early = published_value("training.gpu_timed_steps") - before
     finish(device)
 
     assert early <= 2  # the steps of `finish`
-    assert of("training.gpu_timed_steps") - before >= 4
+    assert published_value("training.gpu_timed_steps") - before >= 4
 
 
 def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
@@ -192,7 +192,7 @@ def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
         device.host += 1.0
 
     assert during == before
-    assert of("training.gpu_timed_steps") >= 1
+    assert published_value("training.gpu_timed_steps") >= 1
 
 
 def test_a_cuda_error_ends_the_timing_and_not_the_job(device: Device) -> None:
@@ -231,7 +231,7 @@ def test_validation_and_checkpoints_reported_by_callbacks_are_timed(device: Devi
     training.on_training_single_iteration_end()
     finish(device)
 
-    found = labelled("training.phase_gpu")
+    found = values_by_label("training.phase_gpu")
     assert found["validation"] == pytest.approx(0.5, abs=0.1)
     assert found["checkpoint_save_sync"] == pytest.approx(0.25, abs=0.1)
 
@@ -256,7 +256,7 @@ def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
         tracker.end(Level.ITERATION)
         device.host += 10.0
 
-    found = labelled("training.phase_gpu")
+    found = values_by_label("training.phase_gpu")
     assert found["forward"] == pytest.approx(4 * 0.02, rel=0.1)
     assert found["grad_sync"] == pytest.approx(4 * 0.03, rel=0.1)
 
@@ -273,8 +273,8 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
     training.step(100)
     training.step(101)
 
-    assert of("training.gpu_timed_steps") == 4
-    assert of("training.phase_gpu", phase="other") >= 0.12
+    assert published_value("training.gpu_timed_steps") == 4
+    assert published_value("training.phase_gpu", phase="other") >= 0.12
 
 
 # Alone, on a clock by hand --------------------------------------------------------------------------------------
@@ -354,8 +354,10 @@ def test_on_a_gpu_phase_times_match_a_synchronised_run() -> None:
         torch.cuda.synchronize()
         with training.training_iteration():
             pass
-        timed = of("training.gpu_timed_steps")
+        timed = published_value("training.gpu_timed_steps")
 
         assert timed >= 10
         for name, seconds in truth.items():
-            assert of("training.phase_gpu", phase=name) / timed == pytest.approx(seconds, rel=0.15)
+            assert published_value("training.phase_gpu", phase=name) / timed == pytest.approx(
+                seconds, rel=0.15
+            )

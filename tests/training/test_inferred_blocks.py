@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from training_support import latest_reading, misuses, of
+from training_support import latest_reading, misuse_counts, published_value
 
 from exporter import training
 from exporter.training import api
@@ -39,15 +39,15 @@ def test_a_loop_of_the_job_continues_after_an_inferred_warm_up(ended: bool) -> N
             pass
 
     reading = latest_reading()
-    assert of("training.steps", mode="train") == (410 if ended else 409)
-    assert of("training.step") == reading.step == 400
+    assert published_value("training.steps", mode="train") == (410 if ended else 409)
+    assert published_value("training.step") == reading.step == 400
     assert not reading.inferred_loop
-    assert of("training.phase_entries", phase="forward") == 400
+    assert published_value("training.phase_entries", phase="forward") == 400
     assert reading.finished
     assert reading.committed_seconds == pytest.approx(reading.work_seconds)
     assert reading.work_seconds > 0
     assert reading.segments == ()
-    assert misuses() == {}
+    assert misuse_counts() == {}
 
 
 def test_instrumented_iterations_replace_inferred_iterations() -> None:
@@ -58,7 +58,7 @@ def test_instrumented_iterations_replace_inferred_iterations() -> None:
         with api.inferred_loop(0), api.inferred_iteration():
             pass
 
-    assert of("training.steps", mode="train") == 7
+    assert published_value("training.steps", mode="train") == 7
     assert latest_reading().step == 7
 
 
@@ -74,4 +74,4 @@ def test_an_iteration_of_another_thread_can_be_discarded() -> None:
         thread.start()
         thread.join()
 
-    assert of("training.steps", mode="train") == 1
+    assert published_value("training.steps", mode="train") == 1

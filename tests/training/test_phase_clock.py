@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from training_support import (
     SimulatedTraining,
     fresh_recorder,
-    labelled,
     latest_reading,
-    misuses,
-    of,
+    misuse_counts,
     published,
+    published_value,
     train,
+    values_by_label,
 )
 
 from exporter import training
@@ -116,7 +116,7 @@ def test_two_tasks_in_validation_are_validation_until_the_last_has_ended() -> No
         asyncio.run(main())
         time.sleep(0.05)
 
-        assert of("training.phase", phase="validation") == pytest.approx(0.3, abs=0.06)
+        assert published_value("training.phase", phase="validation") == pytest.approx(0.3, abs=0.06)
         assert latest_reading().phase == "other"
 
 
@@ -128,8 +128,8 @@ def test_a_block_that_ends_also_ends_open_blocks_inside() -> None:
         train()
 
         assert latest_reading().phase == "other"
-        assert of("training.span_duration", span="left open") == 1
-        assert misuses() == {}
+        assert published_value("training.span_duration", span="left open") == 1
+        assert misuse_counts() == {}
 
 
 def test_a_block_object_can_be_entered_again_while_open() -> None:
@@ -140,7 +140,7 @@ def test_a_block_object_can_be_entered_again_while_open() -> None:
         with block:
             pass
 
-        assert of("training.phase_entries", phase="forward") == 3
+        assert published_value("training.phase_entries", phase="forward") == 3
         assert latest_reading().phase == "init"
 
 
@@ -277,9 +277,9 @@ def test_a_phase_that_does_not_exist_is_a_span_and_reported_once() -> None:
             with training.phase(name):
                 pass
 
-        assert misuses() == {("phase", "unknown_phase"): 1}
-        assert of("training.phase_entries", phase=name) is None
-        assert of("training.span_duration", span=name) == 3
+        assert misuse_counts() == {("phase", "unknown_phase"): 1}
+        assert published_value("training.phase_entries", phase=name) is None
+        assert published_value("training.span_duration", span=name) == 3
         assert kinds.named_kind("two\nlines" * 99, phase=False).span_name == ("two?lines" * 99)[:256]
 
 
@@ -380,7 +380,7 @@ def test_blocks_that_are_never_left_do_not_stay_in_memory() -> None:
         assert spans < 2 * MOST_OPEN + 200
         assert len(TRAINING.clock.stack) <= MOST_OPEN + 1  # and the base
         train()
-        assert of("training.steps", mode="train") == 1
+        assert published_value("training.steps", mode="train") == 1
 
 
 def test_tasks_with_callbacks_that_never_end_do_not_stay_in_memory() -> None:
@@ -436,8 +436,8 @@ def test_phases_of_another_thread_do_not_affect_the_main_thread() -> None:
         thread.start()
         thread.join()
 
-        assert of("training.steps", mode="train") == 4
-        assert labelled("training.phase_entries")["iteration"] == 1
+        assert published_value("training.steps", mode="train") == 4
+        assert values_by_label("training.phase_entries")["iteration"] == 1
 
 
 iterations = st.lists(

@@ -14,7 +14,7 @@ from bridges_support import wanted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_logger_support import configured, exported, unconfigured
-from training_support import latest_reading, misuses, of, published, train
+from training_support import latest_reading, misuse_counts, published, published_value, train
 
 from exporter import one_logger, training
 from exporter.recording.conversion import Unconvertible, to_scalar
@@ -79,11 +79,14 @@ def test_numbers_of_any_library_count(number: Any) -> None:
     training.describe(step_target=number)
     training.record(loss=number, tokens=number)
 
-    assert (latest_reading().first_step, of("training.step")) == (100, 101.0)
-    assert of("training.checkpoint_last_step") == 102.0
-    assert of("training.step_target") == 100.0
-    assert (of("training.loss", mode="train"), of("training.tokens", mode="train")) == (100.0, 100)
-    assert not misuses()
+    assert (latest_reading().first_step, published_value("training.step")) == (100, 101.0)
+    assert published_value("training.checkpoint_last_step") == 102.0
+    assert published_value("training.step_target") == 100.0
+    assert (
+        published_value("training.loss", mode="train"),
+        published_value("training.tokens", mode="train"),
+    ) == (100.0, 100)
+    assert not misuse_counts()
 
 
 @pytest.mark.parametrize("reports", [False, True])
@@ -112,7 +115,7 @@ def test_a_tensor_without_a_value_or_of_several_is_unusable() -> None:
     training.record(loss=torch.zeros(3))
 
     assert isinstance(to_scalar(torch.zeros(1, device="meta")), Unconvertible)
-    assert misuses() == {("record", "loss"): 1}
+    assert misuse_counts() == {("record", "loss"): 1}
 
 
 def test_static_and_class_methods_can_be_decorated_from_outside() -> None:
@@ -176,7 +179,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         while entered:
             entered.pop().__exit__(None, None, None)
         training.on_app_end()
-        before = of("training.steps", mode="train") or 0
+        before = published_value("training.steps", mode="train") or 0
         exported(memory).records.clear()
         with training.application(), training.training_loop(train_iterations_start=10):
             train(5)
@@ -185,7 +188,7 @@ def test_after_any_sequence_of_calls_the_next_job_is_recorded_correctly(
         assert [update["num_iterations"] for update in updates] == [2, 4, 5]
         assert [update["current_iteration"] for update in updates] == [11, 13, 14]
         assert updates[-1]["train_tokens"] == 5 * 4 * 8
-        assert of("training.steps", mode="train") == before + 5
+        assert published_value("training.steps", mode="train") == before + 5
         kept = [handler for handler in memory.kept if handler[0] in {"start", "stop"}]
         assert (kept[0], kept[-1]) == (("start", "application"), ("stop", "application"))
         phases = [value for (name, _), value in published().items() if name == "training.phase"]
@@ -230,7 +233,7 @@ def test_values_whose_class_attribute_raises_never_raise(make: Any) -> None:
     training.checkpoint_saved(value, kind=value, seconds=value)
 
     assert entered == 5
-    assert misuses()
+    assert misuse_counts()
 
 
 def test_an_iteration_left_open_ends_when_the_next_application_starts() -> None:

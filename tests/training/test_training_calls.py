@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import pytest
 from one_logger_support import configured, exported
-from training_support import labelled, latest_reading, misuses, of, published, train
+from training_support import latest_reading, misuse_counts, published, published_value, train, values_by_label
 
 import exporter
 from exporter import one_logger, training
@@ -38,17 +38,24 @@ def test_iterations_are_steps_without_any_configuration() -> None:
             pass
         training.record(loss=0.5, tokens=10, samples=2, grad_norm=1.5, learning_rate=0.1, epoch=1)
 
-    assert (of("training.steps", mode="train"), of("training.step")) == (7, 7)
-    assert (of("training.tokens", mode="train"), of("training.samples", mode="train")) == (70, 14)
-    assert of("training.loss", mode="train") == 0.5
-    assert (of("training.grad_norm"), of("training.learning_rate"), of("training.epoch")) == (1.5, 0.1, 1)
-    assert labelled("training.phase_entries") == {"init": 1, "iteration": 7, "data_loading": 7}
-    assert misuses() == {}
+    assert (published_value("training.steps", mode="train"), published_value("training.step")) == (7, 7)
+    assert (
+        published_value("training.tokens", mode="train"),
+        published_value("training.samples", mode="train"),
+    ) == (70, 14)
+    assert published_value("training.loss", mode="train") == 0.5
+    assert (
+        published_value("training.grad_norm"),
+        published_value("training.learning_rate"),
+        published_value("training.epoch"),
+    ) == (1.5, 0.1, 1)
+    assert values_by_label("training.phase_entries") == {"init": 1, "iteration": 7, "data_loading": 7}
+    assert misuse_counts() == {}
 
 
 def test_after_the_training_loop_no_progress_is_due_until_the_next_step() -> None:
     def is_due() -> bool:
-        return of("training.last_progress_timestamp") is not None
+        return published_value("training.last_progress_timestamp") is not None
 
     due = []
     for _ in range(2):
@@ -72,7 +79,7 @@ def test_an_exception_in_an_iteration_propagates_and_the_step_is_not_counted() -
     train()
 
     reading = latest_reading()
-    assert of("training.steps", mode="train") == 2
+    assert published_value("training.steps", mode="train") == 2
     assert reading.work_seconds < 0.1 <= reading.failed_seconds
     assert reading.phase == "other"
 
@@ -85,8 +92,12 @@ def test_several_micro_batches_with_a_reported_step_are_one_step() -> None:
             training.record(microbatches=1)
         training.step()
 
-    assert of("training.steps", mode="train") == 1
-    assert of("training.microbatches") == of("training.phase_entries", phase="forward") == 4
+    assert published_value("training.steps", mode="train") == 1
+    assert (
+        published_value("training.microbatches")
+        == published_value("training.phase_entries", phase="forward")
+        == 4
+    )
 
 
 def test_the_time_between_reported_steps_is_work_in_a_job_without_blocks() -> None:
@@ -108,10 +119,10 @@ def test_validation_and_test_are_steps_of_their_own_modes() -> None:
     with training.testing_loop(), training.testing_iteration():
         pass
 
-    assert labelled("training.steps") == {"validation": 3, "test": 1}
-    assert labelled("training.loss") == {"validation": 2.0}
-    assert labelled("training.samples") == {"validation": 24}
-    assert of("training.phase_entries", phase="validation") == 1
+    assert values_by_label("training.steps") == {"validation": 3, "test": 1}
+    assert values_by_label("training.loss") == {"validation": 2.0}
+    assert values_by_label("training.samples") == {"validation": 24}
+    assert published_value("training.phase_entries", phase="validation") == 1
 
 
 def test_decorators_make_a_block_of_each_call() -> None:
@@ -126,8 +137,8 @@ def test_decorators_make_a_block_of_each_call() -> None:
 
     assert [step(number) for number in range(3)] == [1, 2, 3]
     assert list(load()) == [1, 2]
-    assert of("training.steps", mode="train") == 3
-    assert of("training.phase_entries", phase="checkpoint_load") == 1
+    assert published_value("training.steps", mode="train") == 3
+    assert published_value("training.phase_entries", phase="checkpoint_load") == 1
 
 
 def test_batches_count_the_waiting_for_each() -> None:
@@ -137,7 +148,7 @@ def test_batches_count_the_waiting_for_each() -> None:
             yield number
 
     assert list(training.batches(slow())) == [0, 1, 2]
-    assert of("training.phase", phase="data_loading") >= 0.03
+    assert published_value("training.phase", phase="data_loading") >= 0.03
 
 
 def test_phases_by_name_and_custom_spans_are_recorded() -> None:
@@ -148,8 +159,8 @@ def test_phases_by_name_and_custom_spans_are_recorded() -> None:
     with training.phase("forward"):
         pass
 
-    assert of("training.phase", phase="compile") >= 0.02
-    assert labelled("training.phase_entries") == {"init": 1, "compile": 1, "forward": 1}
+    assert published_value("training.phase", phase="compile") >= 0.02
+    assert values_by_label("training.phase_entries") == {"init": 1, "compile": 1, "forward": 1}
 
 
 def test_a_phase_makes_a_process_a_trainer_and_a_span_does_not() -> None:
@@ -173,8 +184,8 @@ def test_background_work_is_in_no_phase() -> None:
         thread.start()
         thread.join()
 
-    assert of("training.background", task="checkpoint_upload") >= 0.02
-    assert labelled("training.phase_entries") == {"init": 1}
+    assert published_value("training.background", task="checkpoint_upload") >= 0.02
+    assert values_by_label("training.phase_entries") == {"init": 1}
 
 
 # Numbers and facts
@@ -189,11 +200,15 @@ def test_invalid_numbers_are_counted_and_keep_the_last_valid_one() -> None:
     training.record(loss=10**400, accuracy=0.9)
     training.describe(model="m", colour="red")
 
-    assert labelled("training.loss") == {"train": 1.0}
-    assert of("training.grad_norm") == 2.0
-    assert labelled("training.tokens") == {"train": 5}
-    assert labelled("training.nonfinite") == {("loss", "nan"): 1, ("loss", "inf"): 1, ("grad", "inf"): 1}
-    assert misuses() == {
+    assert values_by_label("training.loss") == {"train": 1.0}
+    assert published_value("training.grad_norm") == 2.0
+    assert values_by_label("training.tokens") == {"train": 5}
+    assert values_by_label("training.nonfinite") == {
+        ("loss", "nan"): 1,
+        ("loss", "inf"): 1,
+        ("grad", "inf"): 1,
+    }
+    assert misuse_counts() == {
         ("record", "tokens"): 1,
         ("record", "loss"): 2,
         ("record", "samples"): 1,
@@ -213,9 +228,9 @@ def test_the_description_of_the_run_is_in_the_reading() -> None:
     said = {"job_name": "toy", "framework": "torch", "precision": "bf16", "world_size": "4", "model": "m?1"}
     assert dict(reading.facts).items() >= said.items()
     assert (reading.flops_per_token, reading.hardware_flops_per_token, reading.peak_flops) == (6.0, 8.0, 1e15)
-    assert (of("training.model_flops"), of("training.hardware_flops")) == (60, 80)
-    assert of("training.step_target") == 100
-    assert sum(misuses().values()) == 4
+    assert (published_value("training.model_flops"), published_value("training.hardware_flops")) == (60, 80)
+    assert published_value("training.step_target") == 100
+    assert sum(misuse_counts().values()) == 4
 
 
 def test_the_launcher_describes_the_run_until_the_job_does() -> None:
@@ -238,10 +253,10 @@ def test_reported_steps_are_counted_and_untimed_steps_have_no_duration() -> None
     training.step(mode="other")
 
     reading = latest_reading()
-    assert labelled("training.steps") == {"train": 3, "validation": 1}
-    assert labelled("training.step_duration") == {"train": 2}
+    assert values_by_label("training.steps") == {"train": 3, "validation": 1}
+    assert values_by_label("training.step_duration") == {"train": 2}
     assert (reading.step, reading.first_step, reading.steps) == (50, 40, 3)
-    assert misuses() == {("step", "value"): 2, ("step", "mode"): 1}
+    assert misuse_counts() == {("step", "value"): 2, ("step", "mode"): 1}
 
 
 def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
@@ -250,9 +265,9 @@ def test_skipped_steps_and_interruptions_have_known_reasons() -> None:
     training.interruption("preemption")
     training.interruption("because")
 
-    assert labelled("training.skipped_steps") == {"overflow": 1}
+    assert values_by_label("training.skipped_steps") == {"overflow": 1}
     assert latest_reading().failure == "preemption"
-    assert misuses() == {("skipped_step", "value"): 1, ("interruption", "reason"): 1}
+    assert misuse_counts() == {("skipped_step", "value"): 1, ("interruption", "reason"): 1}
 
 
 def test_flush_never_raises_once_cuda_is_in_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +297,19 @@ def test_saves_reported_afterwards_are_counted() -> None:
     training.checkpoint_saved(5, seconds=-1)
 
     reading = latest_reading()
-    assert labelled("training.checkpoints") == {("sync", "ok"): 1, ("async", "failed"): 1, ("local", "ok"): 1}
-    assert (of("training.checkpoint_last_step"), of("training.checkpoint_last")) == (3, 1000)
+    assert values_by_label("training.checkpoints") == {
+        ("sync", "ok"): 1,
+        ("async", "failed"): 1,
+        ("local", "ok"): 1,
+    }
+    assert (
+        published_value("training.checkpoint_last_step"),
+        published_value("training.checkpoint_last"),
+    ) == (3, 1000)
     assert reading.committed_step == 3
     assert reading.committed_seconds == pytest.approx(reading.work_seconds * 3 / 4)
     assert [part[:3] for part in reading.segments] == [(1, 3, 3)]
-    assert misuses() == {("checkpoint_saved", "value"): 3}
+    assert misuse_counts() == {("checkpoint_saved", "value"): 3}
 
 
 def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> None:
@@ -306,7 +328,7 @@ def test_work_covered_by_a_save_is_committed_and_the_rest_is_uncommitted() -> No
     assert (reading.committed_step, reading.committed_seconds) == (13, saved.committed_seconds)
     assert [part[:3] for part in reading.segments] == [(1, 13, 13)]
     assert reading.segments[0][3] == pytest.approx(reading.work_seconds - reading.committed_seconds)
-    assert labelled("training.checkpoints") == {("sync", "failed"): 1, ("sync", "ok"): 1}
+    assert values_by_label("training.checkpoints") == {("sync", "failed"): 1, ("sync", "ok"): 1}
 
 
 def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
@@ -324,8 +346,8 @@ def test_asynchronous_saves_commit_what_was_done_before_they_began() -> None:
     assert second.committed_step == first.committed_step == 2
     assert second.committed_seconds == first.committed_seconds
     assert [part[1:3] for part in first.segments] == [(2, 2)]
-    assert labelled("training.checkpoints") == {("async", "ok"): 2}
-    assert of("training.checkpoint_last_step") == 2
+    assert values_by_label("training.checkpoints") == {("async", "ok"): 2}
+    assert published_value("training.checkpoint_last_step") == 2
 
 
 def test_a_save_can_be_confirmed_by_another_thread() -> None:
@@ -341,7 +363,7 @@ def test_a_save_can_be_confirmed_by_another_thread() -> None:
         thread.join()
         training.on_save_checkpoint_success(6, (ahead + 3600) * 1000)
 
-    assert misuses() == {}
+    assert misuse_counts() == {}
     first, second = exported(memory).attributes("save_checkpoint_success")
     assert first["latest_successful_save_checkpoint_timestamp_sec"] == pytest.approx(ahead)
     assert second["latest_successful_save_checkpoint_timestamp_sec"] < ahead
@@ -363,9 +385,9 @@ def test_a_signal_handler_can_save_during_an_iteration() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
 
-    assert misuses() == {}
+    assert misuse_counts() == {}
     assert len(exported(memory).attributes("save_checkpoint_success")) == 20
-    assert of("training.steps", mode="train") == 20
+    assert published_value("training.steps", mode="train") == 20
 
 
 # The whole
@@ -403,8 +425,8 @@ def test_before_configuration_only_invalid_values_are_a_misuse() -> None:
         pass
     training.on_train_start(-1)
 
-    assert of("training.steps", mode="train") == 1
-    assert misuses() == {("on_train_start", "invalid_start"): 1}
+    assert published_value("training.steps", mode="train") == 1
+    assert misuse_counts() == {("on_train_start", "invalid_start"): 1}
 
 
 def test_open_spans_accept_attributes_and_events() -> None:
@@ -468,7 +490,7 @@ def test_error_counters_start_at_zero() -> None:
 
     zero = {name for (name, _), value in published().items() if value == 0}
     assert {"training.nonfinite", "training.skipped_steps", "training.checkpoints"} <= zero
-    assert of("training.slow_step_excess") == 0
+    assert published_value("training.slow_step_excess") == 0
 
 
 def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
@@ -495,8 +517,8 @@ def test_tasks_and_threads_have_separate_span_trees_that_are_released() -> None:
             thread.join()
     gc.collect()
 
-    assert of("training.steps", mode="train") == 250
-    assert misuses() == {}
+    assert published_value("training.steps", mode="train") == 250
+    assert misuse_counts() == {}
     assert len(TRAINING.clock.stack) == 1
     assert not TRAINING.open
 
@@ -517,5 +539,5 @@ def test_handles_are_copied_and_pickled_with_their_owner() -> None:
             pass
 
     assert completed.stdout.decode().strip() == str(kept)
-    assert of("training.steps", mode="train") == 1
-    assert of("training.phase_entries", phase="logging") == 1
+    assert published_value("training.steps", mode="train") == 1
+    assert published_value("training.phase_entries", phase="logging") == 1

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from places import PROJECT
-from training_support import latest_reading, misuses, of
+from training_support import latest_reading, misuse_counts, published_value
 
 from exporter import training
 from exporter.training.phases import PHASES
@@ -22,19 +22,19 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 def test_the_streaming_example_runs_and_is_recorded() -> None:
     exec(compile(PROGRAMS[1], "docs/training.md", "exec"), {})
 
-    assert of("training.steps", mode="train") == 1
+    assert published_value("training.steps", mode="train") == 1
 
 
 def test_the_example_of_the_guide_runs_and_is_recorded() -> None:
     exec(compile(PROGRAMS[0], "docs/training.md", "exec"), {})
 
     reading = latest_reading()
-    assert of("training.steps", mode="train") == 30
-    assert of("training.steps", mode="validation") == 3
-    assert of("training.checkpoints", kind="sync", result="ok") == 3
-    assert of("training.model_flops") == 30 * 4096 * 6e6
+    assert published_value("training.steps", mode="train") == 30
+    assert published_value("training.steps", mode="validation") == 3
+    assert published_value("training.checkpoints", kind="sync", result="ok") == 3
+    assert published_value("training.model_flops") == 30 * 4096 * 6e6
     assert (reading.finished, reading.step, reading.segments) == (True, 30, ())
-    assert misuses() == {}
+    assert misuse_counts() == {}
 
 
 def test_every_name_of_the_guide_exists_and_every_call_is_in_it() -> None:

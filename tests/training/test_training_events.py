@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_support import fresh_recorder, of
+from training_support import fresh_recorder, published_value
 
 import exporter
 from exporter import training
@@ -127,7 +127,10 @@ def test_application_and_loop_events_have_start_end_and_outcome() -> None:
         training.describe(model="tiny", flops_per_token=6.0, layers=12)
         work()
         exporter.flush()
-        counted = {name: of("training.span_duration", span=name) for name in ("evaluate", "model_forward")}
+        counted = {
+            name: published_value("training.span_duration", span=name)
+            for name in ("evaluate", "model_forward")
+        }
     handle.unregister()
 
     assert counted == {"evaluate": 1, "model_forward": None}  # which is a phase
