@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.collectors.gpu.counters import REASONS, CounterRule, MonotonicCounter
-from exporter.collectors.gpu.families import CHILD_COUNTER
+from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.nvml.driver_samples import SampleRing
 
 ENERGY_RULE = CounterRule(scale=0.001, most_per_second=10_000.0, from_zero=True)

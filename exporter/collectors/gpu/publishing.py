@@ -12,7 +12,8 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from exporter.collectors.gpu.counters import REASONS
-from exporter.collectors.gpu.families import GPU, GPU_FAMILIES, GpuFamily
+from exporter.collectors.gpu.families import GPU_FAMILIES
+from exporter.collectors.gpu.family import GPU, GpuFamily
 from exporter.collectors.gpu.state import GpuRegistry, GpuState, Labels
 from exporter.families import Collected, FamilySpec, with_values
 

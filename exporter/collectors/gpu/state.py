@@ -22,7 +22,8 @@ from exporter.collectors.gpu.energy import (
     PowerBlock,
     PowerSample,
 )
-from exporter.collectors.gpu.families import CHILD_COUNTER, RULES
+from exporter.collectors.gpu.families import RULES
+from exporter.collectors.gpu.family import CHILD_COUNTER
 from exporter.collectors.gpu.kernel_log import KernelXids
 from exporter.collectors.job import EnergyReading, GpuListing, GpuProcessUse
 

@@ -1,8 +1,8 @@
 """Queries of a GPU, each in a single row: call or field value, reading, and tier.
 
-Runs in the NVML child. `collectors/gpu/families.py` defines the family of a reading. Readings are in base units; counters have
-NVML's units (nanoseconds, KiB); the sidecar converts and adds them. A query that costs more than microseconds, or that changes
-only by configuration, is in a slower tier.
+Runs in the NVML child. `card_families.py`, `link_families.py` and `health_families.py` define the family of a reading.
+Readings are in base units; counters have NVML's units (nanoseconds, KiB); the sidecar converts and adds them. A query that
+costs more than microseconds, or that changes only by configuration, is in a slower tier.
 """
 
 from __future__ import annotations

@@ -1,0 +1,226 @@
+"""Families of the card: utilization, memory, processes, power, temperature, clocks and activity.
+
+`nvml/queries.py` has the row that reads a field; the row here defines the family of a reading.
+"""
+
+from __future__ import annotations
+
+from exporter.collectors.gpu.family import CHILD_COUNTER, GPU, NANOSECONDS, GpuFamily, ReadingSource
+from exporter.families import FamilySpec
+
+_GPM = "Absent before Hopper, on a divided GPU (MIG) and where the option gpu.gpm is false."
+
+UTILIZATION = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_utilization_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=GPU,
+        help="Share of the driver's last sampling period (0.1 to 1 s) in which at least one kernel ran. Does not tell how "
+        "many SMs were busy. Absent on a divided GPU (MIG).",
+        source="nvmlDeviceGetUtilizationRates().gpu / 100",
+    ),
+    sources=(ReadingSource(reading="utilization_ratio"),),
+)
+MEMORY_BANDWIDTH = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_memory_bandwidth_utilization_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=GPU,
+        help="Share of the driver's last sampling period in which device memory was read or written. Absent on a divided "
+        "GPU (MIG).",
+        source="nvmlDeviceGetUtilizationRates().memory / 100",
+    ),
+    sources=(ReadingSource(reading="memory_bandwidth_utilization_ratio"),),
+)
+BUSY_SECONDS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_utilization_busy_seconds_total",
+        type="counter",
+        unit="seconds",
+        labels=GPU,
+        help="Time in which at least one kernel ran, measured without pauses. Absent on a divided GPU (MIG).",
+        source="integral of GPM 1, else of nvmlDeviceGetSamples(GPU_UTILIZATION_SAMPLES)",
+    ),
+    sources=(ReadingSource(reading="busy_seconds", rule=CHILD_COUNTER),),
+)
+MEMORY_TOTAL = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_memory_total_bytes",
+        type="gauge",
+        unit="bytes",
+        labels=GPU,
+        help="Device memory of the card. Absent on a card that shares the machine's memory.",
+        source="nvmlDeviceGetMemoryInfo_v2().total",
+    ),
+    sources=(ReadingSource(reading="memory_total_bytes"),),
+)
+MEMORY_USED = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_memory_used_bytes",
+        type="gauge",
+        unit="bytes",
+        labels=GPU,
+        help="Allocated device memory without the driver's reserve (with the reserve on drivers before 510). Absent on a "
+        "card that shares the machine's memory.",
+        source="nvmlDeviceGetMemoryInfo_v2().used",
+    ),
+    sources=(ReadingSource(reading="memory_used_bytes"),),
+)
+PROCESSES = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_processes",
+        type="gauge",
+        labels=GPU,
+        help="Compute processes on the GPU. Absent if the driver does not list processes.",
+        source="nvmlDeviceGetComputeRunningProcesses",
+    ),
+    sources=(ReadingSource(reading="processes"),),
+)
+POWER = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_power_watts",
+        type="gauge",
+        unit="watts",
+        labels=GPU,
+        help="Power of the card: the mean of the last second on Ampere (except GA100) and later, otherwise the power at the "
+        "moment of the reading. Absent if the card does not measure power.",
+        source="nvmlDeviceGetPowerUsage / 1000",
+    ),
+    sources=(ReadingSource(reading="power_watts"),),
+)
+POWER_LIMIT = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_power_limit_watts",
+        type="gauge",
+        unit="watts",
+        labels=(*GPU, "limit"),
+        help="Power limits of the card: enforced is the one in force, default the one of the board. Absent if the card has "
+        "no power limit.",
+        source="nvmlDeviceGetEnforcedPowerLimit, nvmlDeviceGetPowerManagementDefaultLimit, / 1000",
+    ),
+    sources=(ReadingSource(reading="power_limit_watts"),),
+)
+TEMPERATURE = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_temperature_celsius",
+        type="gauge",
+        unit="celsius",
+        labels=(*GPU, "sensor"),
+        help="Temperature of the chip (gpu) and of its memory (memory). Absent without the sensor.",
+        source="nvmlDeviceGetTemperatureV, field 82",
+    ),
+    sources=(ReadingSource(reading="temperature_celsius"),),
+)
+TEMPERATURE_THRESHOLD = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_temperature_threshold_celsius",
+        type="gauge",
+        unit="celsius",
+        labels=(*GPU, "threshold"),
+        help="Temperature at which the card slows down. Absent on data centre cards from Hopper on, which report margins only.",
+        source="nvmlDeviceGetTemperatureThreshold",
+    ),
+    sources=(ReadingSource(reading="temperature_threshold_celsius"),),
+)
+TEMPERATURE_MARGIN = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_temperature_margin_celsius",
+        type="gauge",
+        unit="celsius",
+        labels=(*GPU, "threshold"),
+        help="Distance of the temperature from the nearest limit, negative beyond the limit. Absent before Ada.",
+        source="nvmlDeviceGetMarginTemperature",
+    ),
+    sources=(ReadingSource(reading="temperature_margin_celsius"),),
+)
+CLOCK = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_clock_hertz",
+        type="gauge",
+        unit="hertz",
+        labels=(*GPU, "clock"),
+        help="Clock of the SMs (sm) and of the memory (memory). Absent if the driver does not report clocks.",
+        source="nvmlDeviceGetClockInfo * 1e6",
+    ),
+    sources=(ReadingSource(reading="clock_hertz"),),
+)
+CLOCKS_EVENT_SECONDS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_clocks_event_seconds_total",
+        type="counter",
+        unit="seconds",
+        labels=(*GPU, "reason"),
+        help="Time in which a reason lowered the clocks, since the driver was loaded. Reasons overlap, do not add them: thermal "
+        "is all heat and contains sw_thermal and hw_thermal. Absent for a reason that the driver does not count, while a "
+        "reading is refused, and for a counter faster than the clock; sw_thermal, hw_thermal and hw_power_brake before "
+        "driver 575; board_limit, reliability and sync_boost while they are 0.",
+        source="fields 74 to 79 and 269 to 271 (251 to 253 of the drivers 575 to 580.65), ns / 1e9",
+    ),
+    sources=(ReadingSource(reading="clocks_event_nanoseconds", rule=NANOSECONDS),),
+    # Omit zeros: three series on each GPU without information.
+    rare=frozenset({"board_limit", "reliability", "sync_boost"}),
+)
+SM_ACTIVITY = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_sm_activity_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=GPU,
+        help=f"Share of SM cycles in which at least one warp was resident, over all SMs. {_GPM}",
+        source="GPM 2 / 100",
+    ),
+    sources=(ReadingSource(reading="sm_activity_ratio"),),
+)
+SM_OCCUPANCY = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_sm_occupancy_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=GPU,
+        help=f"Resident warps as a share of the warps that the SMs can hold. {_GPM}",
+        source="GPM 3 / 100",
+    ),
+    sources=(ReadingSource(reading="sm_occupancy_ratio"),),
+)
+TENSOR_ACTIVITY = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_tensor_activity_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=GPU,
+        help=f"Share of SM cycles in which any tensor core worked. {_GPM}",
+        source="GPM 5 / 100",
+    ),
+    sources=(ReadingSource(reading="tensor_activity_ratio"),),
+)
+PIPE_ACTIVITY = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pipe_activity_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=(*GPU, "pipe"),
+        help="Share of SM cycles in which a pipe worked: fp32 and fp16, and of the tensor cores hmma (16 and 8 bits) and imma "
+        f"(integers), which are parts of gpu_tensor_activity_ratio. {_GPM}",
+        source="GPM 7 hmma, 9 imma, 12 fp32, 13 fp16, / 100",
+    ),
+    sources=(ReadingSource(reading="pipe_activity_ratio"),),
+)
+DRAM_ACTIVITY = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_dram_activity_ratio",
+        type="gauge",
+        unit="ratio",
+        labels=GPU,
+        help=f"Memory bandwidth in use as a share of the highest possible. {_GPM}",
+        source="GPM 10 / 100",
+    ),
+    sources=(ReadingSource(reading="dram_activity_ratio"),),
+)
+
+CARD_FAMILIES = (
+    *(UTILIZATION, MEMORY_BANDWIDTH, BUSY_SECONDS, MEMORY_TOTAL, MEMORY_USED, PROCESSES, POWER, POWER_LIMIT),
+    *(TEMPERATURE, TEMPERATURE_THRESHOLD, TEMPERATURE_MARGIN, CLOCK, CLOCKS_EVENT_SECONDS),
+    *(SM_ACTIVITY, SM_OCCUPANCY, TENSOR_ACTIVITY, PIPE_ACTIVITY, DRAM_ACTIVITY),
+)

@@ -1,0 +1,77 @@
+"""Families of memory errors, row remapping and recovery.
+
+`nvml/queries.py` has the row that reads a field; the row here defines the family of a reading.
+"""
+
+from __future__ import annotations
+
+from exporter.collectors.gpu.family import DRIVER_COUNTER, GPU, GpuFamily, ReadingSource
+from exporter.families import FamilySpec
+
+ECC_ERRORS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_ecc_errors_total",
+        type="counter",
+        labels=(*GPU, "kind", "location"),
+        help="Memory errors since the driver was loaded (volatile counters): kind is corrected or uncorrected, location dram or "
+        "sram. Absent without ECC.",
+        source="nvmlDeviceGetMemoryErrorCounter",
+    ),
+    sources=(ReadingSource(reading="ecc_errors", rule=DRIVER_COUNTER),),
+)
+SRAM_THRESHOLD = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_sram_ecc_threshold_exceeded",
+        type="gauge",
+        labels=GPU,
+        help="1 if the number of SRAM errors says that the card should be replaced. Absent before Ampere and on older drivers.",
+        source="nvmlDeviceGetSramEccErrorStatus().bThresholdExceeded",
+    ),
+    sources=(ReadingSource(reading="sram_ecc_threshold_exceeded"),),
+)
+REMAPPED_ROWS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_remapped_rows",
+        type="gauge",
+        labels=(*GPU, "kind"),
+        help="Memory rows that were replaced by spare rows, by kind of error: correctable or uncorrectable. Absent before "
+        "Ampere, on GeForce and on a divided GPU (MIG).",
+        source="nvmlDeviceGetRemappedRows",
+    ),
+    sources=(ReadingSource(reading="remapped_rows"),),
+)
+REMAPPED_PENDING = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_remapped_rows_pending",
+        type="gauge",
+        labels=GPU,
+        help="1 if a row will be replaced at the next reset. Absent if the card does not replace rows.",
+        source="nvmlDeviceGetRemappedRows",
+    ),
+    sources=(ReadingSource(reading="remapped_rows_pending"),),
+)
+REMAPPED_FAILED = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_remapped_rows_failed",
+        type="gauge",
+        labels=GPU,
+        help="1 if a row could not be replaced; the card should be. Absent if the card does not replace rows.",
+        source="nvmlDeviceGetRemappedRows",
+    ),
+    sources=(ReadingSource(reading="remapped_rows_failed"),),
+)
+RECOVERY_ACTION = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_recovery_action",
+        type="gauge",
+        labels=GPU,
+        help="Action that the driver asks for: 0 none, 1 reset the GPU, 2 reboot, 3 drain peer to peer traffic, 4 drain and "
+        "reset, 5 recover the IMEX domain, 6 reset the bus, 7 reboot the system. Absent on drivers before 565.",
+        source="field 230",
+    ),
+    sources=(ReadingSource(reading="recovery_action"),),
+)
+
+HEALTH_FAMILIES = (
+    *(ECC_ERRORS, SRAM_THRESHOLD, REMAPPED_ROWS, REMAPPED_PENDING, REMAPPED_FAILED, RECOVERY_ACTION),
+)

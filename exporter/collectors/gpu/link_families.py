@@ -1,0 +1,139 @@
+"""Families of the connections of a card: PCIe and NVLink.
+
+`nvml/queries.py` and `nvml/links.py` read the fields; a row here defines the family of a reading.
+"""
+
+from __future__ import annotations
+
+from exporter.collectors.gpu.family import (
+    CHILD_COUNTER,
+    DRIVER_COUNTER,
+    GPU,
+    NVLINK_BYTES,
+    NVLINK_KIBIBYTES,
+    GpuFamily,
+    ReadingSource,
+)
+from exporter.families import FamilySpec
+
+PCIE_GENERATION = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pcie_link_generation",
+        type="gauge",
+        labels=(*GPU, "kind"),
+        help="Generation of the PCIe link: current and max. An idle GPU lowers the current one to 1. Absent if the driver does "
+        "not report the link.",
+        source="nvmlDeviceGetCurrPcieLinkGeneration, nvmlDeviceGetMaxPcieLinkGeneration",
+    ),
+    sources=(ReadingSource(reading="pcie_link_generation"),),
+)
+PCIE_WIDTH = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pcie_link_width",
+        type="gauge",
+        labels=(*GPU, "kind"),
+        help="Lanes of the PCIe link: current and max. Absent if the driver does not report the link.",
+        source="nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth",
+    ),
+    sources=(ReadingSource(reading="pcie_link_width"),),
+)
+PCIE_TRANSMITTED = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pcie_transmit_bytes_total",
+        type="counter",
+        unit="bytes",
+        labels=GPU,
+        help="Bytes that the GPU sent over PCIe, packet headers included. Absent before Hopper.",
+        source="GPM 20 integrated",
+    ),
+    sources=(ReadingSource(reading="pcie_transmit_bytes", rule=CHILD_COUNTER),),
+)
+PCIE_RECEIVED = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pcie_receive_bytes_total",
+        type="counter",
+        unit="bytes",
+        labels=GPU,
+        help="Bytes that the GPU received over PCIe, packet headers included. Absent before Hopper.",
+        source="GPM 21 integrated",
+    ),
+    sources=(ReadingSource(reading="pcie_receive_bytes", rule=CHILD_COUNTER),),
+)
+PCIE_REPLAYS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pcie_replays_total",
+        type="counter",
+        labels=GPU,
+        help="PCIe packets that were sent again. Absent if the driver does not count them.",
+        source="nvmlDeviceGetPcieReplayCounter",
+    ),
+    sources=(ReadingSource(reading="pcie_replays", rule=DRIVER_COUNTER),),
+)
+PCIE_ERRORS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_pcie_errors_total",
+        type="counter",
+        labels=(*GPU, "kind"),
+        help="Errors of the PCIe link: correctable, non_fatal, fatal. Absent on older drivers.",
+        source="fields 173, 179, 180",
+    ),
+    sources=(ReadingSource(reading="pcie_errors", rule=DRIVER_COUNTER),),
+)
+NVLINK_LINKS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_nvlink_links",
+        type="gauge",
+        labels=(*GPU, "state"),
+        help="NVLink ports by state: active or inactive. Absent without NVLink.",
+        source="nvmlDeviceGetNvLinkState",
+    ),
+    sources=(ReadingSource(reading="nvlink_links"),),
+)
+NVLINK_TRANSMITTED = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_nvlink_transmit_bytes_total",
+        type="counter",
+        unit="bytes",
+        labels=GPU,
+        help="Bytes that the GPU sent over NVLink, over all ports. Absent without NVLink.",
+        source="field 138 * 1024, else field 202, else GPM 61 integrated",
+    ),
+    sources=(
+        ReadingSource(reading="nvlink_transmit_kibibytes", rule=NVLINK_KIBIBYTES),
+        ReadingSource(reading="nvlink_transmit_bytes", rule=NVLINK_BYTES),
+        ReadingSource(reading="nvlink_transmit_gpm", rule=CHILD_COUNTER),
+    ),
+    by_link=True,
+)
+NVLINK_RECEIVED = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_nvlink_receive_bytes_total",
+        type="counter",
+        unit="bytes",
+        labels=GPU,
+        help="Bytes that the GPU received over NVLink, over all ports. Absent without NVLink.",
+        source="field 139 * 1024, else field 204, else GPM 60 integrated",
+    ),
+    sources=(
+        ReadingSource(reading="nvlink_receive_kibibytes", rule=NVLINK_KIBIBYTES),
+        ReadingSource(reading="nvlink_receive_bytes", rule=NVLINK_BYTES),
+        ReadingSource(reading="nvlink_receive_gpm", rule=CHILD_COUNTER),
+    ),
+    by_link=True,
+)
+NVLINK_ERRORS = GpuFamily(
+    spec=FamilySpec(
+        name="gpu_nvlink_errors_total",
+        type="counter",
+        labels=(*GPU, "kind"),
+        help="NVLink errors by kind, over all ports. Absent without NVLink.",
+        source="fields 38, 45, 52, 59, 160 to 163, of the fifth generation 206 to 215",
+    ),
+    sources=(ReadingSource(reading="nvlink_errors", rule=DRIVER_COUNTER),),
+    by_link=True,
+)
+
+LINK_FAMILIES = (
+    *(PCIE_GENERATION, PCIE_WIDTH, PCIE_TRANSMITTED, PCIE_RECEIVED, PCIE_REPLAYS, PCIE_ERRORS),
+    *(NVLINK_LINKS, NVLINK_TRANSMITTED, NVLINK_RECEIVED, NVLINK_ERRORS),
+)
