@@ -110,13 +110,7 @@ READINGS = tuple(
     dict.fromkeys(
         name
         for names in (
-            (
-                "memory_total",
-                "memory_used",
-                "memory_reserved",
-                "sample_buffers",
-                "nvlinks_active",
-            ),
+            ("memory_total", "memory_used", "memory_reserved", "sample_buffers", "nvlinks_active"),
             (name for name in ONE_NUMBER.values() if name != "architecture"),
             *(names for table in (BY_NUMBER, SEVERAL) for names in table.values()),
             MEMORY_ERRORS.values(),
