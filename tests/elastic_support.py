@@ -80,7 +80,7 @@ def child(
         timeout=timeout * PATIENCE,
         check=False,
     )
-    assert not check or completed.returncode == 0, completed.stderr
+    assert not check or completed.returncode == 0, f"status {completed.returncode}: {completed.stderr}"
     return completed
 
 

@@ -5,132 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, loops, wanted
+from bridges_support import AUTO, FAILED, SAMPLES, SAVED, STEPS, VALIDATED, Job, job, recorded_job, wanted
 
 pytestmark = [wanted("transformers", "accelerate"), pytest.mark.timeout(240)]
 
-PRELUDE = """
-import copy, pickle, tempfile, warnings
-warnings.simplefilter("ignore")
-import torch
-from torch.utils.data import DataLoader, IterableDataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-def data(samples):
-    return [{"input_ids": torch.randint(0, 64, (8,)), "labels": torch.randint(0, 64, (8,))}
-            for _ in range(samples)]
-
-def trainer(samples=12, cls=Trainer, **options):
-    options = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 1, **options}
-    arguments = TrainingArguments(output_dir=tempfile.mkdtemp(dir="."), report_to=[], use_cpu=True, disable_tqdm=True,
-                                  dataloader_pin_memory=False, **options)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=32))
-    return cls(model, arguments, train_dataset=data(samples) if isinstance(samples, int) else samples,
-               eval_dataset=data(6), callbacks=CALLBACKS())
-"""
-
 LOOPS = """
-from exporter.bridges import transformers as bridge
-CALLBACKS = lambda: [bridge.callback()]
-
-def accumulation():
-    trainer(samples=8, num_train_epochs=2, gradient_accumulation_steps=2, save_strategy="steps", save_steps=2,
-            eval_strategy="epoch", gradient_checkpointing=True).train()
-
-def failed_save():
-    class Failing(Trainer):
-        def _save_optimizer_and_scheduler(self, output_dir):
-            if self.state.global_step == 1:
-                raise OSError(28, "No space left on device")
-            super()._save_optimizer_and_scheduler(output_dir)
-    made = trainer(cls=Failing, max_steps=3, save_strategy="steps", save_steps=1)
-    original = made._save_checkpoint
-    def forgiving(*args, **kwargs):
-        try:
-            original(*args, **kwargs)
-        except OSError:
-            pass
-    made._save_checkpoint = forgiving
-    made.train()
-
-def failing():
-    class Failing(Trainer):
-        def compute_loss(self, *args, **kwargs):
-            if self.state.global_step == 2:
-                raise ZeroDivisionError("amid an iteration")
-            return super().compute_loss(*args, **kwargs)
-    try:
-        trainer(cls=Failing, max_steps=5).train()
-    except ZeroDivisionError as error:
-        print("raised", error)
-    trainer(max_steps=1).train()
-
-def resumed():
-    begin("before")
-    made = trainer(max_steps=2, save_strategy="steps", save_steps=2)
-    made.train()
-    begin("resumed")
-    trainer(max_steps=5).train(resume_from_checkpoint=made.args.output_dir + "/checkpoint-2")
-
-def not_finite():
-    class Odd(Trainer):
-        def compute_loss(self, *args, **kwargs):
-            loss = super().compute_loss(*args, **kwargs)
-            return loss * float("nan") if self.state.global_step == 1 else loss
-    made = trainer(cls=Odd, max_steps=2)
-    made.train()
-    copied = copy.deepcopy(pickle.loads(pickle.dumps(made.callback_handler.callbacks)))
-    print("copied", [type(each).__name__ for each in copied])
-
-def without_length():
-    class Endless(IterableDataset):
-        def __iter__(self):
-            return iter(data(5))
-    trainer(samples=Endless(), max_steps=4, per_device_train_batch_size=2).train()
-
-def evaluations():
-    made = trainer(max_steps=1)
-    made.evaluate()
-    made.predict(data(4))
-
-def pairs_of_completions():
-    class DataCollatorForPreference:  # TRL's collator for DPO: the chosen completions, then the rejected completions
-        def __call__(self, examples):
-            rows = torch.stack([each["input_ids"] for each in examples] * 2)
-            return {"input_ids": rows, "labels": rows}
-    made = trainer(samples=9, num_train_epochs=1)
-    made.data_collator = DataCollatorForPreference()
-    made.train()
-
-def batches_of_several_steps():
-    class Generating(Trainer):  # TRL's GRPOTrainer: a batch of generations for two calls of `training_step`
-        calls = 0
-        def get_train_dataloader(self):
-            batches = [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
-            return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=list)
-        def training_step(self, *args, **kwargs):
-            loss = super().training_step(*args, **kwargs)
-            self.calls += 1
-            return loss
-        def _prepare_inputs(self, examples):
-            if self.calls % 2 == 0:
-                rows = torch.stack([each["input_ids"] for each in examples])
-                self.slices = rows.split(2)
-            rows = self.slices[self.calls % 2]
-            return {"input_ids": rows, "labels": rows}
-    trainer(samples=8, cls=Generating, gradient_accumulation_steps=2, max_steps=2).train()
-
-def own_steps():
-    class Own(Trainer):
-        def training_step(self, model, inputs, *rest):
-            loss = self.compute_loss(model, inputs)
-            self.accelerator.backward(loss)
-            return loss.detach()
-    trainer(cls=Own, max_steps=2).train()
+from programs import loops, transformers_loops
+loops.run(transformers_loops)
 """
-recorded = loops(PRELUDE, LOOPS)
+recorded = recorded_job(LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "pairs_of_completions": {STEPS: 5, SAMPLES: 9, "tokens_total mode=train": 2 * 9 * 8},
@@ -209,16 +92,16 @@ def test_exceptions_propagate_and_callbacks_can_be_pickled_and_copied(recorded: 
 
 
 UNCHANGED = """
-made = trainer(max_steps=3, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=3)
-made.train()
-print("callbacks", [type(each).__name__ for each in made.callback_handler.callbacks])
+from programs.transformers_parts import recorded_trainer, small_trainer
+trainer = {trainer}(max_steps=3, save_strategy="steps", save_steps=3, eval_strategy="steps", eval_steps=3)
+trainer.train()
+print("callbacks", [type(each).__name__ for each in trainer.callback_handler.callbacks])
 """
-EXPLICIT = "from exporter.bridges import transformers as bridge\nCALLBACKS = lambda: [bridge.callback()]"
 
 
-@pytest.mark.parametrize("callbacks", ["CALLBACKS = list", EXPLICIT], ids=["unchanged", "explicit"])
-def test_an_unchanged_job_is_recorded_once(tmp_path: Path, callbacks: str) -> None:
-    recorded = job(tmp_path, PRELUDE + callbacks + UNCHANGED, AUTO)
+@pytest.mark.parametrize("trainer", ["small_trainer", "recorded_trainer"], ids=["unchanged", "explicit"])
+def test_an_unchanged_job_is_recorded_once(tmp_path: Path, trainer: str) -> None:
+    recorded = job(tmp_path, UNCHANGED.format(trainer=trainer), AUTO)
 
     assert "ExporterAutoCallback" in recorded.done.stdout
     assert recorded.unlike({STEPS: 3, VALIDATED: 1, "phase forward": 3, "phase backward": 3, SAVED: 1}) == {}

@@ -1,0 +1,141 @@
+"""Training jobs of Hugging Face Transformers. Each function is one job.
+
+`programs.loops.run` calls the functions one after another in one process, each as a separate run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer
+
+from programs.loops import begin
+from programs.transformers_parts import examples, recorded_trainer
+
+
+def accumulation() -> None:
+    recorded_trainer(
+        examples(8),
+        num_train_epochs=2,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="epoch",
+        gradient_checkpointing=True,
+    ).train()
+
+
+def failed_save() -> None:
+    class FullDisk(Trainer):  # type: ignore[misc]  # Transformers has no types here
+        def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
+            if self.state.global_step == 1:
+                raise OSError(28, "No space left on device")
+            super()._save_optimizer_and_scheduler(output_dir)
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            with contextlib.suppress(OSError):
+                super()._save_checkpoint(*args, **kwargs)
+
+    recorded_trainer(cls=FullDisk, max_steps=3, save_strategy="steps", save_steps=1).train()
+
+
+def failing() -> None:
+    class Failing(Trainer):  # type: ignore[misc]  # Transformers has no types here
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == 2:
+                raise ZeroDivisionError("amid an iteration")
+            return super().compute_loss(*args, **kwargs)
+
+    try:
+        recorded_trainer(cls=Failing, max_steps=5).train()
+    except ZeroDivisionError as error:
+        print("raised", error)
+    recorded_trainer(max_steps=1).train()
+
+
+def resumed() -> None:
+    begin("before")
+    first = recorded_trainer(max_steps=2, save_strategy="steps", save_steps=2)
+    first.train()
+    begin("resumed")
+    recorded_trainer(max_steps=5).train(resume_from_checkpoint=f"{first.args.output_dir}/checkpoint-2")
+
+
+def not_finite() -> None:
+    class Diverging(Trainer):  # type: ignore[misc]  # Transformers has no types here
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            return loss * float("nan") if self.state.global_step == 1 else loss
+
+    trainer = recorded_trainer(cls=Diverging, max_steps=2)
+    trainer.train()
+    copied = copy.deepcopy(pickle.loads(pickle.dumps(trainer.callback_handler.callbacks)))
+    print("copied", [type(each).__name__ for each in copied])
+
+
+def without_length() -> None:
+    class Stream(IterableDataset):  # type: ignore[misc]  # torch has no types here
+        def __iter__(self) -> Iterator[Any]:
+            return iter(examples(5))
+
+    recorded_trainer(Stream(), max_steps=4, per_device_train_batch_size=2).train()
+
+
+def evaluations() -> None:
+    trainer = recorded_trainer(max_steps=1)
+    trainer.evaluate()
+    trainer.predict(examples(4))
+
+
+def pairs_of_completions() -> None:
+    class DataCollatorForPreference:
+        """TRL's collator for DPO: the chosen completions, then the rejected completions."""
+
+        def __call__(self, batch: Any) -> Any:
+            rows = torch.stack([each["input_ids"] for each in batch] * 2)
+            return {"input_ids": rows, "labels": rows}
+
+    trainer = recorded_trainer(examples(9), num_train_epochs=1)
+    trainer.data_collator = DataCollatorForPreference()
+    trainer.train()
+
+
+def batches_of_several_steps() -> None:
+    class Generating(Trainer):  # type: ignore[misc]  # Transformers has no types here
+        """TRL's GRPOTrainer: a batch of generations for two calls of `training_step`."""
+
+        calls = 0
+
+        def get_train_dataloader(self) -> Any:
+            batches = [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
+            return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=list)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            self.calls += 1
+            return loss
+
+        def _prepare_inputs(self, batch: Any) -> Any:
+            if self.calls % 2 == 0:
+                rows = torch.stack([each["input_ids"] for each in batch])
+                self.slices = rows.split(2)
+            rows = self.slices[self.calls % 2]
+            return {"input_ids": rows, "labels": rows}
+
+    recorded_trainer(examples(8), cls=Generating, gradient_accumulation_steps=2, max_steps=2).train()
+
+
+def own_steps() -> None:
+    class Own(Trainer):  # type: ignore[misc]  # Transformers has no types here
+        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+            loss = self.compute_loss(model, inputs)
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    recorded_trainer(cls=Own, max_steps=2).train()
