@@ -5,73 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bridges_support import AUTO, FAILED, SAVED, STEPS, VALIDATED, Job, job, loops, wanted
+from bridges_support import AUTO, FAILED, SAVED, STEPS, VALIDATED, Job, job, recorded_job, wanted
 
 pytestmark = [wanted("keras", "torch"), pytest.mark.timeout(180)]
 
 PRELUDE = """
-import os, warnings
-warnings.simplefilter("ignore")
+import os
 os.environ["KERAS_BACKEND"] = "torch"
-import keras
-import numpy
-
-class Failing(keras.callbacks.Callback):
-    def on_train_batch_begin(self, batch, logs=None):
-        if batch == 2:
-            raise ZeroDivisionError("amid an epoch")
-
-def fit(callbacks=(), y=None, model=None, **options):
-    if model is None:
-        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-    model.fit(x, x[:, :1] if y is None else y, batch_size=4, verbose=0, callbacks=[*callbacks], **options)
-    return model
-
-x = numpy.random.rand(12, 4)
 """
 
 LOOPS = """
-import copy, pickle
-from exporter.bridges import keras as bridge
-recorded = pickle.loads(pickle.dumps(copy.deepcopy(bridge.callback())))
-
-def ordinary():
-    fit([recorded, keras.callbacks.ModelCheckpoint("model.keras")], epochs=2, validation_data=(x, x[:, :1]))
-
-def several_loops():
-    model = fit([recorded], epochs=1)
-    fit([recorded], model=model, initial_epoch=1, epochs=3)
-    model.evaluate(x, x[:, :1], batch_size=4, verbose=0, callbacks=[recorded])
-
-def failing():
-    try:
-        fit([Failing(), recorded])
-    except ZeroDivisionError as error:
-        print("raised", error)
-    fit([recorded])
-
-def failed_save():
-    class Saving(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            try:
-                self.model.save("/proc/nowhere/model.keras")
-            except OSError:
-                pass
-            self.model.save_weights("model.weights.h5")
-    fit([recorded, Saving()], epochs=2)
-
-def not_finite():
-    fit([recorded], y=x[:, :1] * float("nan"))
-
-def left_as_it_was():
-    model = fit()
-    model.make_train_function()
-    before = model.train_function
-    fit([recorded], model=model)
-    assert model.train_function is before
+from programs import keras_loops, loops
+loops.run(keras_loops)
 """
-recorded = loops(PRELUDE, LOOPS)
+recorded = recorded_job(PRELUDE + LOOPS)
 
 EXPECTED: dict[str, dict[str, float | None]] = {
     "ordinary": {
@@ -89,7 +36,7 @@ EXPECTED: dict[str, dict[str, float | None]] = {
     "failing": {STEPS: 2 + 3},
     "failed_save": {SAVED: 2, FAILED: 2, STEPS: 6},
     "not_finite": {"nonfinite_total kind=loss value=nan": 3},
-    "left_as_it_was": {STEPS: 3},
+    "train_function_is_kept": {STEPS: 3},
 }
 
 
@@ -109,6 +56,8 @@ def test_an_unchanged_job_that_continues_after_an_exception_is_recorded_as_finis
     tmp_path: Path,
 ) -> None:
     program = """
+import keras
+from programs.keras_parts import Failing, fit
 try:
     fit([Failing()])
 except ZeroDivisionError:
