@@ -143,15 +143,6 @@ def script(directory: Path, text: str, launch: str = "subprocess.run([sys.execut
     return job(directory, f"import subprocess, sys\n{launch}", AUTO)
 
 
-def loops(prelude: str, text: str) -> Any:
-    """Fixture that runs every function `def loop():` of a text in one process, each as a separate run."""
-    calls = [
-        f"begin({name!r})\n{name}()\nprint({name!r}, json.dumps(gauges()))\n"
-        for name in re.findall(r"^def (\w+)\(\):$", text, re.MULTILINE)
-    ]
-    return recorded_job(f"{prelude}{text}{''.join(calls)}begin('over')\n")
-
-
 def recorded_job(program: str) -> Any:
     """Fixture of a job, run once for its module; no misuse and no notice is allowed."""
 

@@ -27,7 +27,7 @@ PRELUDE = """
 import copy, pickle, sys, threading, time, warnings
 import torch
 from torch import nn
-from programs.torch_parts import loader, made, train_step
+from programs.torch_parts import loader, model_and_optimizer, train_step
 """
 
 LOOPS = """
@@ -143,7 +143,7 @@ def test_a_job_that_is_not_changed_prints_warns_and_ends_as_before_and_compiling
 ) -> None:
     program = """
 warnings.simplefilter("always")
-model, optimizer = made()
+model, optimizer = model_and_optimizer()
 compiled = torch.compile(model, backend="eager")
 @torch.compile(backend="eager")
 def update():
@@ -168,7 +168,7 @@ sys.exit(3)
 
 TRAINING = """
 def train():
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for (batch,) in loader(12):
         train_step(model, optimizer, batch)
 
@@ -222,13 +222,13 @@ def test_a_mistake_at_the_prompt_ends_no_training(tmp_path: Path) -> None:
 
 
 ITERATIONS = """
-model, optimizer = made()
+model, optimizer = model_and_optimizer()
 for (batch,) in training.batches(loader(12)):
     with training.training_iteration():
         train_step(model, optimizer, batch)
 """
 ADDITIONS = """
-model, optimizer = made()
+model, optimizer = model_and_optimizer()
 with exporter.span("preparing"):
     training.describe(model="mine")
 for (batch,) in loader(40):
@@ -259,7 +259,7 @@ JOBS: dict[str, tuple[str, dict[str, float | None]]] = {
     ),
     # Inspecting a model is not training, and gradients can be cleared anywhere in the loop.
     "an attack": (f"model = nn.Linear(4, 1).eval(){GRADIENTS}", {STEPS: None}),
-    "gradients kept": (f"model, optimizer = made(){GRADIENTS}optimizer.step()", {STEPS: 1}),
+    "gradients kept": (f"model, optimizer = model_and_optimizer(){GRADIENTS}optimizer.step()", {STEPS: 1}),
 }
 
 

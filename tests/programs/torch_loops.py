@@ -17,16 +17,16 @@ import torch
 from torch import nn
 
 from programs.loops import expect
-from programs.torch_parts import loader, made, train_step
+from programs.torch_parts import loader, model_and_optimizer, train_step
 
 
 def looking() -> None:
     for (batch,) in loader(8):
-        made()[0](batch)
+        model_and_optimizer()[0](batch)
 
 
 def ordinary() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     next(iter(loader(4)))
     for _ in range(2):
         for (batch,) in loader(12):
@@ -44,7 +44,7 @@ def ordinary() -> None:
 
 
 def accumulation() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     losses = []
     for index, (batch,) in enumerate(loader(40)):
         loss = model(batch).pow(2).mean()
@@ -58,7 +58,7 @@ def accumulation() -> None:
 
 
 def accumulation_over_the_end() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for index, (batch,) in enumerate(batch for _ in range(2) for batch in loader(20)):
         model(batch).pow(2).mean().backward()
         if index % 2:
@@ -66,7 +66,7 @@ def accumulation_over_the_end() -> None:
 
 
 def shares_of_a_mean() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     sums = [model(torch.randn(size, 4)).pow(2).mean() for size in (3, 7)]
     (sums[0] * 0.3).backward()
     (sums[1] * 0.7).backward()
@@ -75,7 +75,7 @@ def shares_of_a_mean() -> None:
 
 
 def divided_and_scaled() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for factor in (1024, 1.0):
         losses = []
         for (batch,) in loader(16):
@@ -88,7 +88,7 @@ def divided_and_scaled() -> None:
 
 
 def a_single_pass_with_a_factor() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     scales = (
         lambda loss: loss / 4,
         lambda loss: (loss / 4) * 1.0,
@@ -104,7 +104,7 @@ def a_single_pass_with_a_factor() -> None:
 
 
 def factors_of_one() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for scale in (lambda loss: loss / 1, lambda loss: loss * 1.0, lambda loss: loss.mean() * torch.tensor(1)):
         loss = model(torch.randn(4, 4)).pow(2).mean()
         scale(loss).backward()  # type: ignore[no-untyped-call]  # torch has no types here
@@ -113,7 +113,7 @@ def factors_of_one() -> None:
 
 
 def divided_and_scaled_by_one() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     losses = []
     for (batch,) in loader(16):
         loss = model(batch).pow(2).mean()
@@ -128,7 +128,7 @@ def losses_of_many_steps() -> None:
 
     before = losses.EVERY_STEP, losses.HOST_SECONDS
     losses.EVERY_STEP, losses.HOST_SECONDS = 2, 60.0
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     log = []
     for (batch,) in loader(20):
         loss = model(batch).pow(2).mean()
@@ -140,14 +140,14 @@ def losses_of_many_steps() -> None:
 
 
 def scaled_by_hand() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     (model(torch.randn(4, 4)).pow(2).mean() * 1024).backward()
     optimizer.step()
     expect(None)
 
 
 def unknown_shares() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for size in (3, 7):
         (model(torch.randn(size, 4)).pow(2).sum() / 100).backward()
     optimizer.step()
@@ -155,7 +155,7 @@ def unknown_shares() -> None:
 
 
 def two_losses_of_a_batch() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for (batch,) in loader(4):
         model(batch).pow(2).mean().backward()
         model(-batch).pow(2).mean().backward()
@@ -164,7 +164,7 @@ def two_losses_of_a_batch() -> None:
 
 
 def microbatches_in_a_closure() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for (batch,) in loader(7):
         losses = []
 
@@ -180,7 +180,7 @@ def microbatches_in_a_closure() -> None:
 
 
 def closure() -> None:
-    model, _ = made()
+    model, _ = model_and_optimizer()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
     for (batch,) in loader(8):
 
@@ -195,14 +195,14 @@ def closure() -> None:
 
 
 def gan() -> None:
-    (generator, first), (critic, second) = made(), made(torch.optim.SGD)
+    (generator, first), (critic, second) = model_and_optimizer(), model_and_optimizer(torch.optim.SGD)
     for (batch,) in loader(12):
         train_step(critic, second, batch)
         train_step(generator, first, batch)
 
 
 def inner_steps() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         for _ in range(3):
             train_step(model, optimizer, batch)
@@ -223,7 +223,7 @@ def within_backward() -> None:
 
 
 def fetched_before_eval() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for _ in range(3):
         for (batch,) in loader(400, 20):
             model.train()
@@ -235,7 +235,7 @@ def fetched_before_eval() -> None:
 
 
 def fetched_ahead_of_a_validation() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     batches = iter(loader(16))
     train_step(model, optimizer, next(batches)[0])
     ahead = next(batches)[0]
@@ -248,7 +248,7 @@ def fetched_ahead_of_a_validation() -> None:
 
 def prefetching_on_a_thread() -> None:
     def train() -> Any:
-        model, optimizer = made()
+        model, optimizer = model_and_optimizer()
         for _ in range(2):
             batches = iter(loader(40))
             ahead = next(batches)
@@ -271,21 +271,21 @@ def nested_optimizers() -> None:
             for _ in range(3):
                 self.inner.step()
 
-    model, inner = made(torch.optim.SGD)
+    model, inner = model_and_optimizer(torch.optim.SGD)
     outer = Lookahead(inner)
     for (batch,) in loader(12):
         train_step(model, outer, batch)
 
 
 def without_loader() -> None:
-    (generator, first), (critic, second) = made(), made(torch.optim.SGD)
+    (generator, first), (critic, second) = model_and_optimizer(), model_and_optimizer(torch.optim.SGD)
     for _ in range(5):
         train_step(critic, second, torch.randn(4, 4))
         train_step(generator, first, torch.randn(4, 4))
 
 
 def estimated() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]  # torch has no types here
     def estimate_loss() -> Any:
@@ -302,7 +302,7 @@ def estimated() -> None:
 
 
 def validation_with_gradients() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for _ in range(2):
         for (batch,) in loader(8):
             train_step(model, optimizer, batch)
@@ -327,7 +327,7 @@ def evaluated_beside() -> None:
             self.norm.eval()
             return self
 
-    model, teacher = Model(), made()[0]
+    model, teacher = Model(), model_and_optimizer()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     for _ in range(2):
         model.train()
@@ -337,7 +337,7 @@ def evaluated_beside() -> None:
 
 
 def validation_cut_short() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for _ in range(2):
         for (batch,) in loader(8):
             train_step(model, optimizer, batch)
@@ -347,7 +347,7 @@ def validation_cut_short() -> None:
 
 
 def saved_between() -> None:
-    model, optimizer = made(torch.optim.SGD)
+    model, optimizer = model_and_optimizer(torch.optim.SGD)
     for _ in range(3):
         model.train()
         for _ in range(5):
@@ -359,7 +359,7 @@ def saved_between() -> None:
 
 
 def scaled() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for index, (batch,) in enumerate(loader(12)):
         loss = model(batch).pow(2).mean()
@@ -372,7 +372,7 @@ def scaled() -> None:
 
 
 def failing() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     try:
         for index, (batch,) in enumerate(loader(12)):
             loss = model(batch).pow(2).mean()
@@ -387,7 +387,7 @@ def failing() -> None:
 
 
 def failing_torch() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         try:
             model(batch).backward()
@@ -401,7 +401,7 @@ def failing_torch() -> None:
 
 
 def compiled() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
 
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]  # torch has no types here
     def whole(batch: Any) -> Any:
@@ -418,7 +418,7 @@ def threads() -> None:
 
     thread = threading.Thread(target=background)
     thread.start()
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for (batch,) in loader(12):
         train_step(model, optimizer, batch)
     thread.join()
@@ -428,7 +428,7 @@ def distributed_checkpoint() -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         train_step(model, optimizer, batch)
     weights, state = get_state_dict(model, optimizer)
@@ -440,7 +440,7 @@ def distributed_checkpoint() -> None:
 
 
 def pickled() -> None:
-    model, optimizer = made()
+    model, optimizer = model_and_optimizer()
     for (batch,) in loader(8):
         train_step(model, optimizer, batch)
         pickle.dumps((model, optimizer, copy.deepcopy(optimizer)))

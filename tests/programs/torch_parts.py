@@ -14,7 +14,7 @@ def loader(samples: int, size: int = 4, **options: Any) -> Any:
     return DataLoader(TensorDataset(torch.randn(samples, 4)), batch_size=size, **options)
 
 
-def made(kind: Any = torch.optim.Adam, **options: Any) -> tuple[Any, Any]:
+def model_and_optimizer(kind: Any = torch.optim.Adam, **options: Any) -> tuple[Any, Any]:
     """Return a linear model and its optimizer."""
     model = nn.Linear(4, 1)
     return model, kind(model.parameters(), lr=0.125, **options)

@@ -1,0 +1,34 @@
+"""Training jobs of Accelerate. Each function is one job.
+
+`programs.loops.run` calls the functions one after another in one process, each as a separate run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from programs.accelerate_parts import train
+
+
+def tracked() -> None:
+    accelerator, _ = train(epochs=2, gradient_accumulation_steps=2)
+    accelerator.log({"train_loss": 99.0, "eval_loss": 0.5, "lr": 0.25, "epoch": 2}, step=4)
+    accelerator.end_training()
+
+
+def saves() -> None:
+    accelerator, model = train()
+    accelerator.save_state("state")
+    accelerator.save_model(model, "weights")
+    with contextlib.suppress(Exception):
+        accelerator.save_state("/proc/nowhere")
+    accelerator.save_state("again")
+    accelerator.load_state("state")
+
+
+def failing() -> None:
+    try:
+        train(fail=True)
+    except ZeroDivisionError as error:
+        print("raised", error)
+    train()

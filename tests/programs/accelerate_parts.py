@@ -1,0 +1,27 @@
+"""Parts of training jobs of Accelerate: a training loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate import Accelerator
+
+from programs.torch_parts import loader, model_and_optimizer
+
+
+def train(epochs: int = 1, *, fail: bool = False, **options: Any) -> tuple[Any, Any]:
+    """Train a linear model on four batches an epoch, and return the accelerator and the model."""
+    accelerator = Accelerator(cpu=True, **options)
+    model, optimizer, batches = accelerator.prepare(*model_and_optimizer(), loader(16))
+    for _ in range(epochs):
+        for index, (batch,) in enumerate(batches):
+            with accelerator.accumulate(model):
+                loss = model(batch).pow(2).mean()
+                if fail and index == 2:
+                    raise ZeroDivisionError("amid an iteration")
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    return accelerator, model
