@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from exporter.config.options import options_of
 from exporter.errors import ConfigurationError
 from exporter.replay import description
 from exporter.replay.calls import READINGS
+from exporter.replay.library import SYMBOLS
 from exporter.replay.machines import load_machine, machine_names
 
 GUIDE = PROJECT / "docs" / "replay.md"
@@ -149,6 +151,14 @@ def test_the_guide_documents_every_key_reading_and_machine() -> None:
     for part in described:
         assert rows >= {option.key for option in options_of(part)}
     assert rows >= {*READINGS, *machine_names()}
+
+
+def test_a_replay_has_only_functions_that_the_child_calls() -> None:
+    child = "".join(path.read_text() for path in (PROJECT / "exporter/collectors/gpu/nvml").glob("*.py"))
+    # pynvml calls the versioned functions, and nvmlErrorString for the text of an exception.
+    called = {symbol: re.sub(r"(_v\d|WithFlags)$", "", symbol) for symbol in SYMBOLS - {"nvmlErrorString"}}
+
+    assert [symbol for symbol, name in called.items() if f'"{name}' not in child] == []
 
 
 def test_the_examples_of_the_guide_can_be_replayed() -> None:
