@@ -53,7 +53,7 @@ def board() -> Board:
             Row("Power", _power_panels()),
             Row("Energy per unit of work", _efficiency_panels()),
             Row("Waste", _waste_panels()),
-            Row("Carbon and money", _carbon_panels()),
+            Row("Carbon and cost", _carbon_panels()),
             Row("Sources", _source_panels()),
         ),
         annotations=(RESTARTS,),
@@ -105,7 +105,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=3,
         ),
         stat(
-            "Money so far",
+            "Cost so far",
             instant_query("sum by (currency) (training_cost_total{@run})", "{{currency}}"),
             instant_query(
                 "sum by (currency) (rate(training_cost_total{@run}[$__rate_interval])) * 3600",
@@ -162,7 +162,7 @@ def _power_panels() -> tuple[Panel, ...]:
             Query(
                 'max by (instance) (gpu_power_idle_watts{instance=~"$node", method="before_start"})'
                 f" or max by (instance) ({idle_power})",
-                "{{instance}} idle, highest of its GPUs",
+                "{{instance}} idle, highest GPU",
                 reference=True,
             ),
             unit="watt",
@@ -304,7 +304,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             ),
             Column("currency", "Currency", width=90),
             Column("zone", "Zone", width=70),
-            Column("source", "From"),
+            Column("source", "Source"),
             w=10,
             h=6,
         ),
@@ -324,7 +324,7 @@ def _source_panels() -> tuple[Panel, ...]:
                 "measured",
                 "Measured?",
                 width=110,
-                mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("a model", WARNING)}),
+                mappings=value_mappings({"true": ("measured", NEUTRAL), "false": ("modelled", WARNING)}),
             ),
             Column(
                 'max by (instance, device) (exporter_energy_crosscheck{instance=~"$node"})',

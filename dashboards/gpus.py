@@ -58,7 +58,7 @@ NODE_VARIABLE = Variable(
 )
 UUID_VARIABLE = Variable(
     "uuid",
-    "Card",
+    "GPU UUID",
     f'query_result(group by (uuid) (last_over_time(gpu_up{{@node, run=~"$run"}}[$__range]) or {GPUS_OF_RUN}))',
     all_value=None,
     regex='/uuid="([^"]+)"/',
@@ -184,10 +184,10 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(
                 "max by (instance, reason) (gpu_nvml_error_info{@node}) unless on (instance) gpu_nvml_up{@node} == 1"
                 " or label_replace(max by (instance, gpu, reason) (gpu_error_info{@gpu})"
-                ' and on (instance) gpu_nvml_up{@node} == 1, "what", "GPU $1: ", "gpu", "(.+)")'
+                ' and on (instance) gpu_nvml_up{@node} == 1, "gpu_prefix", "GPU $1: ", "gpu", "(.+)")'
                 ' or label_replace(min(gpu_up{@gpu}) == 1, "reason", "all GPUs respond", "", "")'
                 ' or label_replace(max(up{@node}) == 0, "reason", "exporter down", "", "")',
-                "{{instance}} {{what}}{{reason}}",
+                "{{instance}} {{gpu_prefix}}{{reason}}",
             ),
             unit="none",
             text_mode="name",
@@ -391,7 +391,7 @@ def _health_panels() -> tuple[Panel, ...]:
                 "max by (instance, gpu) (gpu_remapped_rows_failed{@gpu})",
                 "Row remap failed",
                 width=120,
-                mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the card", BAD)}),
+                mappings=value_mappings({0: ("no", NEUTRAL), 1: ("replace the GPU", BAD)}),
             ),
             Column(
                 'sum by (instance, gpu) (gpu_nvlink_links{@gpu, state="inactive"})',
@@ -427,16 +427,16 @@ def _health_panels() -> tuple[Panel, ...]:
             Column("gpu", "GPU", width=60),
             Column("xid", "Xid", width=70),
             Column(
-                f"sum by (instance, gpu, xid) (gpu_xid_errors_total{{@gpu}}) or {no_xid}", "Times", width=70
+                f"sum by (instance, gpu, xid) (gpu_xid_errors_total{{@gpu}}) or {no_xid}", "Count", width=70
             ),
             Column(
                 f"max by (instance, gpu, xid) (gpu_xid_last_timestamp_seconds{{@gpu}}) * 1000 or {no_xid}",
-                "Last",
+                "Last time",
                 unit="dateTimeAsIso",
                 width=170,
                 mappings=ZERO_AS_DASH,
             ),
-            sort="Last",
+            sort="Last time",
             w=14,
             h=6,
         ),

@@ -267,7 +267,7 @@ def _aggregate_panels() -> tuple[Panel, ...]:
     """Return the panels about waiting times and phases of all ranks."""
     return (
         time_series(
-            "Waiting for data and for each other",
+            "Waiting for data and for other ranks",
             Query(
                 'max(max by (rank) (rate(training_phase_seconds_total{@run, phase="data_loading"}[$__rate_interval])))',
                 "data, worst rank",
@@ -280,7 +280,7 @@ def _aggregate_panels() -> tuple[Panel, ...]:
             ),
             Query(
                 'quantile(0.5, max by (rank) (rate(training_phase_seconds_total{@run, phase="grad_sync"}[$__rate_interval])))',
-                "each other, median rank",
+                "other ranks, median rank",
                 BLUE,
             ),
             unit="percentunit",

@@ -52,8 +52,8 @@ MFU = (
 """PromQL for MFU or HFU. The `and` removes ranks without a known peak; the peak ends with the process, the totals do not."""
 COMPUTE_SECONDS = f"max by (rank) ({LAST_COMPUTE} > 0)"
 MEAN_STEP_SECONDS = (
-    'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{past}))'
-    ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{past}))'
+    'sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[$__rate_interval]{offset}))'
+    ' / sum(rate(training_step_duration_seconds_count{@run, mode="train"}[$__rate_interval]{offset}))'
 )
 OBSERVED_RATIO = (
     "(clamp_max(max(rate(training_wall_seconds_total{@run}[5m])), 1) > 0"
@@ -89,9 +89,9 @@ def board() -> Board:
     )
 
 
-def _state_query(state_timeline: str) -> str:
+def _state_query(states: str) -> str:
     """Return PromQL for the state of the run if it matches `states`, with the reason if the run has ended."""
-    state = f'max by (state) (training_run_state{{@run, state=~"{state_timeline}"}} == 1)'
+    state = f'max by (state) (training_run_state{{@run, state=~"{states}"}} == 1)'
     outcome = 'max by (state, reason) (label_replace(training_run_outcome_info{@run}, "state", "$1", "outcome", "(.*)"))'
     return f"({state} * on (state) group_right () {outcome} or on (state) {state})"
 
@@ -113,7 +113,7 @@ def _overview_panels() -> tuple[Panel, ...]:
         }
     ]
     ranks_alive = "count(max by (rank) (training_process_up{@run}) == 1)"
-    ended = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
+    ended_run = 'max(training_run_state{@run, state=~"finished|stopped"}) == 1'
     return (
         stat(
             "State",
@@ -147,7 +147,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             instant_query(f"{ranks_alive} or vector(0)", "alive"),
             instant_query("max(training_world_size{@run})", "of"),
             instant_query(
-                f"clamp_min(max(training_world_size{{@run}}) - ({ranks_alive} or vector(0)), 0) unless on () {ended}",
+                f"clamp_min(max(training_world_size{{@run}}) - ({ranks_alive} or vector(0)), 0) unless on () {ended_run}",
                 "missing",
                 BAD,
             ),
@@ -252,8 +252,8 @@ def _overview_panels() -> tuple[Panel, ...]:
         ),
         time_series(
             "Step time",
-            Query(MEAN_STEP_SECONDS.replace("{past}", ""), "mean", BLUE),
-            Query(MEAN_STEP_SECONDS.replace("{past}", " offset 1h"), "one hour earlier", reference=True),
+            Query(MEAN_STEP_SECONDS.replace("{offset}", ""), "mean", BLUE),
+            Query(MEAN_STEP_SECONDS.replace("{offset}", " offset 1h"), "one hour earlier", reference=True),
             Query("max(training_step_longest_seconds{@run})", "longest of the last 100", PALE),
             unit="s",
             w=6,
@@ -332,7 +332,7 @@ def _progress_panels() -> tuple[Panel, ...]:
 WORK_PHASES = "|".join(sorted(phases.WORK))
 SAVE_PHASES = "|".join(row.name for row in phases.PHASES.values() if row.badput == "checkpoint_save")
 NAMED_PHASES = f"{WORK_PHASES}|data_loading|{SAVE_PHASES}"
-"""Phases with an own colour in *Time by phase*; all other phases are one series."""
+"""Phases that have their own colour in *Time by phase*; all other phases are one series."""
 
 
 def _phase_panels() -> tuple[Panel, ...]:

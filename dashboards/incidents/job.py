@@ -97,7 +97,7 @@ class Rank:
         return step_start - self._scenario_start >= seconds
 
     def _iteration(self, step_start: float) -> float:
-        """Run one step from a Unix time on; returns the Unix time at which all ranks end the step."""
+        """Run one step that starts at a Unix time; returns the Unix time at which all ranks end the step."""
         has_incident = self._has_reached(step_start)
         compute_seconds = slowest_compute_seconds = STEP_SECONDS
         if self._incident is Incident.STRAGGLER and has_incident:
