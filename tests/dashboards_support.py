@@ -30,7 +30,7 @@ SELECTED_VALUES |= {"cluster": ".*", "baseline": "a"}
 
 
 @dataclass(frozen=True)
-class PanelQuery:
+class DashboardQuery:
     """Query of a panel, an annotation or a variable."""
 
     uid: str
@@ -44,26 +44,26 @@ class PanelQuery:
         return f"{self.uid}: {self.panel!r} {self.ref_id}"
 
 
-def panel_queries(uid: str) -> Iterator[PanelQuery]:
+def panel_queries(uid: str) -> Iterator[DashboardQuery]:
     """Yield the queries of a dashboard's panels."""
     for panel in all_panels(MODELS[uid]):
         for target in panel["targets"]:
-            yield PanelQuery(
+            yield DashboardQuery(
                 uid, panel["title"], panel["type"], target["refId"], target["expr"], target["instant"]
             )
 
 
-def all_queries(uid: str) -> list[PanelQuery]:
+def all_queries(uid: str) -> list[DashboardQuery]:
     """Return the queries of a dashboard's panels, annotations and variables."""
     model = MODELS[uid]
-    results = list(panel_queries(uid))
-    results.extend(
-        PanelQuery(uid, annotation["name"], "annotation", "A", annotation["expr"], is_instant=False)
+    queries = list(panel_queries(uid))
+    queries.extend(
+        DashboardQuery(uid, annotation["name"], "annotation", "A", annotation["expr"], is_instant=False)
         for annotation in model["annotations"]["list"]
         if "expr" in annotation
     )
-    results.extend(
-        PanelQuery(
+    queries.extend(
+        DashboardQuery(
             uid,
             f"${variable['name']}",
             "variable",
@@ -74,7 +74,7 @@ def all_queries(uid: str) -> list[PanelQuery]:
         for variable in model["templating"]["list"]
         if variable["type"] == "query"
     )
-    return results
+    return queries
 
 
 def variable_expression(query: str) -> str:
@@ -112,7 +112,7 @@ class ScenarioPrometheus:
         end: End of the time range in Unix seconds.
     """
 
-    STEP = 2
+    STEP_SECONDS = 2
 
     def __init__(self, url: str, start: float, end: float) -> None:
         self._url = url
@@ -121,7 +121,7 @@ class ScenarioPrometheus:
         self._builtin_values = {
             "__rate_interval": "8s",
             "__range": f"{int(end - start)}s",
-            "__interval": f"{self.STEP}s",
+            "__interval": f"{self.STEP_SECONDS}s",
             "__range_s": str(int(end - start)),
         }
 
@@ -140,31 +140,31 @@ class ScenarioPrometheus:
             selected[variable["name"]] = all_value if variable["includeAll"] else options[0]
         return selected
 
-    def series(self, query: PanelQuery, values: Mapping[str, str]) -> list[dict[str, Any]]:
+    def series(self, query: DashboardQuery, values: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return the series of a query that have a finite value."""
         expression = fill_variables(query.expression, values, self._builtin_values)
         if query.is_instant:
             results = ask(self._url, "query", query=expression, time=self._end)
         else:
-            time_range = {"start": self._start, "end": self._end, "step": self.STEP}
+            time_range = {"start": self._start, "end": self._end, "step": self.STEP_SECONDS}
             results = ask(self._url, "query_range", query=expression, **time_range)
         return [series for series in results if any(map(math.isfinite, sample_values(series)))]
 
-    def sums_by_labels(self, query: PanelQuery, values: Mapping[str, str]) -> dict[str, float]:
+    def sums_by_labels(self, query: DashboardQuery, values: Mapping[str, str]) -> dict[str, float]:
         """Return the sum over the samples of each series of a query, by labels other than EXPORTER_LABELS.
 
         Raises:
             AssertionError: Two series differ only in EXPORTER_LABELS.
         """
-        results: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for series in self.series(query, values):
             labels = {name: text for name, text in series["metric"].items() if name not in EXPORTER_LABELS}
             key = json.dumps(labels, sort_keys=True)
-            assert key not in results, f"{query}: {key} is shown twice"
-            results[key] = sum(filter(math.isfinite, sample_values(series)))
-        return results
+            assert key not in sums, f"{query}: {key} is shown twice"
+            sums[key] = sum(filter(math.isfinite, sample_values(series)))
+        return sums
 
-    def uses_absent_family(self, query: PanelQuery) -> bool:
+    def uses_absent_family(self, query: DashboardQuery) -> bool:
         """Return True if a query uses a family that no exporter exposed in the time range."""
         names = [selector.name for selector in selectors(fill_variables(query.expression))]
         seconds = int(self._end - self._start)

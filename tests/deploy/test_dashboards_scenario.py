@@ -94,16 +94,16 @@ MISSED_SCRAPES = (0.8, 0.84)
 """Start and end, as fractions of the scenario, of the failed scrapes of one server; all other faults precede these scrapes."""
 
 
-def refuse_during(begin: float, end: float) -> Callable[[str, str, bytes], tuple[int, bytes]]:
+def refuse_during(start: float, end: float) -> Callable[[str, str, bytes], tuple[int, bytes]]:
     """Return the handler of an HTTP proxy that answers with status 503 during an interval in Unix seconds."""
 
-    def answer(_method: str, path: str, _body: bytes) -> tuple[int, bytes]:
-        if begin <= time.time() < end:
+    def respond(_method: str, path: str, _body: bytes) -> tuple[int, bytes]:
+        if start <= time.time() < end:
             return 503, b""
         page = fetch(path)
         return (502, b"") if page is None else (200, page.encode())
 
-    return answer
+    return respond
 
 
 def with_a_missed_scrape(job: dict[str, Any], proxy: str) -> list[dict[str, Any]]:
@@ -114,14 +114,14 @@ def with_two_targets_per_node(job: dict[str, Any], proxy: str) -> list[dict[str,
     """Return scrape configurations for an exporter with the node's GPUs and a sidecar without GPUs, as in deploy/kubernetes."""
     del proxy
 
-    def only(pod: str, dropped: str) -> dict[str, Any]:
+    def target(pod: str, dropped: str) -> dict[str, Any]:
         relabelled = [{"target_label": "job", "replacement": "training"}]
         relabelled += [{"target_label": "pod", "replacement": pod}]
         drop = {"source_labels": ["__name__"], "regex": dropped, "action": "drop"}
         return job | {"job_name": pod, "relabel_configs": relabelled, "metric_relabel_configs": [drop]}
 
     energy = "exporter_energy_.*|host_(cpu|dram)_(energy|power)_.*"
-    return [only("node", "training_.*"), only("sidecar", f"gpu_.*|exporter_nvml_.*|{energy}")]
+    return [target("node", "training_.*"), target("sidecar", f"gpu_.*|exporter_nvml_.*|{energy}")]
 
 
 SCRAPE_CHANGES = (with_a_missed_scrape, with_two_targets_per_node)
@@ -155,11 +155,11 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScena
     with contextlib.ExitStack() as stack:
         running_cluster = stack.enter_context(Cluster(directory, Timeline(seconds=SECONDS)))
         finished_scenario = FinishedScenario(running_cluster)
-        missed = (
-            running_cluster.start_time + running_cluster.timeline.to_seconds(share)
-            for share in MISSED_SCRAPES
+        missed_interval = (
+            running_cluster.start_time + running_cluster.timeline.to_seconds(fraction)
+            for fraction in MISSED_SCRAPES
         )
-        proxy = stack.enter_context(web_server(refuse_during(*missed)))
+        proxy = stack.enter_context(web_server(refuse_during(*missed_interval)))
         for scrape_change in SCRAPE_CHANGES:
             other = Prometheus(directory / scrape_change.__name__, {})
             configuration = yaml.safe_load((directory / "prometheus/prometheus.yaml").read_text())
@@ -248,16 +248,16 @@ def test_mig_panels_show_divided_gpus(prometheus: ScenarioPrometheus) -> None:
 
 def test_a_dead_exporter_is_a_gap_and_not_a_flat_line(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    middle = cluster.start_time + timeline.to_seconds(sum(timeline.down_range) / 2)
+    outage_middle = cluster.start_time + timeline.to_seconds(sum(timeline.down_range) / 2)
 
-    assert cluster.query('up{instance="node-3"} == 0', time=str(middle))
-    assert not cluster.query('host_load1{instance="node-3"}', time=str(middle))
+    assert cluster.query('up{instance="node-3"} == 0', time=str(outage_middle))
+    assert not cluster.query('host_load1{instance="node-3"}', time=str(outage_middle))
     assert cluster.query('host_load1{instance="node-3"}', time=str(cluster.start_time + timeline.seconds))
 
 
 def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
     timeline = cluster.timeline
-    slow = cluster.start_time + timeline.to_seconds(timeline.crash_start) - 2
+    straggler_time = cluster.start_time + timeline.to_seconds(timeline.crash_start) - 2
     values = {"cluster": ".*", "run": RUN, "rank": "3"}
     table_expressions = {
         query.ref_id: fill_variables(
@@ -267,14 +267,14 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
         if query.panel == "All ranks, the slowest first"
     }
 
-    def by_rank(ref_id: str, after: float = 0.0) -> dict[str, dict[str, Any]]:
-        result = cluster.query(table_expressions[ref_id], time=str(slow + after))
+    def by_rank(ref_id: str, offset_seconds: float = 0.0) -> dict[str, dict[str, Any]]:
+        result = cluster.query(table_expressions[ref_id], time=str(straggler_time + offset_seconds))
         return {series["metric"]["rank"]: series for series in result}
 
     gpu = by_rank("A")["3"]["metric"]
     speed = {rank: float(series["value"][1]) for rank, series in by_rank("B").items()}
     # The faults of a replayed GPU are relative to the start of its exporter, which depends on the load of the test machine.
-    throttled = [by_rank("D", after) for after in range(-20, 40, 2)]
+    throttled = [by_rank("D", offset_seconds) for offset_seconds in range(-20, 40, 2)]
     assert min(speed, key=lambda rank: speed[rank]) == "3"
     assert speed["3"] < 0.8
     assert max(float(by_time["3"]["value"][1]) for by_time in throttled if "3" in by_time) > 0.2
